@@ -1,0 +1,90 @@
+"""Every error that Hocket raises on purpose, so that a caller can tell them apart.
+
+A `UserError` is a mistake that the message alone lets its reader mend: the command line prints it without a
+traceback and exits with status 2. The others end a run with status 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AttachError",
+    "CompositionError",
+    "ConfigError",
+    "DeadlockError",
+    "DisagreementError",
+    "ExchangeTimeoutError",
+    "HocketError",
+    "LateGradientError",
+    "MissingPluginError",
+    "NonFiniteError",
+    "PeerLostError",
+    "ReplacedError",
+    "TransportError",
+    "UserError",
+    "suggest",
+]
+
+
+class HocketError(Exception):
+    """Anything that Hocket raises on purpose."""
+
+
+class UserError(HocketError):
+    """A mistake in what the user wrote or asked for; the message says what to change."""
+
+
+class ConfigError(UserError):
+    """A key, a type or a value that the configuration does not allow."""
+
+
+class CompositionError(ConfigError):
+    """Parts that exist but cannot mean anything together."""
+
+
+class MissingPluginError(ConfigError):
+    """A component of a plugin that is not installed, does not load or does not fit this core."""
+
+
+class AttachError(UserError):
+    """A model or an optimizer that a session cannot carry."""
+
+
+class DisagreementError(UserError):
+    """Ranks that were started with different configurations, versions or models."""
+
+
+class ReplacedError(UserError):
+    """A parameter that was replaced under an attached session and cannot be taken over."""
+
+
+class LateGradientError(UserError):
+    """A gradient that changed after its segment had been sent."""
+
+
+class NonFiniteError(HocketError):
+    """NaN or Inf in what was about to be sent."""
+
+
+class TransportError(HocketError):
+    """The transport cannot do what was asked of it."""
+
+
+class ExchangeTimeoutError(TransportError):
+    """An exchange that did not finish in time; the message says who waited for whom."""
+
+
+class DeadlockError(ExchangeTimeoutError):
+    """Virtual ranks that all wait, with nothing under way that could wake one."""
+
+
+class PeerLostError(TransportError):
+    """A rank that is gone while others still need it."""
+
+
+def suggest(given: str, allowed: Iterable[str]) -> str:
+    """Return `" Did you mean 'x'?"` for the allowed word nearest to `given`, or an empty string."""
+    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

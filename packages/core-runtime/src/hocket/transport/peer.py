@@ -1,0 +1,172 @@
+"""What a transport offers: a `Peer` in a group of ranks, its `Lane`s, and the `Request`s they return.
+
+The contract, which `hocket.testing.transport` checks on every transport:
+
+- Nothing here blocks but `Request.wait`, `Peer.lane`, `Peer.group` and `Peer.allgather_bytes`; all four give up
+  after a timeout. `lane`, `group`, `allgather_bytes` and `close` are collective: all ranks of the peer call them,
+  in the same order.
+- Messages are matched by (lane, source, round): never by the order of calls on different lanes. Two messages
+  between the same pair with the same lane and round are matched in the order in which they were sent.
+- Native collectives are matched by their order within one lane, which is why each (exchange, segment) has a lane
+  of its own: gradients become ready in another order on another rank.
+- A buffer belongs to the transport from the call until the request is done. It is a C-contiguous NumPy array in
+  host memory, 0 elements included.
+- `iallreduce` gives every rank the same bits.
+- A request that is dropped before it is done is still carried out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Array", "Lane", "Peer", "Request"]
+
+Array = NDArray[Any]
+
+#: How long a wait lasts, in seconds, before it raises, where the caller does not say.
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class Request(ABC):
+    """The future of anything asynchronous."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Advance the transport and return whether the operation has finished. Never blocks.
+
+        Raises:
+            TransportError: the operation failed.
+        """
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Block until the operation has finished, without burning a core, and return `result`.
+
+        Args:
+            timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
+
+        Raises:
+            ExchangeTimeoutError: not finished in time; names this rank, the lane and whom it waited for.
+            TransportError: the operation failed.
+        """
+
+    @property
+    def result(self) -> Any:
+        """What the operation gave, once it is done; None for plain messages."""
+        return None
+
+
+class Lane(ABC):
+    """A matching space of its own within a peer's group: one per (exchange, segment).
+
+    `rank` and `size` are the peer's.
+    """
+
+    name: str
+    rank: int
+    size: int
+
+    @abstractmethod
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        """Send `data` to rank `to`; done when the buffer may be changed again."""
+
+    @abstractmethod
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        """Receive into `data` what `source` sent on this lane for this round; as many bytes as were sent."""
+
+    @abstractmethod
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        """Put the elementwise sum of all ranks' `send` into everyone's `receive`, the same bits on every rank.
+
+        Args:
+            send: float32, float64, int32 or int64; the same shape and dtype on every rank.
+            receive: like `send`, another buffer.
+        """
+
+    @abstractmethod
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        """Copy `data` of rank `root` into everyone's `data`."""
+
+    @abstractmethod
+    def ibarrier(self) -> Request:
+        """Done when every rank has called it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the lane back; collective, and only after its requests are done."""
+
+
+class Peer(ABC):
+    """This rank's endpoint in a group of ranks.
+
+    Attributes:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks the group has.
+        timeout_s: how long waits last that do not say, in seconds.
+    """
+
+    transport: str
+    rank: int
+    size: int
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    @abstractmethod
+    def lane(self, name: str) -> Lane:
+        """Open a lane; collective. `name` stands in messages, for instance `gradients.0[3]`."""
+
+    @abstractmethod
+    def group(self, ranks: Sequence[int]) -> Peer | None:
+        """Return this rank's endpoint among `ranks`, in their order, or None if it is not among them; collective.
+
+        Every rank of this peer calls it; disjoint groups may be made in one call, each rank naming its own.
+        """
+
+    @abstractmethod
+    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+        """Return every rank's `data`, by rank; collective. For start-up and small control messages."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """This rank's clock, in seconds: the wall's, or the virtual one."""
+
+    def elapse(self, seconds: float) -> None:
+        """Charge computing time to a virtual clock; nothing where the clock is the wall's."""
+
+    def allocate(self, nbytes: int) -> Array:
+        """Return `nbytes` bytes of host memory for a segment, as uint8, 64-byte aligned.
+
+        A transport whose ranks can share memory returns shared memory here; collective for that reason.
+        """
+        memory = np.empty(nbytes + 64, dtype=np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + nbytes]
+
+    def describe_waiting(self) -> str:
+        """Say what is known of the other ranks, for a stall report: which computes, waits or is gone."""
+        return ""
+
+    def report_progress(self, step: int, doing: str) -> None:
+        """Note what this rank is doing, for the other ranks' stall reports. Costs about a microsecond."""
+
+    @abstractmethod
+    def abort(self, message: str, code: int = 1) -> None:
+        """Print `message` once and end the whole job with exit status `code`; does not return on `mpi`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the peer holds; collective."""
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
