@@ -17,7 +17,6 @@ __all__ = [
     "DisagreementError",
     "ExchangeTimeoutError",
     "HocketError",
-    "LateGradientError",
     "MissingPluginError",
     "NonFiniteError",
     "PeerLostError",
@@ -58,10 +57,6 @@ class DisagreementError(UserError):
 
 class ReplacedError(UserError):
     """A parameter that was replaced under an attached session and cannot be taken over."""
-
-
-class LateGradientError(UserError):
-    """A gradient that changed after its segment had been sent."""
 
 
 class NonFiniteError(HocketError):

@@ -1,0 +1,43 @@
+"""Hocket: what crosses the wire in a training step, when, to whom and how compressed.
+
+    import hocket
+    strategy = hocket.compose("agd")
+    with hocket.attach(model, optimizer, strategy) as session:
+        for x, y in session.data(loader):
+            optimizer.zero_grad(); loss(model(x), y).backward(); optimizer.step()
+        session.consensus()
+
+This module imports no torch: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.session import Session, attach
+    from hocket.strategy import Strategy, compose
+    from hocket.transport import join
+    from hocket.transport.virtual import World as virtual  # noqa: N813
+
+__version__ = version("hocket-core")
+
+__all__ = ["Session", "Strategy", "__version__", "attach", "compose", "join", "virtual"]
+
+_HOMES = {
+    "Session": ("hocket.session", "Session"),
+    "Strategy": ("hocket.strategy", "Strategy"),
+    "attach": ("hocket.session", "attach"),
+    "compose": ("hocket.strategy", "compose"),
+    "join": ("hocket.transport", "join"),
+    "virtual": ("hocket.transport.virtual", "World"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

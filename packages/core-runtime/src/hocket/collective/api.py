@@ -1,0 +1,117 @@
+"""What a collective is: how the contributions of several ranks are combined, and the channel that does it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from hocket.config.network import Network
+    from hocket.progress import ProgressEngine
+    from hocket.segment import Segment
+    from hocket.transport.peer import Peer, Request
+
+__all__ = ["Channel", "Collective", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one exchange of one segment.
+
+    Attributes:
+        round: the exchange's counter, as given to `Channel.start`.
+        included: whether what this rank contributed is in the result.
+        num_active: how many ranks' contributions are in the result.
+    """
+
+    round: int
+    included: bool
+    num_active: int
+
+
+class Channel(ABC):
+    """An open collective: one exchange's segments on one rank, with the state between rounds.
+
+    Opening and closing are collective. Segments may be started in any order, which may differ between ranks; the
+    rounds of one segment are started in order.
+    """
+
+    @abstractmethod
+    def start(self, segment: Segment, round: int) -> Request:
+        """Begin the exchange of `segment.outgoing` into `segment.incoming`; never blocks.
+
+        Args:
+            segment: one of those that the channel was opened with; nobody changes its `outgoing` or reads its
+                `incoming` until the request is done.
+            round: the exchange's own counter, from 0.
+
+        Returns:
+            A request whose result is an Outcome.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send what earlier rounds have kept back and wait for it; collective."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the channel holds; collective, answering the others until all have closed."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, tensors and plain values by name; no request may be under way."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned on this rank."""
+
+
+class Collective(ABC):
+    """How contributions are combined; a frozen dataclass whose fields are its configuration."""
+
+    #: The slots in which it means something: of "gradients" and "parameters".
+    slots: ClassVar[frozenset[str]]
+
+    #: Whether it asks a topology who hears from whom; if not, it refuses one.
+    needs_topology: ClassVar[bool] = False
+
+    #: Whether each rank's message arrives and is added on its own, so that compressors need not be reducible.
+    gathers: ClassVar[bool] = False
+
+    #: Whether others need this rank's answer while its training thread computes.
+    needs_progress_thread: ClassVar[bool] = False
+
+    #: Whether every rank of the scope ends each round with the same value.
+    equal_result: ClassVar[bool] = False
+
+    @abstractmethod
+    def open(self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine) -> Channel:
+        """Make ready for rounds: open lanes, allocate, pre-post; collective among the peer's ranks.
+
+        Args:
+            peer: this rank's endpoint in the exchange's scope.
+            segments: what will be exchanged, in the same order on every rank.
+            progress: runs what must go on while nobody waits.
+        """
+
+    @abstractmethod
+    def contribution_scale(self, size: int) -> float:
+        """Return the factor by which each rank scales its contribution so that the combination is a mean.
+
+        1/size for a sum, 1 where the combination weighs the contributions itself.
+        """
+
+    @abstractmethod
+    def bytes_per_round(self, message_bytes: float, size: int) -> float:
+        """Return how many bytes a rank sends for one segment in one round, on average over ranks.
+
+        Args:
+            message_bytes: one rank's contribution, compressed if it is, in bytes.
+            size: ranks that take part.
+        """
+
+    @abstractmethod
+    def seconds_per_round(self, message_bytes: float, size: int, network: Network) -> float:
+        """Return how long one segment takes in one round on an otherwise idle network, in seconds."""

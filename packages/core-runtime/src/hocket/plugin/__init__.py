@@ -1,0 +1,31 @@
+"""How plugins are found, loaded and asked what they provide. A plugin needs `hookimpl` and, to be typed, `Registrar`.
+
+A plugin is a distribution with an entry point in the group `hocket`, whose name is the plugin's word and which names
+a module with one function:
+
+    from hocket.plugin import Registrar, hookimpl
+
+    @hookimpl
+    def hocket_register(registry: Registrar) -> None:
+        registry.topology("fair_random", "hocket_crossover.fair_random:FairRandom")
+"""
+
+from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin, core_version
+from hocket.plugin.kinds import Kind
+from hocket.plugin.markers import hookimpl
+from hocket.plugin.registrar import RecipeFile, Registrar, Registration
+from hocket.plugin.registry import Registry, default_registry
+
+__all__ = [
+    "CORE",
+    "KNOWN_WORDS",
+    "Kind",
+    "Plugin",
+    "RecipeFile",
+    "Registrar",
+    "Registration",
+    "Registry",
+    "core_version",
+    "default_registry",
+    "hookimpl",
+]

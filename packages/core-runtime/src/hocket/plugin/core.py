@@ -1,0 +1,33 @@
+"""Core's own components, registered as a plugin registers its own, each imported when a config names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.plugin.markers import hookimpl
+
+if TYPE_CHECKING:
+    from hocket.plugin.registrar import Registrar
+
+__all__ = ["hocket_register"]
+
+_RECIPES = Path(__file__).parent.parent / "strategy" / "recipes"
+
+
+@hookimpl
+def hocket_register(registry: Registrar) -> None:
+    """Register what hocket-core provides."""
+    registry.collective("allreduce", "hocket.collective.allreduce:Allreduce")
+    registry.collective("broadcast", "hocket.collective.broadcast:Broadcast")
+    registry.topology("complete", "hocket.topology.complete:Complete")
+    registry.compressor("none", "hocket.compressor.none:NoCompression")
+    registry.scope("world", "hocket.strategy.scope:World")
+    registry.segmentation("model", "hocket.strategy.segmentation:Model")
+    registry.segmentation("layers", "hocket.strategy.segmentation:Layers")
+    registry.segmentation("bytes", "hocket.strategy.segmentation:Bytes")
+    registry.engine("data_parallel", "hocket.engine.data_parallel:DataParallel")
+    registry.task("digits", "hocket.task.digits:Digits")
+    registry.task("fashion_mnist", "hocket.task.fashion_mnist:FashionMNIST")
+    for recipe in sorted(_RECIPES.glob("*.yaml")):
+        registry.recipe(recipe)

@@ -1,0 +1,116 @@
+"""Find installed plugins, check that they fit this core, and import the one that is asked for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from hocket.errors import MissingPluginError, suggest
+from hocket.plugin.markers import PROJECT
+
+__all__ = ["CORE", "KNOWN_WORDS", "FindEntryPoints", "Plugin", "core_version", "import_plugin", "installed"]
+
+#: The plugins that Hocket itself offers; the package of `word` is `hocket-word`.
+KNOWN_WORDS = ("crossover", "eager", "eapipe", "gossipgrad", "redsync")
+
+_CORE_PACKAGE = "hocket-core"
+
+FindEntryPoints = Callable[[], Iterable[EntryPoint]]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Who provides a component.
+
+    Attributes:
+        word: the entry point's name and the prefix of the plugin's components; empty for core.
+        package: the distribution's name.
+        version: the distribution's version, or empty where none is known.
+    """
+
+    word: str
+    package: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}".rstrip()
+
+
+def core_version() -> str:
+    """Return the version of the running core, or an empty string in a source tree that is not installed."""
+    try:
+        return importlib.metadata.version(_CORE_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+CORE = Plugin("", _CORE_PACKAGE, core_version())
+
+
+def installed() -> Iterable[EntryPoint]:
+    """Return the entry points of all installed plugins, without importing any."""
+    return importlib.metadata.entry_points(group=PROJECT)
+
+
+def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
+    """Import the plugin that is installed as `word`.
+
+    Returns:
+        Who it is, and the object (mostly a module) that carries its hooks.
+
+    Raises:
+        MissingPluginError: not installed, installed twice, made for another core, or it does not import.
+    """
+    entry_points = list(find())
+    matching = [entry for entry in entry_points if entry.name == word]
+    if not matching:
+        raise MissingPluginError(_advice(word, [entry.name for entry in entry_points]))
+    if len(matching) > 1:
+        packages = " and ".join(str(_describe(entry)) for entry in matching)
+        raise MissingPluginError(f"plugin {word!r} is provided by {packages}: uninstall one of them")
+    [entry] = matching
+    plugin = _describe(entry)
+    _check_core(entry, plugin)
+    try:
+        return plugin, entry.load()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise MissingPluginError(f"plugin {word!r} of package {plugin} does not load: {cause}") from error
+
+
+def _describe(entry: EntryPoint) -> Plugin:
+    if entry.dist is None:
+        return Plugin(entry.name, entry.value)
+    return Plugin(entry.name, entry.dist.name, entry.dist.version)
+
+
+def _advice(word: str, words: list[str]) -> str:
+    if word in KNOWN_WORDS:
+        return f"plugin {word!r} is not installed: pip install hocket-{word}"
+    have = ", ".join(sorted(words)) or "none"
+    hint = suggest(word, {*words, *KNOWN_WORDS})
+    return f"no installed package registers a plugin {word!r} (installed: {have}).{hint}"
+
+
+def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
+    """Compare what the plugin's package requires of core with the running core."""
+    running = core_version()
+    if entry.dist is None or not running:
+        return
+    for requirement in map(Requirement, entry.dist.requires or ()):
+        if canonicalize_name(requirement.name) != _CORE_PACKAGE:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if not requirement.specifier.contains(Version(running), prereleases=True):
+            raise MissingPluginError(
+                f"plugin {plugin.word!r} of package {plugin} needs {_CORE_PACKAGE}{requirement.specifier}, "
+                f"and {_CORE_PACKAGE} {running} is running: install matching versions"
+            )

@@ -1,0 +1,95 @@
+"""The kinds of components and the contract that a class must keep to be one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Kind", "check_component", "import_object", "kind_of_hint"]
+
+
+class Kind(StrEnum):
+    """What a plugin may provide."""
+
+    TOPOLOGY = "topology"
+    COLLECTIVE = "collective"
+    COMPRESSOR = "compressor"
+    SCOPE = "scope"
+    SEGMENTATION = "segmentation"
+    SAMPLES = "samples"
+    ENGINE = "engine"
+    TASK = "task"
+
+    @property
+    def interface_path(self) -> str:
+        """Where the kind's abstract class is, as `module:Class`."""
+        return _INTERFACES[self]
+
+    @property
+    def interface(self) -> type:
+        """The kind's abstract class, imported when it is first asked for."""
+        interface: type = import_object(self.interface_path)
+        return interface
+
+
+# Paths and not classes: an engine's or a task's module may be heavy, and most configs need neither.
+_INTERFACES = {
+    Kind.TOPOLOGY: "hocket.topology.api:Topology",
+    Kind.COLLECTIVE: "hocket.collective.api:Collective",
+    Kind.COMPRESSOR: "hocket.compressor.api:Compressor",
+    Kind.SCOPE: "hocket.strategy.scope:Scope",
+    Kind.SEGMENTATION: "hocket.strategy.segmentation:Segmentation",
+    Kind.SAMPLES: "hocket.strategy.samples:SampleExchange",
+    Kind.ENGINE: "hocket.engine.api:Engine",
+    Kind.TASK: "hocket.task.api:Task",
+}
+
+
+def import_object(path: str) -> Any:
+    """Return what `module:name` names.
+
+    Raises:
+        ValueError: `path` is not of that form.
+        ImportError: the module does not import.
+        AttributeError: the module has no such name.
+    """
+    module, separator, name = path.partition(":")
+    if not (separator and module and name) or module.startswith("."):
+        raise ValueError(f"{path!r} is not of the form 'module:Class'")
+    return getattr(importlib.import_module(module), name)
+
+
+def check_component(kind: Kind, component: Any) -> None:
+    """Refuse what is not a concrete frozen dataclass that implements the interface of `kind`.
+
+    Raises:
+        ValueError: what `component` lacks, as the end of a sentence that begins with its name.
+    """
+    interface = kind.interface
+    if not (isinstance(component, type) and issubclass(component, interface)):
+        raise ValueError(f"is not a subclass of {interface.__module__}.{interface.__qualname__}")
+    # Looked up in the class itself: a subclass that forgot the decorator inherits its parent's parameters.
+    parameters = vars(component).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        raise ValueError("is not a frozen dataclass (write @dataclass(frozen=True) above it)")
+    if inspect.isabstract(component):
+        missing = ", ".join(sorted(component.__abstractmethods__))
+        raise ValueError(f"does not implement {missing}")
+    if any(field.name == "name" for field in dataclasses.fields(component)):
+        raise ValueError("has a field called 'name', which in a config is the component's own name")
+    try:
+        typing.get_type_hints(component)
+    except NameError as error:
+        raise ValueError(f"has an annotation that cannot be evaluated at run time: {error}") from error
+
+
+def kind_of_hint(hint: Any) -> Kind | None:
+    """Return the kind whose interface `hint` is or implements, or None for a plain field's type."""
+    if not isinstance(hint, type):
+        return None
+    ancestors = {f"{base.__module__}:{base.__qualname__}" for base in hint.__mro__}
+    return next((kind for kind in Kind if kind.interface_path in ancestors), None)

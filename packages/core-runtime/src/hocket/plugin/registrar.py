@@ -1,0 +1,147 @@
+"""The registrar: what a plugin's hook receives, and through which it provides components and recipes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.errors import ConfigError
+from hocket.plugin.discovery import Plugin
+from hocket.plugin.kinds import Kind, check_component
+
+if TYPE_CHECKING:
+    from hocket.collective.api import Collective
+    from hocket.compressor.api import Compressor
+    from hocket.engine.api import Engine
+    from hocket.strategy.samples import SampleExchange
+    from hocket.strategy.scope import Scope
+    from hocket.strategy.segmentation import Segmentation
+    from hocket.task.api import Task
+    from hocket.topology.api import Topology
+
+__all__ = ["RecipeFile", "Registrar", "Registration", "Tables"]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A component as it was registered.
+
+    Attributes:
+        name: as a config writes it, with the plugin's prefix.
+        component: the class, or where to import it from, as `module:Class`.
+    """
+
+    kind: Kind
+    name: str
+    component: type | str
+    plugin: Plugin
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe as it was registered: its name with the plugin's prefix, and its YAML file."""
+
+    name: str
+    path: Path
+    plugin: Plugin
+
+
+@dataclass
+class Tables:
+    """Everything that is registered, of all plugins."""
+
+    components: dict[tuple[Kind, str], Registration] = field(default_factory=dict)
+    recipes: dict[str, RecipeFile] = field(default_factory=dict)
+
+    def forget(self, plugin: Plugin) -> None:
+        """Remove what `plugin` registered."""
+        self.components = {key: c for key, c in self.components.items() if c.plugin != plugin}
+        self.recipes = {name: r for name, r in self.recipes.items() if r.plugin != plugin}
+
+
+class Registrar:
+    """Registers components and recipes under one plugin's word.
+
+    A component is registered as a class, or as `"module:Class"` to be imported only when a config names it. It is
+    a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the component,
+    for a name that is taken or malformed and for a class that is not such a dataclass.
+    """
+
+    def __init__(self, plugin: Plugin, tables: Tables) -> None:
+        self._plugin = plugin
+        self._tables = tables
+
+    def topology(self, name: str, component: type[Topology] | str) -> None:
+        """Provide a topology: who hears from whom, in each round."""
+        self._add(Kind.TOPOLOGY, name, component)
+
+    def collective(self, name: str, component: type[Collective] | str) -> None:
+        """Provide a collective: how contributions are combined."""
+        self._add(Kind.COLLECTIVE, name, component)
+
+    def compressor(self, name: str, component: type[Compressor] | str) -> None:
+        """Provide a compressor: in what form values travel."""
+        self._add(Kind.COMPRESSOR, name, component)
+
+    def scope(self, name: str, component: type[Scope] | str) -> None:
+        """Provide a scope: among which ranks an exchange takes place."""
+        self._add(Kind.SCOPE, name, component)
+
+    def segmentation(self, name: str, component: type[Segmentation] | str) -> None:
+        """Provide a segmentation: in what pieces a model is exchanged."""
+        self._add(Kind.SEGMENTATION, name, component)
+
+    def samples(self, name: str, component: type[SampleExchange] | str) -> None:
+        """Provide a sample exchange: how training samples move between ranks."""
+        self._add(Kind.SAMPLES, name, component)
+
+    def engine(self, name: str, component: type[Engine] | str) -> None:
+        """Provide an engine: how a batch flows through the model."""
+        self._add(Kind.ENGINE, name, component)
+
+    def task(self, name: str, component: type[Task] | str) -> None:
+        """Provide a task: data, model and loss."""
+        self._add(Kind.TASK, name, component)
+
+    def recipe(self, path: str | PathLike[str]) -> None:
+        """Provide a recipe: a YAML file named by its stem, without prefix where that is the plugin's word."""
+        path = Path(path)
+        name = path.stem if path.stem == self._plugin.word else self._prefixed(path.stem)
+        taken = self._tables.recipes.get(name)
+        if taken is not None:
+            raise ConfigError(f"recipe {name!r} is registered twice: by {taken.plugin} and by {self._plugin}")
+        if not path.is_file():
+            raise ConfigError(f"recipe {name!r} of {self._plugin}: there is no file {path}")
+        self._tables.recipes[name] = RecipeFile(name, path, self._plugin)
+
+    def _add(self, kind: Kind, name: str, component: type | str) -> None:
+        full_name = self._prefixed(name)
+        what = f"{kind} {full_name!r} of {self._plugin}"
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{what}: a name has lower-case letters, digits and underscores, and no prefix")
+        taken = self._tables.components.get((kind, full_name))
+        if taken is not None:
+            raise ConfigError(
+                f"{kind} {full_name!r} is registered twice: {_path(taken.component)} by {taken.plugin} "
+                f"and {_path(component)} by {self._plugin}"
+            )
+        if not isinstance(component, str):
+            try:
+                check_component(kind, component)
+            except ValueError as error:
+                raise ConfigError(f"{what}: {_path(component)} {error}") from error
+        self._tables.components[kind, full_name] = Registration(kind, full_name, component, self._plugin)
+
+    def _prefixed(self, name: str) -> str:
+        return f"{self._plugin.word}.{name}" if self._plugin.word else name
+
+
+def _path(component: object) -> str:
+    if isinstance(component, type):
+        return f"{component.__module__}.{component.__qualname__}"
+    return str(component)

@@ -1,0 +1,180 @@
+"""The registry: every component and recipe by name, its plugin loaded when a config first names it."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import pluggy
+
+from hocket.errors import ConfigError, MissingPluginError, suggest
+from hocket.plugin import core, hookspecs
+from hocket.plugin.discovery import CORE, KNOWN_WORDS, FindEntryPoints, Plugin, import_plugin, installed
+from hocket.plugin.kinds import Kind, check_component, import_object
+from hocket.plugin.markers import PROJECT
+from hocket.plugin.registrar import RecipeFile, Registrar, Registration, Tables
+
+__all__ = ["Registry", "default_registry"]
+
+
+class Registry(Registrar):
+    """Components and recipes by name, core's from the start and a plugin's when it is first asked for.
+
+    Its own registering methods register under no prefix, as core does. Resolving is safe from several threads.
+    """
+
+    def __init__(self, find_entry_points: FindEntryPoints = installed) -> None:
+        """Register core's components.
+
+        Args:
+            find_entry_points: returns the entry points of the installed plugins; the environment's by default.
+        """
+        super().__init__(CORE, Tables())
+        self._find = find_entry_points
+        self._loaded: dict[str, Plugin] = {}
+        self._lock = threading.RLock()
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self.add_plugin(CORE, core)
+
+    def resolve(self, kind: Kind | str, name: str) -> type:
+        """Return the class that a config means by `name`, after loading its plugin if it has a prefix.
+
+        A name of the form `module:Class` is imported as it stands: a component without a plugin.
+
+        Raises:
+            MissingPluginError: the plugin is not installed, does not load or does not fit this core.
+            ConfigError: no such component; says which there are, and whether the name is of another kind.
+        """
+        kind = Kind(kind)
+        if ":" in name:
+            return _import_component(kind, name, repr(name))
+        word, dot, _ = name.partition(".")
+        if dot:
+            self.load(word)
+        registration = self._tables.components.get((kind, name))
+        if registration is None:
+            raise ConfigError(self._unknown(kind, name))
+        if isinstance(registration.component, str):
+            return _import_component(kind, registration.component, f"{name!r} of {registration.plugin}")
+        return registration.component
+
+    def name_of(self, kind: Kind | str, component: type) -> str:
+        """Return the name by which a config means `component`: the registered one, else `module:Class`."""
+        path = f"{component.__module__}:{component.__qualname__}"
+        names = (
+            registration.name
+            for registration in self._tables.components.values()
+            if registration.kind == Kind(kind) and registration.component in (component, path)
+        )
+        return next(names, path)
+
+    def recipe_file(self, name: str) -> RecipeFile:
+        """Return the recipe called `name`, after loading its plugin.
+
+        Raises:
+            MissingPluginError: the plugin is not installed, does not load or does not fit this core.
+            ConfigError: no such recipe; says which there are.
+        """
+        word, dot, _ = name.partition(".")
+        if name not in self._tables.recipes and (dot or word in {*self.installed(), *KNOWN_WORDS}):
+            self.load(word)
+        found = self._tables.recipes.get(name)
+        if found is not None:
+            return found
+        # A plugin's main recipe has the plugin's word, so installed plugins can be offered without loading them.
+        known = sorted({*self._tables.recipes, *self.installed()})
+        raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}.{suggest(name, known)}")
+
+    def components(self) -> tuple[Registration, ...]:
+        """Return everything registered so far, by kind and name."""
+        return tuple(self._tables.components[key] for key in sorted(self._tables.components))
+
+    def recipes(self) -> tuple[RecipeFile, ...]:
+        """Return the recipes registered so far, by name."""
+        return tuple(self._tables.recipes[name] for name in sorted(self._tables.recipes))
+
+    def installed(self) -> tuple[str, ...]:
+        """Return the words of all installed plugins, loaded or not."""
+        return tuple(sorted({entry.name for entry in self._find()}))
+
+    def loaded(self) -> tuple[Plugin, ...]:
+        """Return the plugins loaded so far, core first."""
+        return tuple(self._loaded.values())
+
+    @property
+    def hook(self) -> Any:
+        """The hooks of everything loaded, for instance `hook.hocket_step_end(session=session, step=step)`."""
+        return self._manager.hook
+
+    def observe(self, observer: object) -> None:
+        """Add an object with a `hocket_step_end` of its own, marked with `hookimpl`."""
+        self._manager.register(observer)
+
+    def load(self, word: str) -> Plugin:
+        """Import the plugin installed as `word` and let it register, unless it has done so.
+
+        Raises:
+            MissingPluginError: the plugin is not installed, does not load or does not fit this core.
+        """
+        with self._lock:
+            if word not in self._loaded:
+                plugin, hooks = import_plugin(word, self._find)
+                self.add_plugin(plugin, hooks)
+            return self._loaded[word]
+
+    def add_plugin(self, plugin: Plugin, hooks: object) -> None:
+        """Let `hooks`, a module or an object with a `hocket_register`, register as `plugin`: all of it or nothing.
+
+        Raises:
+            MissingPluginError: it has no such hook, or the hook failed; names plugin, package and cause.
+        """
+        with self._lock:
+            try:
+                self._manager.register(hooks, name=plugin.word or plugin.package)
+                others = [other for other in self._manager.get_plugins() if other is not hooks]
+                register = self._manager.subset_hook_caller("hocket_register", remove_plugins=others)
+                if not register.get_hookimpls():
+                    raise ConfigError("it has no hocket_register, marked with hocket.plugin.hookimpl")
+                register(registry=Registrar(plugin, self._tables))
+            except Exception as error:
+                if self._manager.is_registered(hooks):
+                    self._manager.unregister(hooks)
+                self._tables.forget(plugin)
+                cause = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                raise MissingPluginError(
+                    f"plugin {plugin.word!r} of package {plugin} does not register: {cause}"
+                ) from error
+            self._loaded[plugin.word] = plugin
+
+    def _unknown(self, kind: Kind, name: str) -> str:
+        allowed = [known for of_kind, known in sorted(self._tables.components) if of_kind == kind]
+        others = [other for other in Kind if (other, name) in self._tables.components]
+        if others:
+            problem = f"{name!r} is a {others[0]}, not a {kind}"
+        else:
+            problem = f"there is no {kind} {name!r}"
+        return f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
+
+
+@cache
+def default_registry() -> Registry:
+    """Return the process's registry, over the plugins of the environment."""
+    return Registry()
+
+
+def _import_component(kind: Kind, path: str, described: str) -> type:
+    """Import and check a component given as `module:Class`; `described` names it in errors."""
+    try:
+        component = import_object(path)
+    except ImportError as error:
+        raise MissingPluginError(f"{kind} {described} does not import: {type(error).__name__}: {error}") from error
+    except (AttributeError, ValueError) as error:
+        raise ConfigError(f"{kind} {described}: {error}") from error
+    try:
+        check_component(kind, component)
+    except ValueError as error:
+        raise ConfigError(f"{kind} {described} {error}") from error
+    checked: type = component
+    return checked

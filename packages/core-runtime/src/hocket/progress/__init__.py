@@ -1,0 +1,5 @@
+"""Who advances exchanges that only move when somebody looks at them."""
+
+from hocket.progress.inline import InlineProgress
+
+__all__ = ["InlineProgress"]

@@ -1,0 +1,39 @@
+"""The private corners of torch's autograd that sessions use, in one place.
+
+DDP and FSDP use the same ones: `queue_callback` runs a function at the end of the backward that is under way, on
+the thread that called it, and its exceptions leave `backward()` with their own type.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import _engine_run_backward
+
+__all__ = ["at_end_of_backward", "current_backward", "is_nested_backward"]
+
+_RUN_BACKWARD = _engine_run_backward.__code__
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Run `callback` when the backward under way has ended; call it from a gradient hook."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def current_backward() -> int:
+    """Return a number that tells this backward from every other one; -1 outside of backward."""
+    return torch._C._current_graph_task_id()
+
+
+def is_nested_backward() -> bool:
+    """Return whether the backward under way was called by a node of another one (reentrant checkpointing)."""
+    frame: FrameType | None = sys._getframe()
+    depth = 0
+    while frame is not None:
+        depth += frame.f_code is _RUN_BACKWARD
+        frame = frame.f_back
+    return depth > 1

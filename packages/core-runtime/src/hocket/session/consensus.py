@@ -1,0 +1,73 @@
+"""The replicas' mean: to evaluate, to save, and to go on from."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hocket.segment.segment import wire_dtype
+from hocket.transport.peer import Lane
+
+if TYPE_CHECKING:
+    from hocket.session.session import Session
+
+__all__ = ["Consensus", "distance_from_mean"]
+
+_CHUNK_NUMEL = 1 << 22
+
+
+class Consensus:
+    """The model at the replicas' mean; as a context manager it gives the rank's own replica back.
+
+    Where the strategy keeps replicas equal, parameters are left alone, bit for bit.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._tensors = [] if session.strategy.replicas_stay_equal else list(session.flats)
+        self._tensors += [b for b in session.model.buffers() if b.is_floating_point()]
+        if session.size == 1:
+            self._tensors = []
+        with torch.no_grad():
+            self._own = [tensor.clone() for tensor in self._tensors]
+            for tensor in self._tensors:
+                _set_to_mean(tensor, session.control)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with torch.no_grad():
+            for tensor, own in zip(self._tensors, self._own, strict=True):
+                tensor.copy_(own)
+
+
+def distance_from_mean(session: Session) -> float:
+    """Return the root mean square over ranks of || x_rank - mean ||; collective."""
+    if session.size == 1 or session.strategy.replicas_stay_equal:
+        return 0.0
+    squares = 0.0
+    with torch.no_grad():
+        for flat in session.flats:
+            mean = flat.clone()
+            _set_to_mean(mean, session.control)
+            squares += float((flat.double() - mean.double()).square().sum())
+    told = session.gather(squares)
+    return float(sum(told) / len(told)) ** 0.5
+
+
+def _set_to_mean(tensor: Tensor, lane: Lane) -> None:
+    """Set `tensor` (any shape) to the mean over the lane's ranks, a few million elements at a time."""
+    flat = tensor.detach().reshape(-1)
+    dtype = wire_dtype(tensor.dtype)
+    for start in range(0, flat.numel(), _CHUNK_NUMEL):
+        own = flat[start : start + _CHUNK_NUMEL].to(device="cpu", dtype=dtype).contiguous()
+        total = torch.empty_like(own)
+        lane.iallreduce(own.numpy(), total.numpy()).wait()
+        flat[start : start + _CHUNK_NUMEL] = total.div_(lane.size).to(flat.device)
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.copy_(flat.view_as(tensor))

@@ -1,0 +1,95 @@
+"""What a session cannot carry, refused by name before anything is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.errors import AttachError
+
+__all__ = ["check"]
+
+
+def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse models and optimizers that cannot be carried.
+
+    Raises:
+        AttachError: names the parameter, module or wrapper, and what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise AttachError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    _check_modules(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter)
+    _check_optimizer(optimizer, model, names)
+
+
+def _check_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        what = f"module {name!r}" if name else "the model"
+        if _is_a(module, "torch.nn.parallel.distributed", "DistributedDataParallel"):
+            raise AttachError(
+                f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: "
+                "attach the plain model (ddp.module)"
+            )
+        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(module, "_get_fsdp_state"):
+            raise AttachError(f"{what} is sharded by FSDP: a session needs whole parameters on every rank")
+        if _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule") or module._compiled_call_impl is not None:
+            raise AttachError(
+                f"{what} is compiled already, and compiled code ignores hooks that come later: attach the plain model "
+                "first, then torch.compile it"
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise AttachError(
+                f"{what} is an embedding with sparse gradients, which lie in no flat buffer: build it with sparse=False"
+            )
+
+
+def _check_parameter(name: str, parameter: Any) -> None:
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
+    if isinstance(parameter, DTensor) or isinstance(parameter.data, DTensor):
+        raise AttachError(f"parameter {name} is a DTensor: a session needs whole parameters on every rank")
+    if parameter.is_meta:
+        raise AttachError(f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)")
+    if parameter.is_sparse or parameter.layout != torch.strided:
+        raise AttachError(f"parameter {name} has layout {parameter.layout}: only strided parameters can be carried")
+    if not parameter.requires_grad:
+        return
+    if not parameter.is_floating_point() or parameter.dtype.itemsize < torch.float16.itemsize:
+        raise AttachError(
+            f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be carried"
+            + (" (keep a complex one as two real ones, torch.view_as_real)" if parameter.is_complex() else "")
+        )
+    if not torch._prims_common.is_non_overlapping_and_dense(parameter):
+        raise AttachError(
+            f"parameter {name} has overlapping or scattered elements (expanded or sliced?): make it "
+            "contiguous before attach"
+        )
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, names: dict[int, str]) -> None:
+    held: set[int] = set()
+    for number, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            held.add(id(parameter))
+            if id(parameter) not in names and parameter.requires_grad:
+                raise AttachError(
+                    f"the optimizer's parameter {position} of group {number} (shape {tuple(parameter.shape)}) is not "
+                    "in the model: its gradients would stay on this rank. Put it into the model, or build the "
+                    "optimizer from this model's parameters"
+                )
+    if not held & set(names):
+        raise AttachError("the optimizer holds none of the model's parameters")
+
+
+def _is_a(module: nn.Module, where: str, name: str) -> bool:
+    # By name: these live in parts of torch that need not be imported to know that they are not in use.
+    return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(module).__mro__)

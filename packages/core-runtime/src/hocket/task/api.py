@@ -1,0 +1,74 @@
+"""What a task is: the samples, the model, the loss and the metrics of one training problem."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+__all__ = ["Task", "TaskData"]
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The samples of a task: map-style datasets of `(input, target)` pairs.
+
+    Attributes:
+        train: what the model learns from.
+        valid: what is held out; the same samples on every rank and in every run.
+    """
+
+    train: Dataset[tuple[Tensor, Tensor]]
+    valid: Dataset[tuple[Tensor, Tensor]]
+
+
+class Task(ABC):
+    """A training problem, independent of how many ranks train it.
+
+    A task is a frozen dataclass: its fields are its configuration (int, float, str, bool, enums and Optional
+    of them, each with a default), and `__post_init__` raises ValueError, naming what is allowed, for a value
+    out of range. It holds no state: two calls of a method with the same arguments give equal results.
+    """
+
+    @abstractmethod
+    def data(self, seed: int) -> TaskData:
+        """Return the samples; every rank holds, or can index, all of them.
+
+        Args:
+            seed: the run's seed, for tasks that draw their training samples. The held-out samples never
+                depend on it.
+
+        Raises:
+            UserError: the samples are not on this machine, or not what they should be.
+        """
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """Return a new model, initialised from torch's global generator, which the caller has seeded."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss over a batch.
+
+        Args:
+            output: what the model returned, [batch, ...].
+            target: the batch's targets, [batch, ...].
+
+        Returns:
+            A scalar of the output's dtype, differentiable.
+        """
+
+    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Return each metric's sum over a batch; over all samples, divided by their number, it is the mean.
+
+        Args:
+            output: as in `loss`.
+            target: as in `loss`.
+
+        Returns:
+            Scalars by name, such as `{"accuracy": number of correct answers}`; empty where, as in a
+            regression, the loss says it all.
+        """
+        return {}

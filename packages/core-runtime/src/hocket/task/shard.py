@@ -1,0 +1,169 @@
+"""Which samples a rank reads, so that n ranks of batch b see what one rank of batch n * b sees.
+
+Symbols: n ranks (`size`), r a rank, b samples per rank and batch (`batch_size`), N samples (`num_samples`).
+Each epoch has one global order; the global batch k is its samples k * n * b to (k + 1) * n * b, and each rank
+reads a contiguous share of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from hocket.task.samples import TensorSamples
+
+__all__ = ["ShardSampler", "loader"]
+
+#: Keeps the draws of sample orders apart from other draws with the same seed: Philox's highest counter word.
+_DOMAIN = int.from_bytes(b"samples", "big")
+
+
+class ShardSampler(Sampler[list[int]]):
+    """One rank's batches of indices.
+
+    Guaranteed, for every epoch and every number of ranks:
+
+    - the shares of global batch k, concatenated in the order of the ranks, are the batch k of one rank with
+      batch size n * b, in its order;
+    - all samples are read, each once. The last global batch may be ragged: its shares differ by at most one
+      sample, the first ranks have the larger ones, and a rank whose share is empty has one batch less. Where
+      every batch counts alike, a mean over the ranks then differs from the mean over the samples;
+    - the order depends on (seed, epoch, N) alone: on no call before, no global generator and no version of
+      NumPy.
+
+    `DataLoader` workers would draw ahead of what is trained on, and the position with them: use `loader`.
+    """
+
+    def __init__(
+        self, num_samples: int, batch_size: int, rank: int, size: int, seed: int, *, shuffle: bool = True
+    ) -> None:
+        """Begin at epoch 0.
+
+        Args:
+            num_samples: N, 0 or more.
+            batch_size: b, 1 or more.
+            rank: r, 0 to n - 1.
+            size: n, 1 or more.
+            seed: the same on every rank, 0 to 2**64 - 1.
+            shuffle: a new order in each epoch; else the samples' own.
+
+        Raises:
+            ValueError: an argument out of its range.
+        """
+        if num_samples < 0:
+            raise ValueError(f"num_samples is {num_samples}; allowed: 0 or more")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; allowed: 1 or more")
+        if size < 1:
+            raise ValueError(f"size is {size}; allowed: 1 or more")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank is {rank}; allowed: 0 to {size - 1}")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed is {seed}; allowed: 0 to 2**64 - 1")
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.size = size
+        self.global_batch_size = batch_size * size
+        self.seed = seed
+        self.shuffle = shuffle
+        self._epoch = 0
+        self._position = 0
+        self._resumes = False
+
+    def __len__(self) -> int:
+        """Return this rank's number of batches in a whole epoch."""
+        num_full, num_left = divmod(self.num_samples, self.global_batch_size)
+        start, stop = self._share(num_left)
+        return num_full + (stop > start)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the epoch's batches: from the first; once, after `load_state_dict`, from its position."""
+        self._position = self._position if self._resumes else 0
+        self._resumes = False
+        order = self._order()
+        for k in range(self._position, len(self)):
+            global_batch = order[k * self.global_batch_size : (k + 1) * self.global_batch_size]
+            start, stop = self._share(len(global_batch))
+            self._position = k + 1
+            yield global_batch[start:stop].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration; a loaded position holds for its own epoch only.
+
+        Raises:
+            ValueError: the epoch is not in 0 to 2**64 - 1.
+        """
+        if not 0 <= epoch < 2**64:
+            raise ValueError(f"epoch is {epoch}; allowed: 0 to 2**64 - 1")
+        if epoch != self._epoch:
+            self._epoch, self._position, self._resumes = epoch, 0, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the position, the number of its batches yielded so far.
+
+        The position counts global batches, so it is the same on every rank, but for ranks without a share in
+        the last one. At an epoch's end it stands after the last batch: what is resumed there yields nothing
+        more until `set_epoch`.
+        """
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration continue after the last batch that was yielded before `state_dict`.
+
+        Args:
+            state: of a sampler with the same arguments; that of any rank will do.
+
+        Raises:
+            ValueError: the position is not one of this sampler's, as with another number of ranks or samples.
+        """
+        epoch, position = int(state["epoch"]), int(state["position"])
+        num_global_batches = math.ceil(self.num_samples / self.global_batch_size)
+        if not 0 <= position <= num_global_batches:
+            raise ValueError(f"position is {position}; allowed: 0 to {num_global_batches}, the epoch's end")
+        self.set_epoch(epoch)
+        self._position, self._resumes = position, True
+
+    def _share(self, num: int) -> tuple[int, int]:
+        """Return start and stop of this rank's share of a global batch of `num` samples."""
+        quotient, remainder = divmod(num, self.size)
+        start = self.rank * quotient + min(self.rank, remainder)
+        return start, start + quotient + (self.rank < remainder)
+
+    def _order(self) -> NDArray[np.int64]:
+        """Return the epoch's global order, a permutation of 0 to N - 1, [N].
+
+        It sorts one 64-bit word of Philox per sample: NumPy keeps a bit generator's words the same in all
+        versions, which it does not promise of `Generator.permutation`.
+        """
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        key = np.array([self.seed, self._epoch], dtype=np.uint64)
+        words = np.random.Philox(key=key, counter=_DOMAIN << 192).random_raw(self.num_samples)
+        return np.argsort(words, kind="stable")
+
+
+def loader(dataset: Dataset[Any], sampler: ShardSampler) -> DataLoader[Any]:
+    """Return the batches of `dataset` that `sampler` names, read as they are asked for in the calling thread.
+
+    `TensorSamples` are indexed a batch at a time; samples of any other map-style dataset are collated by
+    torch's `default_collate`. Keep the sampler for `set_epoch` and `state_dict`: with it, the loader holds no
+    state, and it draws nothing from torch's global generator.
+
+    Raises:
+        ValueError: the sampler was made for another number of samples.
+    """
+    if isinstance(dataset, Sized) and len(dataset) != sampler.num_samples:
+        raise ValueError(f"a sampler of {sampler.num_samples} samples does not fit {len(dataset)} samples")
+    # DataLoader draws a seed for workers whenever it is iterated, workers or none: from a generator of its
+    # own, so that a resumed run, which iterates once more, keeps the draws of one that was never interrupted.
+    generator = torch.Generator()
+    if isinstance(dataset, TensorSamples):
+        return DataLoader(dataset, sampler=sampler, batch_size=None, generator=generator)
+    return DataLoader(dataset, batch_sampler=sampler, generator=generator)

@@ -1,0 +1,137 @@
+"""The user's own task, named "module:attribute" in a configuration."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hocket.errors import ConfigError, suggest
+from hocket.task.api import Task
+
+__all__ = ["load_user_task"]
+
+#: Where a line of code is not the user's own.
+_INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
+    """Import a module, looked for in the current directory first, and return the task that it holds.
+
+    The current directory stays first in `sys.path`, so that the task can import its neighbours later.
+
+    Args:
+        name: "module:attribute"; the attribute is a Task, a subclass of Task or a function that returns a
+            Task when called without arguments.
+        fields: values of the subclass's fields; checked like any configuration.
+
+    Raises:
+        ConfigError: the name has another form; no such module or attribute; the module cannot be imported or
+            the function fails (with error, file and line); it is not a task; a field is unknown or has a
+            value that is not allowed.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ConfigError(f"task.name is {name!r}; a task of your own is named 'module:attribute'")
+    found = _get(_import(module_name), attribute)
+    if inspect.isclass(found) and issubclass(found, Task):
+        return _construct(found, name, fields or {})
+    for key in fields or {}:
+        raise ConfigError(f"task.{key}: only a subclass of Task takes fields, and {name} is none")
+    result = _call(found, name) if inspect.isroutine(found) else found
+    if not isinstance(result, Task):
+        what = f"returned {_describe(result)}" if result is not found else f"is {_describe(found)}"
+        raise ConfigError(
+            f"task.name: {name} {what}; allowed: a hocket.task.Task, a subclass of it, or a function without "
+            "arguments that returns a Task"
+        )
+    return result
+
+
+def _import(module_name: str) -> ModuleType:
+    here = os.getcwd()
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
+            raise ConfigError(
+                f"task.name: no module {module_name!r} in {here} or among the installed packages.{nearby}"
+            ) from error
+        raise ConfigError(f"task.name: cannot import module {module_name!r}: {_locate(error)}") from error
+
+
+def _get(module: ModuleType, attribute: str) -> Any:
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        nearby = suggest(attribute, vars(module))
+        raise ConfigError(
+            f"task.name: module {module.__name__!r} ({module.__file__}) has no {attribute!r}.{nearby}"
+        ) from error
+
+
+def _call(function: Callable[[], Any], name: str) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ConfigError(f"task.name: {name} must be callable without arguments: {error}") from error
+    try:
+        return function()
+    except Exception as error:
+        raise ConfigError(f"task.name: {name} failed: {_locate(error)}") from error
+
+
+def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> Task:
+    if inspect.isabstract(task_class):
+        missing = ", ".join(sorted(task_class.__abstractmethods__))
+        raise ConfigError(f"task.name: {name} does not define {missing}, which every Task must")
+    if not is_dataclass(task_class):
+        for key in fields:
+            raise ConfigError(f"task.{key}: {name} has no fields, because it is no dataclass")
+        return cast(Task, _call(task_class, name))
+    allowed = [field.name for field in dataclass_fields(task_class) if field.init]
+    for key in fields:
+        if key not in allowed:
+            raise ConfigError(
+                f"task.{key}: no such field of {name}; allowed: {', '.join(allowed)}.{suggest(key, allowed)}"
+            )
+    try:
+        config = OmegaConf.merge(OmegaConf.structured(task_class), dict(fields))
+        return cast(Task, OmegaConf.to_object(config))
+    except OmegaConfBaseException as error:
+        key_path = f"task.{error.full_key}" if error.full_key else "task"
+        reason, *_ = str(error.msg).splitlines()  # the lines after it repeat the key and name the class
+        raise ConfigError(f"{key_path}: {reason}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task: {name}: {error}") from error
+
+
+def _describe(value: object) -> str:
+    if inspect.isclass(value):
+        return f"the class {value.__qualname__}"
+    return f"of type {type(value).__qualname__}"
+
+
+def _locate(error: Exception) -> str:
+    """Return what went wrong and where: the innermost line outside of installed packages, if there is one."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the line of this module that called
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_INSTALLED_FOLDERS))]
+    where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:])
+    return f"{type(error).__name__}: {error}{where}"

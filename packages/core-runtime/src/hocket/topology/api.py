@@ -1,0 +1,83 @@
+"""What a topology is: a pure answer to who hears from whom, in each round and for each segment.
+
+Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. The sender owns the weight: what rank j
+gives away and keeps adds up to 1, so W's columns sum to 1 and the ranks' sum is preserved. Where the rows sum to 1
+as well, W is doubly stochastic and the ranks' values approach their mean; where they do not, push-sum divides by the
+weight that travelled along.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Neighbours", "Topology"]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Whom one rank talks to in one round.
+
+    Attributes:
+        send_to: the ranks that receive this rank's value.
+        send_weights: the weight of this rank's value at each of them, in the order of `send_to`.
+        receive_from: the ranks whose values this rank receives, in the order in which they are added.
+        self_weight: the weight of this rank's own value in its result.
+
+    Raises:
+        ValueError: lengths differ, or the weights given away and kept do not sum to 1.
+    """
+
+    send_to: tuple[int, ...]
+    send_weights: tuple[float, ...]
+    receive_from: tuple[int, ...]
+    self_weight: float
+
+    def __post_init__(self) -> None:
+        if len(self.send_to) != len(self.send_weights):
+            raise ValueError(f"send_weights has {len(self.send_weights)} weights for {len(self.send_to)} ranks")
+        total = math.fsum((self.self_weight, *self.send_weights))
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise ValueError(f"send_weights and self_weight sum to {total}, not to 1")
+
+
+class Topology(ABC):
+    """Who hears from whom; a frozen dataclass whose fields are its configuration.
+
+    Pure: every rank computes the same answer from the same arguments, without a message.
+    """
+
+    @abstractmethod
+    def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
+        """Return whom `rank` sends to and receives from.
+
+        Args:
+            rank: 0 <= rank < size.
+            size: ranks in the exchange's scope.
+            round: the exchange's own counter, from 0.
+            segment: the segment's index in the exchange.
+
+        Returns:
+            Neighbours that match the others': j is in `receive_from` of i exactly if i is in `send_to` of j.
+        """
+
+    def check_size(self, size: int) -> None:
+        """Refuse a number of ranks for which the topology is not defined; by default none is refused.
+
+        Raises:
+            ValueError: `size` is not possible; says which sizes are.
+        """
+        return
+
+    def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
+        """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value in rank i's."""
+        matrix = np.zeros((size, size))
+        for rank in range(size):
+            neighbours = self.neighbours(rank, size, round, segment)
+            matrix[rank, rank] = neighbours.self_weight
+            matrix[list(neighbours.send_to), rank] = neighbours.send_weights
+        return matrix

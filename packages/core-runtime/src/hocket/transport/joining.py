@@ -1,0 +1,69 @@
+"""Find the world that this process was started in."""
+
+from __future__ import annotations
+
+import os
+
+from hocket.errors import UserError
+from hocket.transport.peer import Peer
+from hocket.transport.single import SinglePeer
+
+__all__ = ["join", "launched_ranks"]
+
+# (name of the launcher, variable with the number of ranks it started). The first that is set counts.
+_LAUNCHERS = (
+    ("Open MPI's mpiexec", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH's mpiexec", "PMI_SIZE"),
+    ("torchrun", "WORLD_SIZE"),
+    ("srun", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def launched_ranks() -> tuple[str, int] | None:
+    """Return the launcher that started this process and how many ranks it promised; None outside one.
+
+    Raises:
+        UserError: the launcher's variable holds no number.
+    """
+    for launcher, variable in _LAUNCHERS:
+        value = os.environ.get(variable)
+        if value is not None:
+            if not value.isdigit():
+                raise UserError(f"{variable}={value!r} in the environment is no number of ranks")
+            return launcher, int(value)
+    return None
+
+
+def join() -> Peer:
+    """Return this process's, or this virtual rank's, endpoint in the world it was started in.
+
+    Inside `hocket.virtual(n).run` that is the virtual world, under a launcher MPI's, else a world of one rank.
+
+    Raises:
+        UserError: the launcher started more ranks than MPI finds, or MPI is not installed.
+    """
+    from hocket.transport import virtual
+
+    peer = virtual.current_peer()
+    if peer is not None:
+        return peer
+    launched = launched_ranks()
+    if launched is None:
+        return SinglePeer()
+    launcher, promised = launched
+    if promised == 1:
+        return SinglePeer()
+    try:
+        from hocket.transport import mpi
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"{launcher} started {promised} ranks, but MPI cannot be used ({error}): "
+            "pip install 'hocket-core[mpi]'"
+        ) from error
+    world = mpi.join()
+    if world.size != promised:
+        raise UserError(
+            f"{launcher} started {promised} ranks, but MPI finds {world.size}: start the script with the mpiexec "
+            "of the MPI that mpi4py uses (`hocket doctor` names it)"
+        )
+    return world

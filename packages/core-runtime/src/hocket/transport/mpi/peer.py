@@ -1,0 +1,253 @@
+"""Peers, lanes and requests over mpi4py.
+
+Each lane is a communicator of its own: native collectives match by call order within it, and messages by
+(source, round), the round being the tag. Nothing blocks inside MPI but Init and Finalize: calls that have no
+non-blocking form (splitting a communicator, freeing one) come after a barrier that is polled with a timeout,
+so that everyone is there when they are made.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import mpi4py
+import numpy as np
+
+mpi4py.rc.thread_level = "multiple"
+# Open MPI's UCX component prints an error for each shared window, and is not used for them.
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+# MPI is initialised by this import: a process that never asks for the transport never starts MPI.
+from mpi4py import MPI  # noqa: E402
+
+from hocket.errors import TransportError  # noqa: E402
+from hocket.transport.mpi.board import Board, State  # noqa: E402
+from hocket.transport.mpi.endings import Endings  # noqa: E402
+from hocket.transport.peer import Array, Lane, Peer, Request  # noqa: E402
+from hocket.transport.waiting import wait_until  # noqa: E402
+
+__all__ = ["MPIPeer", "join"]
+
+_SINGLE_OPERATION_BYTES = 1 << 30
+
+_world: MPIPeer | None = None
+
+
+def join() -> MPIPeer:
+    """Return this process's endpoint in MPI's world, the same object each time; collective the first time.
+
+    From then on an uncaught exception, `sys.exit` or Ctrl-C on one rank ends the whole job (see `endings`).
+
+    Raises:
+        TransportError: MPI does not allow calls from several threads.
+    """
+    global _world
+    if _world is None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise TransportError(
+                "MPI was initialised without THREAD_MULTIPLE: import hocket before mpi4py.MPI, or set "
+                "mpi4py.rc.thread_level = 'multiple'"
+            )
+        comm = MPI.COMM_WORLD.Dup()
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        board = Board(comm) if comm.size > 1 else None
+        _world = MPIPeer(comm, board)
+        if comm.size > 1:
+            Endings(_world, board).install()
+    return _world
+
+
+class MPIRequest(Request):
+    """One non-blocking MPI operation; keeps its buffers alive."""
+
+    __slots__ = ("_buffers", "_error", "_lane", "_request", "_what")
+
+    def __init__(self, lane: MPILane, request: Any, what: str, *buffers: Array) -> None:
+        self._lane = lane
+        self._request = request
+        self._what = what
+        self._buffers = buffers
+
+    def done(self) -> bool:
+        if self._request is None:
+            return True
+        try:
+            finished = self._request.Test()
+        except MPI.Exception as error:
+            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+        if finished:
+            self._request = None
+            self._buffers = ()
+        return finished
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self.done():
+            return
+        peer = self._lane.peer
+        peer.note_waiting(self._what, self._lane.name)
+        wait_until(self.done, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
+        peer.note_computing()
+
+    def _describe(self) -> str:
+        return f"rank {self._lane.peer.world_rank}: {self._what} in {self._lane.name}"
+
+    def _describe_stall(self) -> str:
+        known = self._lane.peer.describe_waiting()
+        return f"{self._describe()}" + (f"; {known}" if known else "")
+
+
+class _Receive(MPIRequest):
+    """A receive, which also checks that as many bytes came as were expected."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        if self._request is None:
+            return True
+        status = MPI.Status()
+        try:
+            finished = self._request.Test(status)
+        except MPI.Exception as error:
+            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+        if finished:
+            expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
+            self._request = None
+            self._buffers = ()
+            if came != expected:
+                raise TransportError(
+                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}"
+                )
+        return finished
+
+
+class MPILane(Lane):
+    """A communicator of its own."""
+
+    def __init__(self, peer: MPIPeer, comm: Any, name: str) -> None:
+        self.peer = peer
+        self.name = name
+        self.rank, self.size = peer.rank, peer.size
+        self._comm = comm
+        self._tags = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1
+
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        request = self._comm.Isend([_bytes(data), MPI.BYTE], to, round % self._tags)
+        return MPIRequest(self, request, f"send to rank {self.peer.world_rank_of(to)}, round {round},", data)
+
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        request = self._comm.Irecv([_bytes(data), MPI.BYTE], source, round % self._tags)
+        return _Receive(
+            self, request, f"receive from rank {self.peer.world_rank_of(source)}, round {round},", data
+        )
+
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        return MPIRequest(self, self._comm.Iallreduce(send, receive, MPI.SUM), "allreduce", send, receive)
+
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        what = f"broadcast from rank {self.peer.world_rank_of(root)}"
+        return MPIRequest(self, self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data)
+
+    def ibarrier(self) -> Request:
+        return MPIRequest(self, self._comm.Ibarrier(), "barrier")
+
+    def close(self) -> None:
+        self.ibarrier().wait()
+        self._comm.Free()
+
+
+class MPIPeer(Peer):
+    """This process's endpoint in a communicator.
+
+    Args:
+        comm: an mpi4py communicator, owned from now on.
+        board: what the ranks of this host are doing; None in a job of one rank.
+    """
+
+    transport = "mpi"
+
+    def __init__(self, comm: Any, board: Board | None, ranks: Sequence[int] | None = None) -> None:
+        self._comm = comm
+        self._board = board
+        self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
+        self.rank, self.size = comm.rank, comm.size
+        self._control = MPILane(self, comm, "control")
+
+    @property
+    def world_rank(self) -> int:
+        """This rank in the whole job."""
+        return self._world_ranks[self.rank]
+
+    def world_rank_of(self, rank: int) -> int:
+        """Translate a rank of this group into the job's."""
+        return self._world_ranks[rank]
+
+    def lane(self, name: str) -> Lane:
+        comm, request = self._comm.Idup()
+        MPIRequest(self._control, request, f"opening {name}").wait()
+        return MPILane(self, comm, name)
+
+    def group(self, ranks: Sequence[int]) -> Peer | None:
+        members = list(ranks)
+        self._control.ibarrier().wait()
+        member = self.rank in members
+        comm = self._comm.Split(min(members) if member else MPI.UNDEFINED, members.index(self.rank) if member else 0)
+        if not member:
+            return None
+        peer = MPIPeer(comm, self._board, [self._world_ranks[rank] for rank in members])
+        peer.timeout_s = self.timeout_s
+        return peer
+
+    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+        lengths = np.zeros(self.size, dtype=np.int64)
+        own = np.array([len(data)], dtype=np.int64)
+        MPIRequest(self._control, self._comm.Iallgather(own, lengths), "allgather", own, lengths).wait(timeout_s)
+        gathered = np.empty(int(lengths.sum()), dtype=np.uint8)
+        mine = np.frombuffer(data, dtype=np.uint8)
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        request = self._comm.Iallgatherv(
+            [mine, MPI.BYTE], [gathered, lengths.tolist(), starts[:-1].tolist(), MPI.BYTE]
+        )
+        MPIRequest(self._control, request, "allgather", mine, gathered).wait(timeout_s)
+        return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def describe_waiting(self) -> str:
+        if self._board is None:
+            return ""
+        told = [str(row) for row in self._board.others() if row.rank in self._world_ranks]
+        elsewhere = len(set(self._world_ranks) - set(self._board.ranks))
+        if elsewhere:
+            told.append(f"{elsewhere} ranks are on other hosts")
+        return "; ".join(told)
+
+    def report_progress(self, step: int, doing: str = "") -> None:
+        if self._board is not None:
+            self._board.step = step
+            self._board.write(State.COMPUTING, doing)
+
+    def note_waiting(self, what: str, lane: str) -> None:
+        """Show the other ranks of the host that this one waits."""
+        if self._board is not None:
+            self._board.write(State.WAITING, f"{what} in {lane}")
+
+    def note_computing(self) -> None:
+        """Show the other ranks of the host that this one computes again."""
+        if self._board is not None:
+            self._board.write(State.COMPUTING)
+
+    def abort(self, message: str, code: int = 1) -> NoReturn:
+        from hocket.transport.mpi.endings import end_job
+
+        end_job(message, code)
+
+    def close(self) -> None:
+        """Wait until every rank is here; the communicator itself lives until MPI ends."""
+        self._control.ibarrier().wait()
+
+
+def _bytes(data: Array) -> Array:
+    return data.reshape(-1).view(np.uint8)

@@ -1,0 +1,120 @@
+"""The transport of a run with one rank and no launcher: everything is done at once."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hocket.errors import TransportError
+from hocket.transport.peer import Array, Lane, Peer, Request
+
+__all__ = ["SinglePeer"]
+
+
+class _Finished(Request):
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        return None
+
+
+class _SelfReceive(Request):
+    """A receive from oneself: filled by a send that has happened already, or by one still to come."""
+
+    def __init__(self, lane: _SingleLane, data: Array, round: int) -> None:
+        self._lane, self._data, self._round, self._filled = lane, data, round, False
+        lane.receives[round].append(self)
+        lane.deliver(round)
+
+    def fill(self, message: Array) -> None:
+        if message.nbytes != self._data.nbytes:
+            raise TransportError(
+                f"rank 0: {self._lane.name}, round {self._round}: a message of {message.nbytes} bytes came into "
+                f"a buffer of {self._data.nbytes}"
+            )
+        self._data.reshape(-1).view("u1")[:] = message.reshape(-1).view("u1")
+        self._filled = True
+
+    def done(self) -> bool:
+        return self._filled
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if not self._filled:
+            # The only rank is the one that waits: nobody is left who could send.
+            from hocket.errors import ExchangeTimeoutError
+
+            raise ExchangeTimeoutError(
+                f"rank 0 waits for itself in {self._lane.name}, round {self._round}: nothing was sent"
+            )
+
+
+class _SingleLane(Lane):
+    rank, size = 0, 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.receives: dict[int, deque[_SelfReceive]] = defaultdict(deque)
+        self._messages: dict[int, deque[Array]] = defaultdict(deque)
+
+    def deliver(self, round: int) -> None:
+        while self._messages[round] and self.receives[round]:
+            self.receives[round].popleft().fill(self._messages[round].popleft())
+
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        _require_rank_0(to)
+        self._messages[round].append(data.copy())
+        self.deliver(round)
+        return _Finished()
+
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        _require_rank_0(source)
+        return _SelfReceive(self, data, round)
+
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        receive[...] = send
+        return _Finished()
+
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        _require_rank_0(root)
+        return _Finished()
+
+    def ibarrier(self) -> Request:
+        return _Finished()
+
+    def close(self) -> None:
+        pass
+
+
+def _require_rank_0(rank: int) -> None:
+    if rank != 0:
+        raise TransportError(f"rank {rank} does not exist: this run has one rank")
+
+
+class SinglePeer(Peer):
+    """The only rank of a run."""
+
+    transport = "single"
+    rank, size = 0, 1
+
+    def lane(self, name: str) -> Lane:
+        return _SingleLane(name)
+
+    def group(self, ranks: Sequence[int]) -> Peer | None:
+        for rank in ranks:
+            _require_rank_0(rank)
+        return self if ranks else None
+
+    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+        return [data]
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def abort(self, message: str, code: int = 1) -> NoReturn:
+        raise TransportError(message)
+
+    def close(self) -> None:
+        pass

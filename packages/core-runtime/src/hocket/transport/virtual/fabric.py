@@ -1,0 +1,62 @@
+"""The links of the virtual network: when a message has left its sender, and when it has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hocket.transport.virtual.network import NetworkModel
+from hocket.transport.virtual.scheduler import Scheduler
+
+__all__ = ["Fabric"]
+
+
+class Fabric:
+    """A link out of and a link into every rank, each carrying one message at a time.
+
+    Attributes:
+        num_messages: how many messages were carried; native collectives are not made of messages here.
+        num_bytes: their bytes together.
+    """
+
+    def __init__(self, scheduler: Scheduler, network: NetworkModel, size: int) -> None:
+        self.num_messages = 0
+        self.num_bytes = 0
+        self._scheduler = scheduler
+        self._network = network
+        self._out_free_at_s = [0.0] * size
+        self._in_free_at_s = [0.0] * size
+
+    def carry(
+        self, source: int, to: int, nbytes: int, sent: Callable[[], None], delivered: Callable[[], None]
+    ) -> None:
+        """Send `nbytes` bytes from rank `source` to rank `to`, now.
+
+        Messages between the same two ranks are delivered in the order of the calls. A message to oneself takes no
+        time.
+
+        Args:
+            source: the sending rank of the world.
+            to: the receiving rank of the world.
+            nbytes: the message's size.
+            sent: called when the message has left the sender's link.
+            delivered: called when its last byte has arrived.
+        """
+        self.num_messages += 1
+        self.num_bytes += nbytes
+        scheduler = self._scheduler
+        if source == to:
+            sent()
+            delivered()
+            return
+        occupied_s = self._network.link_seconds(nbytes)
+        begin_s = max(scheduler.now_s, self._out_free_at_s[source])
+        self._out_free_at_s[source] = begin_s + occupied_s
+
+        def reach_receiver() -> None:
+            # Not before the first byte is there is it known which messages compete for the receiver's link.
+            arrived_s = max(scheduler.now_s, self._in_free_at_s[to]) + occupied_s
+            self._in_free_at_s[to] = arrived_s
+            scheduler.call_at(arrived_s, delivered)
+
+        scheduler.call_at(begin_s + occupied_s, sent)
+        scheduler.call_at(begin_s + self._network.latency_s, reach_receiver)

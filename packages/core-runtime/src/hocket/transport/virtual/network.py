@@ -1,0 +1,82 @@
+"""What a network costs: the time of a message and of the usual collectives, as pure functions.
+
+The alpha-beta model: a message of n bytes takes latency + n / bandwidth. Collectives are charged with the better of
+two well-known algorithms, as MPI libraries choose.
+
+Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
+IJHPCA 19(1), 2005, sections 4 and 5; congestion between different pairs of ranks is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["NetworkModel"]
+
+
+@dataclass(frozen=True)
+class NetworkModel:
+    """A full-duplex link per rank, joined by a switch that is never the bottleneck.
+
+    Attributes:
+        latency_s: from the moment a byte leaves the sender's link to its arrival, in seconds; at least 0.
+        bandwidth_bytes_per_s: of each rank's link, in each direction; the default is 10 Gbit/s.
+        poll_s: what one call of `Request.done` costs its caller, in seconds; more than 0, so that a loop that
+            polls sees time pass.
+
+    Raises:
+        ValueError: a number outside its range.
+    """
+
+    latency_s: float = 20e-6
+    bandwidth_bytes_per_s: float = 1.25e9
+    poll_s: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency_s < math.inf:
+            raise ValueError(f"latency_s must be finite and at least 0, not {self.latency_s}")
+        if not self.bandwidth_bytes_per_s > 0:
+            raise ValueError(f"bandwidth_bytes_per_s must be positive, not {self.bandwidth_bytes_per_s}")
+        if not 0 < self.poll_s < math.inf:
+            raise ValueError(f"poll_s must be finite and positive, not {self.poll_s}")
+
+    def link_seconds(self, nbytes: int) -> float:
+        """Return how long `nbytes` bytes occupy a link, in seconds."""
+        return nbytes / self.bandwidth_bytes_per_s
+
+    def message_seconds(self, nbytes: int) -> float:
+        """Return how long a message of `nbytes` bytes takes between two idle links, in seconds."""
+        return self.latency_s + self.link_seconds(nbytes)
+
+    def allreduce_seconds(self, nbytes: int, size: int) -> float:
+        """Return the time of an allreduce of `nbytes` bytes per rank among `size` ranks, in seconds.
+
+        The better of the ring, 2 (p - 1) (latency + n / (p bandwidth)), and recursive doubling,
+        ceil(log2 p) (latency + n / bandwidth). A barrier is an allreduce of 0 bytes.
+        """
+        ring = 2 * (size - 1) * (self.latency_s + self.link_seconds(nbytes) / size)
+        return min(ring, _doublings(size) * self.message_seconds(nbytes))
+
+    def broadcast_seconds(self, nbytes: int, size: int) -> float:
+        """Return the time of a broadcast of `nbytes` bytes to `size` ranks, the root included, in seconds.
+
+        The better of the binomial tree, ceil(log2 p) (latency + n / bandwidth), and scatter followed by a ring
+        allgather, (ceil(log2 p) + p - 1) latency + 2 (p - 1) / p n / bandwidth.
+        """
+        tree = _doublings(size) * self.message_seconds(nbytes)
+        scattered = (_doublings(size) + size - 1) * self.latency_s
+        scattered += 2 * (size - 1) / size * self.link_seconds(nbytes)
+        return min(tree, scattered)
+
+    def allgather_seconds(self, nbytes: int, size: int) -> float:
+        """Return the time of an allgather of `nbytes` bytes from each of `size` ranks, in seconds.
+
+        Recursive doubling: ceil(log2 p) latency + (p - 1) n / bandwidth.
+        """
+        return _doublings(size) * self.latency_s + (size - 1) * self.link_seconds(nbytes)
+
+
+def _doublings(size: int) -> int:
+    """Return ceil(log2(size)) exactly, for any size >= 1."""
+    return (size - 1).bit_length()

@@ -1,0 +1,310 @@
+"""Run tasks one at a time in the order of a virtual clock: a discrete-event simulation whose processes are threads.
+
+One task holds the token. It computes in no virtual time until it sleeps, waits or ends; then the token goes to
+whatever is next in virtual time, so nothing that a task does can be overtaken by something with an earlier clock.
+Of tasks that are due at the same time a seeded draw chooses: another seed explores another interleaving, the same
+seed repeats the run. Events (a message arrives) come before tasks that are due at the same time, in the order in
+which they were planned.
+
+The number of threads inside torch and NumPy is left alone: as only one task runs, each may use all cores. Set it
+to 1 in tests that compare bits.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
+from hocket.transport.virtual.randomness import RandomStates
+from hocket.transport.virtual.task import Signal, State, Task
+
+__all__ = ["Scheduler"]
+
+#: So many polls in a row by all tasks, per task, in which nothing else happened, are a loop that waits.
+_IDLE_POLLS_PER_TASK = 20_000
+#: Events come before tasks that are due at the same time; tasks draw from [0, 1).
+_EVENT_PRIORITY = -1.0
+#: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
+_GRACE_S = 5.0
+_REPORTED_TASKS = 16
+
+
+class Scheduler:
+    """The clock, the token and the tasks of one run.
+
+    Attributes:
+        now_s: the virtual clock, in seconds from the start of the run.
+        first_error: what ended the run before its tasks had ended, None if nothing did.
+        failed: the task that `first_error` came from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Make a scheduler without tasks; `seed` decides between tasks that are due at the same time."""
+        self.now_s = 0.0
+        self.first_error: BaseException | None = None
+        self.failed: Task | None = None
+        self._draw = random.Random(seed).random
+        self._order = itertools.count()
+        self._agenda: list[tuple[float, float, int, Task | Callable[[], None]]] = []
+        self._tasks: list[Task] = []
+        self._threads: list[threading.Thread] = []
+        self._running: Task | None = None
+        self._next_deadline_s = math.inf  # no waiting task has an earlier one; may be too early
+        self._idle_polls = 0
+        self._ending: Callable[[], TransportError] | None = None
+        self._random_states = RandomStates()
+        self._all_ended = threading.Event()
+
+    # --- from outside ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all tasks to their end. What the first to fail raised stands in `first_error`.
+
+        An exception that reaches the calling thread meanwhile (Ctrl-C, a test's timeout) ends the tasks and is
+        raised when they have ended, or after 5 s if one of them computes on.
+        """
+        try:
+            self._hand_over(self._next_task())
+            self._all_ended.wait()
+        except BaseException as error:
+            cause = f"the run was ended by {type(error).__name__}"
+            self._ending = lambda: TransportError(cause)
+            self._all_ended.wait(_GRACE_S)
+            raise
+        finally:
+            if self._all_ended.is_set():
+                for thread in self._threads:
+                    thread.join()
+            self._random_states.leave()
+
+    def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> Task:
+        """Add a task that is due now and runs `call()` in a thread, within a copy of the caller's context."""
+        task = Task(rank, name, call)
+        context = contextvars.copy_context()
+        thread = threading.Thread(
+            target=context.run, args=(self._live, task), name=f"virtual rank {rank} {name}", daemon=True
+        )
+        self._tasks.append(task)
+        self._threads.append(thread)
+        self._make_ready(task)
+        thread.start()
+        return task
+
+    def describe(self) -> str:
+        """Say what every task is doing, a line each, those that wait first."""
+        tasks = sorted(self._tasks, key=lambda task: (task.state is not State.WAITING, task.rank))
+        lines = [task.describe(self.now_s) for task in tasks[:_REPORTED_TASKS]]
+        if len(tasks) > _REPORTED_TASKS:
+            lines.append(f"and {len(tasks) - _REPORTED_TASKS} more tasks")
+        return "\n".join(lines)
+
+    # --- from the task that holds the token ----------------------------------------------------------------------
+
+    def running(self, rank: int) -> Task:
+        """Return the task that holds the token.
+
+        Raises:
+            TransportError: it is not one of `rank`'s, so the caller is no task of that rank; or the run is ended.
+        """
+        task = self._running
+        if self._ending is not None:
+            raise self._ending()
+        if task is None or task.rank != rank:
+            holder = "no rank runs" if task is None else f"rank {task.rank} runs"
+            raise TransportError(f"rank {rank}'s endpoint was used by a thread of another rank: {holder} now")
+        return task
+
+    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
+        """Plan `event()` for a moment of virtual time, not before now; it may not sleep or wait."""
+        heapq.heappush(self._agenda, (max(time_s, self.now_s), _EVENT_PRIORITY, next(self._order), event))
+
+    def fire(self, signal: Signal) -> None:
+        """Set `signal` now and make the tasks that wait for it ready."""
+        signal.is_set = True
+        for task in signal.waiting:
+            if task.awaited is signal:
+                self._make_ready(task)
+        signal.waiting.clear()
+
+    def sleep(self, rank: int, seconds: float) -> None:
+        """Let `seconds` of virtual time pass for the running task, one of `rank`'s."""
+        task = self.running(rank)
+        self._note_change()
+        self._sleep(task, seconds)
+
+    def poll(self, rank: int, seconds: float) -> None:
+        """Charge a look at something that may not have happened yet.
+
+        A loop that polls for ever cannot be told from one that ends, except that nothing else happens: after
+        20,000 polls per task the poller sleeps until something does, and if nothing can, that is a deadlock.
+        """
+        task = self.running(rank)
+        self._idle_polls += 1
+        if self._idle_polls <= _IDLE_POLLS_PER_TASK * len(self._tasks):
+            self._sleep(task, seconds)
+            return
+        task.state = State.POLLING
+        self._switch(task)
+
+    def wait(
+        self,
+        rank: int,
+        signal: Signal,
+        describe: Callable[[], str],
+        default_timeout_s: float,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Give the token up until `signal` is set.
+
+        Args:
+            rank: the waiting task's rank.
+            signal: what to wait for.
+            describe: says what is awaited, from whom; called for errors and reports only.
+            default_timeout_s: virtual seconds to wait at most where `timeout_s` is None. While it runs it counts as
+                no event: tasks that all wait with a default timeout are a deadlock at once.
+            timeout_s: virtual seconds to wait at most.
+
+        Raises:
+            ExchangeTimeoutError: not set in time; as `DeadlockError` where nothing can set it any more.
+            TransportError: the run is ended.
+        """
+        task = self.running(rank)
+        if signal.is_set:
+            return
+        task.has_own_deadline = timeout_s is not None and timeout_s < math.inf
+        task.timeout_s = default_timeout_s if timeout_s is None else timeout_s
+        task.deadline_s = self.now_s + task.timeout_s
+        task.awaited, task.describe_awaited = signal, describe
+        task.waiting_since_s = self.now_s
+        task.state = State.WAITING
+        signal.waiting.append(task)
+        self._next_deadline_s = min(self._next_deadline_s, task.deadline_s)
+        self._note_change()
+        self._switch(task)
+
+    def end(self, make_error: Callable[[], TransportError]) -> None:
+        """End the run: every other task raises `make_error()` from whatever it does next with the transport."""
+        if self._ending is None:
+            self._ending = make_error
+
+    # --- the token -----------------------------------------------------------------------------------------------
+
+    def _sleep(self, task: Task, seconds: float) -> None:
+        due_s = self.now_s + seconds
+        if due_s < self._next_deadline_s and (not self._agenda or due_s < self._agenda[0][0]):
+            self.now_s = due_s  # nothing else happens until then
+            return
+        self._make_ready(task, due_s)
+        self._switch(task)
+
+    def _make_ready(self, task: Task, due_s: float | None = None) -> None:
+        task.awaited = task.describe_awaited = None
+        task.state = State.READY
+        due_s = self.now_s if due_s is None else due_s
+        heapq.heappush(self._agenda, (due_s, self._draw(), next(self._order), task))
+
+    def _note_change(self) -> None:
+        """Something other than a poll happens: those that poll may look again."""
+        if self._idle_polls:
+            self._idle_polls = 0
+            for task in self._tasks:
+                if task.state is State.POLLING:
+                    self._make_ready(task)
+
+    def _switch(self, task: Task) -> None:
+        """Hand the token on and come back when it is `task`'s turn."""
+        following = self._next_task()
+        if following is task:
+            task.state = State.RUNNING
+        else:
+            self._hand_over(following)
+            task.token.acquire()
+        self._raise_pending(task)
+
+    def _hand_over(self, task: Task) -> None:
+        self._random_states.enter(task.rank)
+        task.state = State.RUNNING
+        self._running = task
+        task.token.release()
+
+    def _raise_pending(self, task: Task) -> None:
+        error, task.error = task.error, None
+        if error is not None:
+            raise error
+        if self._ending is not None:
+            raise self._ending()
+
+    def _live(self, task: Task) -> None:
+        """Run a task's function, then hand the token on for the last time."""
+        task.token.acquire()
+        try:
+            self._raise_pending(task)
+            task.result = task.call()
+        except BaseException as error:
+            self._fail(task, error)
+        task.state = State.ENDED
+        self.fire(task.ended)
+        self._note_change()
+        self._running = None
+        if all(other.state is State.ENDED for other in self._tasks):
+            self._all_ended.set()
+        else:
+            self._hand_over(self._next_task())
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        if self.first_error is None:
+            self.first_error, self.failed = error, task
+        cause = f"rank {task.rank} ended with {type(error).__name__}: {error}"
+        self.end(lambda: PeerLostError(cause))
+
+    # --- what is next --------------------------------------------------------------------------------------------
+
+    def _next_task(self) -> Task:
+        """Run the events that come first and return the task whose turn it is then."""
+        while True:
+            if self._ending is not None:
+                for task in self._tasks:
+                    if task.state in (State.WAITING, State.POLLING):
+                        self._make_ready(task)
+            if not self._agenda and not self._any_own_deadline():
+                self._fail_deadlocked()
+            if not self._agenda or self._next_deadline_s < self._agenda[0][0]:
+                self._expire_first(self._agenda[0][0] if self._agenda else math.inf)
+                continue
+            self.now_s, _, _, following = heapq.heappop(self._agenda)
+            if isinstance(following, Task):
+                return following
+            self._note_change()
+            following()
+
+    def _any_own_deadline(self) -> bool:
+        return any(task.state is State.WAITING and task.has_own_deadline for task in self._tasks)
+
+    def _expire_first(self, before_s: float) -> None:
+        """Let the earliest deadline pass if it comes before `before_s`."""
+        waiting = [task for task in self._tasks if task.state is State.WAITING]
+        first = min(waiting, key=lambda task: task.deadline_s, default=None)
+        self._next_deadline_s = math.inf if first is None else first.deadline_s
+        if first is None or first.deadline_s >= before_s:
+            return
+        self.now_s = first.deadline_s
+        first.error = ExchangeTimeoutError(
+            f"{first.describe(self.now_s)}: not finished within {first.timeout_s:g} s"
+        )
+        self._note_change()
+        self._make_ready(first)
+
+    def _fail_deadlocked(self) -> None:
+        """Give every task that waits or polls the same report."""
+        report = "no virtual rank can go on:\n" + self.describe()
+        for task in self._tasks:
+            if task.state in (State.WAITING, State.POLLING):
+                task.error = DeadlockError(report)
+                self._make_ready(task)

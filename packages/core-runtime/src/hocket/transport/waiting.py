@@ -1,0 +1,62 @@
+"""How a thread waits for something that only polling moves, without burning a core.
+
+A wait first yields its core between polls (a small exchange ends within microseconds), then sleeps a little
+(large ones need a poll now and then to move on), then sleeps longer, by the time since it began. Measured on
+2 cores with 4 ranks: an allreduce of 100 MB polled every 50 us takes as long as one polled without a pause.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from hocket.errors import ExchangeTimeoutError
+
+__all__ = ["STALL_REPORT_AFTER_S", "wait_until"]
+
+#: After this many seconds of waiting, a report on standard error says who waits for whom.
+STALL_REPORT_AFTER_S = 30.0
+
+_YIELDING_S = 0.002
+_SHORT_SLEEP_S = 50e-6
+_SHORT_SLEEPS_S = 0.5
+_LONG_SLEEP_S = 0.001
+_LONG_SLEEPS_S = 5.0
+_IDLE_SLEEP_S = 0.005
+
+
+def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[], str]) -> None:
+    """Poll `done` until it is true.
+
+    Args:
+        done: advances the operation and says whether it has finished.
+        timeout_s: seconds to wait at most.
+        describe: says who waits for whom and in what; called only when the wait stalls.
+
+    Raises:
+        ExchangeTimeoutError: not finished within `timeout_s`; carries `describe()`.
+    """
+    if done():
+        return
+    start = time.monotonic()
+    reported = False
+    while True:
+        if done():
+            return
+        waited_s = time.monotonic() - start
+        if waited_s < _YIELDING_S:
+            os.sched_yield()
+            continue
+        if waited_s > timeout_s:
+            raise ExchangeTimeoutError(f"{describe()}: no end after {timeout_s:g} s")
+        if not reported and waited_s > STALL_REPORT_AFTER_S:
+            reported = True
+            print(f"hocket: {describe()}: waiting for {waited_s:.0f} s", file=sys.stderr, flush=True)
+        if waited_s < _SHORT_SLEEPS_S:
+            time.sleep(_SHORT_SLEEP_S)
+        elif waited_s < _LONG_SLEEPS_S:
+            time.sleep(_LONG_SLEEP_S)
+        else:
+            time.sleep(_IDLE_SLEEP_S)

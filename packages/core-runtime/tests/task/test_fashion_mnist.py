@@ -1,0 +1,130 @@
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from hocket.errors import UserError
+from hocket.task import FashionMNIST
+
+INSTALLED = Path(FashionMNIST().folder)
+NAMES = [
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+]
+
+
+def write(path: Path, array: np.ndarray) -> None:
+    content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    """Return the contents of a small data set: 20 training samples and 8 held out."""
+    random = np.random.default_rng(0)
+    train, valid = random.integers(0, 256, (20, 28, 28)), random.integers(0, 256, (8, 28, 28))
+    contents = [train, np.arange(20) % 10, valid, np.arange(8)]
+    return {name: content.astype(np.uint8) for name, content in zip(NAMES, contents, strict=True)}
+
+
+@pytest.fixture
+def folder(tmp_path, arrays) -> Path:
+    for name, array in arrays.items():
+        write(tmp_path / name, array)
+    return tmp_path
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_reads_the_files_plain_or_compressed(tmp_path, arrays, suffix):
+    for name, array in arrays.items():
+        write(tmp_path / f"{name}{suffix}", array)
+
+    data = FashionMNIST(folder=str(tmp_path)).data(seed=0)
+
+    for samples, split in ((data.train, "train"), (data.valid, "t10k")):
+        pixels, labels = arrays[f"{split}-images-idx3-ubyte"], arrays[f"{split}-labels-idx1-ubyte"]
+        inputs, targets = samples[range(len(samples))]
+        assert inputs.shape == (len(pixels), 1, 28, 28)
+        assert inputs.dtype == torch.float32
+        np.testing.assert_allclose(inputs[:, 0], (pixels / 255 - 0.286) / 0.353, rtol=1e-5, atol=1e-6)
+        assert targets.dtype == torch.int64
+        np.testing.assert_array_equal(targets, labels)
+
+
+def test_train_samples_are_the_first_and_leave_the_held_out_alone(folder):
+    data = FashionMNIST(folder=str(folder), train_samples=3).data(seed=0)
+    whole = FashionMNIST(folder=str(folder)).data(seed=1)
+
+    assert (len(data.train), len(whole.train)) == (3, 20)
+    assert len(data.valid) == len(whole.valid) == 8
+    for part, all_of_it in zip(data.train[range(3)], whole.train[range(3)], strict=True):
+        assert torch.equal(part, all_of_it)
+
+
+def test_missing_folder_says_what_installs_it(tmp_path):
+    folder = tmp_path / "nowhere"
+    with pytest.raises(UserError) as caught:
+        FashionMNIST(folder=str(folder)).data(seed=0)
+
+    message = str(caught.value)
+    assert f"folder {folder} does not exist" in message
+    assert "apt install dataset-fashion-mnist" in message
+    assert "task.folder" in message
+    assert all(name in message for name in NAMES)
+
+
+def test_missing_file_is_named(folder):
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError, match=r"has no t10k-labels-idx1-ubyte\[\.gz\]"):
+        FashionMNIST(folder=str(folder)).data(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train-images-idx3-ubyte", np.zeros((20, 8, 8)), r"images of \(8, 8\) pixels, not \(28, 28\)"),
+        ("train-images-idx3-ubyte", np.zeros((19, 28, 28)), "19 images for the 20 labels in .*train-labels"),
+        ("t10k-labels-idx1-ubyte", np.full(8, 10), "label 10; allowed: 0 to 9"),
+        ("t10k-labels-idx1-ubyte", np.zeros((8, 1)), "not an IDX file of unsigned bytes with 1 dimension"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(folder, name, content, message):
+    write(folder / name, content.astype(np.uint8))
+    with pytest.raises(UserError, match=message) as caught:
+        FashionMNIST(folder=str(folder)).data(seed=0)
+    assert str(caught.value).startswith(str(folder / name))
+
+
+def test_more_samples_than_there_are_is_refused(folder):
+    with pytest.raises(UserError, match=r"task\.train_samples is 21; allowed: 1 to 20"):
+        FashionMNIST(folder=str(folder), train_samples=21).data(seed=0)
+
+
+def test_no_samples_is_refused():
+    with pytest.raises(ValueError, match="train_samples is 0; allowed: 1 or more, or null for all"):
+        FashionMNIST(train_samples=0)
+
+
+def test_fields_are_a_config_schema():
+    config = OmegaConf.merge(OmegaConf.structured(FashionMNIST), {"train_samples": 100, "network": "mlp"})
+    assert OmegaConf.to_object(config) == FashionMNIST(train_samples=100, network="mlp")
+
+
+@pytest.mark.skipif(not INSTALLED.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+def test_installed_data_set_is_as_published():
+    task = FashionMNIST()
+    data = task.data(seed=0)
+
+    assert (len(data.train), len(data.valid)) == (60_000, 10_000)
+    assert torch.bincount(data.train.targets).tolist() == [6000] * 10
+    assert torch.bincount(data.valid.targets).tolist() == [1000] * 10
+    inputs, _ = data.train[range(0, 60_000, 10)]
+    assert inputs.mean().item() == pytest.approx(0, abs=0.01)
+    assert inputs.std().item() == pytest.approx(1, abs=0.01)
+    assert task.model()(inputs[:2]).shape == (2, 10)

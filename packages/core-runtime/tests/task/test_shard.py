@@ -1,0 +1,201 @@
+"""The oracle of a shard is one rank that reads the global batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from hocket.task import ShardSampler, TensorSamples, loader
+
+sizes = st.fixed_dictionaries(
+    {
+        "num_samples": st.integers(0, 200),
+        "batch_size": st.integers(1, 9),
+        "size": st.integers(1, 9),
+        "seed": st.integers(0, 2**64 - 1),
+        "shuffle": st.booleans(),
+    }
+)
+epochs = st.integers(0, 1000)
+
+
+def read(sampler: ShardSampler, epoch: int = 0) -> list[list[int]]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@given(sizes, epochs)
+def test_ranks_together_read_what_one_rank_reads(arguments, epoch):
+    single = {**arguments, "size": 1, "batch_size": arguments["batch_size"] * arguments["size"]}
+    expected = read(ShardSampler(**single, rank=0), epoch)
+
+    shards = [read(ShardSampler(**arguments, rank=rank), epoch) for rank in range(arguments["size"])]
+
+    global_batches = [
+        list(itertools.chain.from_iterable(shares)) for shares in itertools.zip_longest(*shards, fillvalue=[])
+    ]
+    assert global_batches == expected
+
+
+@given(sizes, epochs)
+def test_one_rank_reads_every_sample_once_in_batches_as_large_as_asked(arguments, epoch):
+    batches = read(ShardSampler(**{**arguments, "size": 1}, rank=0), epoch)
+
+    samples = list(itertools.chain.from_iterable(batches))
+    assert sorted(samples) == list(range(arguments["num_samples"]))
+    assert all(len(batch) == arguments["batch_size"] for batch in batches[:-1])
+    assert all(batches)
+    if not arguments["shuffle"]:
+        assert samples == sorted(samples)
+
+
+@given(sizes, epochs)
+def test_ragged_batch_is_divided_evenly_and_no_batch_is_empty(arguments, epoch):
+    samplers = [ShardSampler(**arguments, rank=rank) for rank in range(arguments["size"])]
+    shards = [read(sampler, epoch) for sampler in samplers]
+
+    assert [len(shard) for shard in shards] == [len(sampler) for sampler in samplers]
+    assert all(batch for shard in shards for batch in shard)
+    for shares in itertools.zip_longest(*shards, fillvalue=[]):
+        num_samples = [len(share) for share in shares]
+        assert max(num_samples) - min(num_samples) <= 1
+        assert num_samples == sorted(num_samples, reverse=True)
+
+
+@given(sizes, epochs, st.data())
+def test_resume_yields_the_rest_of_the_epoch(arguments, epoch, data):
+    rank = data.draw(st.integers(0, arguments["size"] - 1))
+    whole = read(ShardSampler(**arguments, rank=rank), epoch)
+    num_read = data.draw(st.integers(0, len(whole)))
+    interrupted = ShardSampler(**arguments, rank=rank)
+    interrupted.set_epoch(epoch)
+    for _ in itertools.islice(interrupted, num_read):
+        pass
+    state = interrupted.state_dict()
+
+    resumed = ShardSampler(**arguments, rank=rank)
+    resumed.load_state_dict(state)
+
+    assert resumed.state_dict() == state == {"epoch": epoch, "position": num_read}
+    assert read(resumed, epoch) == whole[num_read:]
+    assert list(resumed) == whole, "a position holds once"
+
+
+def test_position_of_another_epoch_is_forgotten():
+    sampler = ShardSampler(num_samples=20, batch_size=3, rank=0, size=2, seed=1)
+    expected = read(ShardSampler(num_samples=20, batch_size=3, rank=0, size=2, seed=1), epoch=5)
+    sampler.load_state_dict({"epoch": 4, "position": 2})
+
+    assert read(sampler, epoch=5) == expected
+
+
+def test_state_of_one_rank_fits_a_rank_without_a_share_of_the_last_batch():
+    last = ShardSampler(num_samples=7, batch_size=3, rank=1, size=2, seed=0)
+    last.load_state_dict({"epoch": 0, "position": 2})
+
+    assert len(last) == 1
+    assert list(last) == []
+
+
+def test_order_is_drawn_from_seed_and_epoch_and_the_same_in_every_version():
+    """These numbers may never change: a run that is resumed, on another machine too, needs them."""
+    first = ShardSampler(num_samples=10, batch_size=10, rank=0, size=1, seed=0)
+    second = ShardSampler(num_samples=10, batch_size=10, rank=0, size=1, seed=1)
+
+    assert read(first) == [[0, 2, 3, 5, 4, 9, 7, 1, 6, 8]]
+    assert read(second, epoch=2) == [[3, 9, 0, 8, 4, 6, 2, 1, 5, 7]]
+
+
+def test_order_is_a_fair_permutation():
+    """Each of the 6 orders of 3 samples in a sixth of 3000 epochs, within 5 standard deviations."""
+    sampler = ShardSampler(num_samples=3, batch_size=3, rank=0, size=1, seed=7)
+    orders, counts = np.unique([read(sampler, epoch)[0] for epoch in range(3000)], axis=0, return_counts=True)
+
+    assert len(orders) == 6
+    assert np.all(np.abs(counts - 500) < 5 * np.sqrt(3000 * (1 / 6) * (5 / 6)))
+
+
+def test_global_generators_neither_matter_nor_move():
+    np.random.seed(0)
+    torch.manual_seed(0)
+    samples = TensorSamples(torch.arange(10.0), torch.arange(10))
+    sampler = ShardSampler(num_samples=10, batch_size=2, rank=0, size=1, seed=3)
+    state = torch.get_rng_state()
+    first = [targets.tolist() for _, targets in loader(samples, sampler)]
+
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    assert [targets.tolist() for _, targets in loader(samples, sampler)] == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": -1}, "num_samples is -1; allowed: 0 or more"),
+        ({"batch_size": 0}, "batch_size is 0; allowed: 1 or more"),
+        ({"size": 0}, "size is 0; allowed: 1 or more"),
+        ({"rank": 2}, "rank is 2; allowed: 0 to 1"),
+        ({"rank": -1}, "rank is -1; allowed: 0 to 1"),
+        ({"seed": -1}, "seed is -1; allowed"),
+        ({"seed": 2**64}, "allowed: 0 to 2"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(changes, message):
+    arguments = {"num_samples": 10, "batch_size": 2, "rank": 0, "size": 2, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        ShardSampler(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize("position", [-1, 4])
+def test_position_beyond_the_epoch_is_refused(position):
+    sampler = ShardSampler(num_samples=10, batch_size=2, rank=0, size=2, seed=0)
+    with pytest.raises(ValueError, match=f"position is {position}; allowed: 0 to 3"):
+        sampler.load_state_dict({"epoch": 0, "position": position})
+
+
+def test_negative_epoch_is_refused():
+    with pytest.raises(ValueError, match="epoch is -1"):
+        ShardSampler(num_samples=10, batch_size=2, rank=0, size=2, seed=0).set_epoch(-1)
+
+
+class Squares(Dataset):
+    """A map-style dataset that knows single samples only."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index: int):
+        return torch.tensor([float(index)]), index**2
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Squares(), TensorSamples(torch.arange(11.0).unsqueeze(1), torch.arange(11) ** 2)],
+    ids=["sample by sample", "in memory"],
+)
+def test_loader_reads_the_samplers_batches(dataset):
+    sampler = ShardSampler(num_samples=11, batch_size=2, rank=1, size=2, seed=0)
+    batches = loader(dataset, sampler)
+
+    assert len(batches) == len(sampler)
+    for indices, (inputs, targets) in zip(list(sampler), batches, strict=True):
+        assert inputs.dtype == torch.float32
+        assert inputs.tolist() == [[index] for index in indices]
+        assert targets.dtype == torch.int64
+        assert targets.tolist() == [index**2 for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Squares(), TensorSamples(torch.arange(11.0), torch.arange(11))])
+def test_position_follows_the_batches_that_the_loader_has_given(dataset):
+    sampler = ShardSampler(num_samples=11, batch_size=2, rank=0, size=2, seed=0)
+    for num_given, _ in enumerate(loader(dataset, sampler), start=1):
+        assert sampler.state_dict()["position"] == num_given
+
+
+def test_loader_refuses_a_sampler_of_other_samples():
+    with pytest.raises(ValueError, match="a sampler of 10 samples does not fit 11 samples"):
+        loader(Squares(), ShardSampler(num_samples=10, batch_size=2, rank=0, size=1, seed=0))
