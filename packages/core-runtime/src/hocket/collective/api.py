@@ -34,8 +34,8 @@ class Outcome:
 class Channel(ABC):
     """An open collective: one exchange's segments on one rank, with the state between rounds.
 
-    Opening and closing are collective. Segments may be started in any order, which may differ between ranks; the
-    rounds of one segment are started in order.
+    Opening and closing are collective. Segments may be started in any order, which may differ between ranks;
+    the rounds of one segment are started in order.
     """
 
     @abstractmethod

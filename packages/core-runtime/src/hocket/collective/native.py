@@ -10,7 +10,7 @@ from hocket.collective.api import Channel, Outcome
 from hocket.segment.segment import Segment
 from hocket.transport.peer import Lane, Peer, Request
 
-__all__ = ["NativeChannel"]
+__all__ = ["AllreduceChannel", "BroadcastChannel", "NativeChannel"]
 
 
 class _Completed(Request):
@@ -66,3 +66,24 @@ class NativeChannel(Channel):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing is kept between rounds."""
+
+
+class AllreduceChannel(NativeChannel):
+    """Puts the sum of all ranks' `outgoing` into everyone's `incoming`."""
+
+    def _call(self, lane: Lane, segment: Segment) -> Request:
+        return lane.iallreduce(segment.outgoing_array, segment.incoming_array)
+
+
+class BroadcastChannel(NativeChannel):
+    """Puts the root's `outgoing` into everyone's `incoming`."""
+
+    def __init__(self, peer: Peer, segments: Sequence[Segment], root: int) -> None:
+        super().__init__(peer, segments)
+        self._is_root = peer.rank == root
+        self._root = root
+
+    def _call(self, lane: Lane, segment: Segment) -> Request:
+        if self._is_root:
+            segment.incoming_array[...] = segment.outgoing_array
+        return lane.ibroadcast(segment.incoming_array, self._root)

@@ -29,11 +29,13 @@ class Message:
 class Compressor(ABC):
     """In what form values travel; a frozen dataclass whose fields are its configuration.
 
-    What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `state` that `init`
-    makes and the caller keeps. A compressor that corrects another's error holds that other one in a field.
+    What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `state` that
+    `init` makes and the caller keeps. A compressor that corrects another's error holds that other one in a
+    field.
     """
 
-    #: Whether messages of several ranks may be summed as they are, in flight (a cast), or each must arrive (sparse).
+    #: Whether messages of several ranks may be summed as they are, in flight (a cast), or each must arrive
+    #: (sparse).
     reducible: ClassVar[bool]
 
     #: What the compressor takes over from the optimizer: of "momentum" and "weight_decay".
@@ -71,4 +73,4 @@ class Compressor(ABC):
 
     @abstractmethod
     def message_bytes(self, segment_bytes: int) -> float:
-        """Return how many bytes a message has for a segment of `segment_bytes` bytes, on average; for `plan`."""
+        """Return the mean bytes of a message for a segment of `segment_bytes` bytes; for `plan`."""

@@ -21,7 +21,7 @@ class NoCompression(Compressor):
     reducible: ClassVar[bool] = True
 
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
-        """Return the segment's outgoing values, which the caller has staged out, as they lie in host memory."""
+        """Return the outgoing values, which the caller has staged out, as they lie in host memory."""
         return Message(segment.outgoing_array)
 
     def accumulate(self, message: Message, weight: float, out: Array) -> None:

@@ -17,7 +17,7 @@ class Network:
         bandwidth_bytes_per_s: of one rank's link, in each direction; more than 0, may be infinite.
     """
 
-    latency_s: float = 1e-4
+    latency_s: float = 20e-6
     bandwidth_bytes_per_s: float = 1.25e9
 
     def __post_init__(self) -> None:

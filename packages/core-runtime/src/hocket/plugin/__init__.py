@@ -1,7 +1,7 @@
-"""How plugins are found, loaded and asked what they provide. A plugin needs `hookimpl` and, to be typed, `Registrar`.
+"""How plugins are found, loaded and asked what they provide.
 
-A plugin is a distribution with an entry point in the group `hocket`, whose name is the plugin's word and which names
-a module with one function:
+A plugin is a distribution with an entry point in the group `hocket`, whose name is the plugin's word and
+which names a module with one function:
 
     from hocket.plugin import Registrar, hookimpl
 

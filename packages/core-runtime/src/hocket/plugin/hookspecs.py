@@ -18,8 +18,8 @@ def hocket_register(registry: Registrar) -> None:
     """Register everything that the plugin provides; called once, when a config first names the plugin.
 
     Args:
-        registry: puts the plugin's word before each name, so `registry.topology("fair_random", FairRandom)` of
-            the plugin `crossover` provides `crossover.fair_random`.
+        registry: puts the plugin's word before each name, so `registry.topology("fair_random", FairRandom)`
+            of the plugin `crossover` provides `crossover.fair_random`.
     """
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import inspect
 import typing
 from enum import StrEnum
 from typing import Any
@@ -76,10 +74,10 @@ def check_component(kind: Kind, component: Any) -> None:
     parameters = vars(component).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         raise ValueError("is not a frozen dataclass (write @dataclass(frozen=True) above it)")
-    if inspect.isabstract(component):
-        missing = ", ".join(sorted(component.__abstractmethods__))
-        raise ValueError(f"does not implement {missing}")
-    if any(field.name == "name" for field in dataclasses.fields(component)):
+    abstract: frozenset[str] = vars(component).get("__abstractmethods__", frozenset())
+    if abstract:
+        raise ValueError(f"does not implement {', '.join(sorted(abstract))}")
+    if "name" in vars(component)["__dataclass_fields__"]:
         raise ValueError("has a field called 'name', which in a config is the component's own name")
     try:
         typing.get_type_hints(component)

@@ -67,9 +67,9 @@ class Tables:
 class Registrar:
     """Registers components and recipes under one plugin's word.
 
-    A component is registered as a class, or as `"module:Class"` to be imported only when a config names it. It is
-    a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the component,
-    for a name that is taken or malformed and for a class that is not such a dataclass.
+    A component is registered as a class, or as `"module:Class"` to be imported only when a config names it.
+    It is a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the
+    component, for a name that is taken or malformed and for a class that is not such a dataclass.
     """
 
     def __init__(self, plugin: Plugin, tables: Tables) -> None:

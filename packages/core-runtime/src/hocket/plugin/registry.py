@@ -21,14 +21,16 @@ __all__ = ["Registry", "default_registry"]
 class Registry(Registrar):
     """Components and recipes by name, core's from the start and a plugin's when it is first asked for.
 
-    Its own registering methods register under no prefix, as core does. Resolving is safe from several threads.
+    Its own registering methods register under no prefix, as core does. Resolving is safe from several
+    threads.
     """
 
     def __init__(self, find_entry_points: FindEntryPoints = installed) -> None:
         """Register core's components.
 
         Args:
-            find_entry_points: returns the entry points of the installed plugins; the environment's by default.
+            find_entry_points: returns the entry points of the installed plugins; the environment's by
+                default.
         """
         super().__init__(CORE, Tables())
         self._find = find_entry_points
@@ -70,6 +72,10 @@ class Registry(Registrar):
         )
         return next(names, path)
 
+    def names(self, kind: Kind | str) -> list[str]:
+        """Return the names of all components of one kind that are registered so far, sorted."""
+        return [name for of_kind, name in sorted(self._tables.components) if of_kind == Kind(kind)]
+
     def recipe_file(self, name: str) -> RecipeFile:
         """Return the recipe called `name`, after loading its plugin.
 
@@ -83,9 +89,12 @@ class Registry(Registrar):
         found = self._tables.recipes.get(name)
         if found is not None:
             return found
-        # A plugin's main recipe has the plugin's word, so installed plugins can be offered without loading them.
+        # A plugin's main recipe has the plugin's word, so installed plugins can be offered without loading
+        # them.
         known = sorted({*self._tables.recipes, *self.installed()})
-        raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}.{suggest(name, known)}")
+        raise ConfigError(
+            f"there is no recipe {name!r}; there are: {', '.join(known)}.{suggest(name, known)}"
+        )
 
     def components(self) -> tuple[Registration, ...]:
         """Return everything registered so far, by kind and name."""
@@ -125,7 +134,7 @@ class Registry(Registrar):
             return self._loaded[word]
 
     def add_plugin(self, plugin: Plugin, hooks: object) -> None:
-        """Let `hooks`, a module or an object with a `hocket_register`, register as `plugin`: all of it or nothing.
+        """Let a module or an object with a `hocket_register` register as `plugin`: all of it or nothing.
 
         Raises:
             MissingPluginError: it has no such hook, or the hook failed; names plugin, package and cause.
@@ -149,12 +158,9 @@ class Registry(Registrar):
             self._loaded[plugin.word] = plugin
 
     def _unknown(self, kind: Kind, name: str) -> str:
-        allowed = [known for of_kind, known in sorted(self._tables.components) if of_kind == kind]
+        allowed = self.names(kind)
         others = [other for other in Kind if (other, name) in self._tables.components]
-        if others:
-            problem = f"{name!r} is a {others[0]}, not a {kind}"
-        else:
-            problem = f"there is no {kind} {name!r}"
+        problem = f"{name!r} is a {others[0]}, not a {kind}" if others else f"there is no {kind} {name!r}"
         return f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
 
 
@@ -169,7 +175,9 @@ def _import_component(kind: Kind, path: str, described: str) -> type:
     try:
         component = import_object(path)
     except ImportError as error:
-        raise MissingPluginError(f"{kind} {described} does not import: {type(error).__name__}: {error}") from error
+        raise MissingPluginError(
+            f"{kind} {described} does not import: {type(error).__name__}: {error}"
+        ) from error
     except (AttributeError, ValueError) as error:
         raise ConfigError(f"{kind} {described}: {error}") from error
     try:

@@ -5,26 +5,21 @@ Source: GossipGraD (Daily et al. 2018), sec. 5.1, which calls MPI_Testall betwee
 
 from __future__ import annotations
 
+from hocket.progress.api import ProgressEngine
 from hocket.transport.peer import Request
 
 __all__ = ["InlineProgress"]
 
 
-class InlineProgress:
+class InlineProgress(ProgressEngine):
     """The requests that are under way on this rank."""
 
     def __init__(self) -> None:
         self._outstanding: list[Request] = []
 
     def watch(self, request: Request) -> None:
-        """Look at `request` from now on, until it is done."""
         self._outstanding.append(request)
 
     def advance(self) -> None:
-        """Look once at everything that is under way; microseconds.
-
-        Raises:
-            TransportError: an exchange failed.
-        """
         if self._outstanding:
             self._outstanding = [request for request in self._outstanding if not request.done()]

@@ -64,7 +64,8 @@ def attach(
     check(model, optimizer)
     agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite))
     storage = ParameterStorage(model, peer)
-    session = Session(model, optimizer, strategy, peer, storage, on_nonfinite)
+    equal = peer.size == 1 or (initial == "rank0" and strategy.replicas_stay_equal)
+    session = Session(model, optimizer, strategy, peer, storage, on_nonfinite, equal)
     if initial == "rank0" and peer.size > 1:
         _broadcast(session, model)
     return session

@@ -26,7 +26,7 @@ class Consensus:
     """
 
     def __init__(self, session: Session) -> None:
-        self._tensors = [] if session.strategy.replicas_stay_equal else list(session.flats)
+        self._tensors = [] if session.replicas_equal else list(session.flats)
         self._tensors += [b for b in session.model.buffers() if b.is_floating_point()]
         if session.size == 1:
             self._tensors = []
@@ -48,7 +48,7 @@ class Consensus:
 
 def distance_from_mean(session: Session) -> float:
     """Return the root mean square over ranks of || x_rank - mean ||; collective."""
-    if session.size == 1 or session.strategy.replicas_stay_equal:
+    if session.replicas_equal:
         return 0.0
     squares = 0.0
     with torch.no_grad():

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hocket.collective.api import Channel, Outcome
-from hocket.progress.inline import InlineProgress
+from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.strategy.strategy import Exchange
+from hocket.strategy.exchange import Exchange
 from hocket.transport.peer import Peer, Request
 
 __all__ = ["Counters", "OpenExchange"]
@@ -45,7 +45,7 @@ class OpenExchange:
     peer: Peer
     segments: Sequence[Segment]
     channel: Channel
-    progress: InlineProgress
+    progress: ProgressEngine
     counters: Counters
     round: int = 0
     scale: float = 1.0

@@ -25,7 +25,7 @@ from hocket.segment.segment import Segment, allocate, view_of, wire_dtype
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
 from hocket.session.exchanging import OpenExchange
 from hocket.session.weights import NOTHING, Contribution
-from hocket.strategy.strategy import Overlap
+from hocket.strategy.exchange import Overlap
 from hocket.transport.peer import Peer
 
 __all__ = ["FIRST_PRESENCE", "GradientMoment", "gradient_segment"]

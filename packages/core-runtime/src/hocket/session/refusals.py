@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.errors import AttachError
 
@@ -68,7 +68,7 @@ def _check_parameter(name: str, parameter: Any) -> None:
             f"parameter {name} is {parameter.dtype}: float16, bfloat16, float32 and float64 can be carried"
             + (" (keep a complex one as two real ones, torch.view_as_real)" if parameter.is_complex() else "")
         )
-    if not torch._prims_common.is_non_overlapping_and_dense(parameter):
+    if not _is_dense(parameter):
         raise AttachError(
             f"parameter {name} has overlapping or scattered elements (expanded or sliced?): make it "
             "contiguous before attach"
@@ -93,3 +93,14 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, names: 
 def _is_a(module: nn.Module, where: str, name: str) -> bool:
     # By name: these live in parts of torch that need not be imported to know that they are not in use.
     return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(module).__mro__)
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Return whether the elements fill their memory without gaps and without sharing, in any order of axes."""
+    expected = 1
+    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True

@@ -23,7 +23,8 @@ from hocket.session.exchanging import Counters, OpenExchange
 from hocket.session.gradients import GradientMoment, gradient_segment
 from hocket.session.parameters import ParameterMoment
 from hocket.session.weights import BatchWeights
-from hocket.strategy.strategy import Exchange, Strategy
+from hocket.strategy.exchange import Exchange
+from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
 __all__ = ["Session"]
@@ -38,6 +39,7 @@ class Session:
         rank, size: this rank, and how many there are.
         step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
         skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
+        replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
     """
 
@@ -49,6 +51,7 @@ class Session:
         peer: Peer,
         storage: ParameterStorage,
         on_nonfinite: str,
+        replicas_equal: bool,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -61,6 +64,7 @@ class Session:
         self.control = peer.lane("session")
         self._storage = storage
         self._on_nonfinite = on_nonfinite
+        self.replicas_equal = replicas_equal
         self._weights = BatchWeights(storage.parameters.values())
         self._progress = InlineProgress()
         self._opened: list[OpenExchange] = []

@@ -1,7 +1,7 @@
-"""The rules of composition: which parts can mean something together, and what to use instead of those that cannot.
+"""The rules of composition: which parts mean something together, and what to use in place of others.
 
-A rule looks at one exchange or at a whole strategy and yields refusals. The rules are independent of each other and of
-the configuration that a strategy came from.
+A rule looks at one exchange or at a whole strategy and yields refusals. The rules are independent of each
+other and of the configuration that a strategy came from.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hocket.config.component import component_name, describe
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.strategy import Strategy
 
 __all__ = ["Refusal", "refusals"]
+
+_OVERLAPS = {
+    GRADIENTS: (Overlap.NONE, Overlap.BACKWARD),
+    PARAMETERS: (Overlap.NONE, Overlap.FORWARD, Overlap.DELAYED),
+}
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,24 @@ def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
 
 def overlap_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
     """Gradients can hide behind the backward that makes them, parameters behind what follows the step."""
-    allowed = {GRADIENTS: [Overlap.NONE, Overlap.BACKWARD], PARAMETERS: [Overlap.NONE, Overlap.FORWARD, Overlap.DELAYED]}
-    possible = allowed[exchange.slot]
+    possible = _OVERLAPS[exchange.slot]
     if exchange.overlap not in possible:
         yield _refuse(
             exchange,
             "overlap",
-            f"{exchange.slot} cannot be hidden behind {exchange.overlap!s}: use {' or '.join(possible)}",
+            f"{exchange.slot} cannot be hidden behind {exchange.overlap}: use {' or '.join(possible)}",
         )
 
 
 def gradients_every_step(exchange: Exchange) -> Iterator[Refusal]:
-    """Steps with gradients that nobody exchanged let the replicas drift apart, and nothing brings them together."""
+    """Steps with gradients that nobody exchanged let the replicas drift apart for good."""
     if exchange.slot == GRADIENTS and exchange.every > 1:
         yield _refuse(
             exchange,
             "every",
-            f"with gradients exchanged every {exchange.every} steps the replicas drift apart in between: for larger "
-            f"batches use session.accumulate(), for local steps average the parameters every {exchange.every} "
-            "(recipe periodic_average)",
+            f"with gradients exchanged every {exchange.every} steps the replicas drift apart in between: for "
+            "larger batches use session.accumulate(), for local steps average the parameters every "
+            f"{exchange.every} (recipe periodic_average)",
         )
 
 
@@ -101,8 +106,8 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
         yield _refuse(
             exchange,
             "overlap",
-            f"{_title(exchange.compressor)} looks at all gradients before the first is sent, so nothing is left to "
-            "hide behind backward: use none",
+            f"{_title(exchange.compressor)} looks at all gradients before the first is sent, so nothing "
+            "is left to hide behind backward: use none",
         )
 
 
@@ -113,8 +118,8 @@ def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
         yield _refuse(
             exchange,
             "compressor",
-            f"{_title(exchange.compressor)} takes over the optimizer's {terms}, which has already been applied to "
-            "parameters: use it in gradients",
+            f"{_title(exchange.compressor)} takes over the optimizer's {terms}, and here its step is already "
+            "taken: use it in gradients",
         )
 
 
@@ -126,8 +131,8 @@ def gradients_share_segments(strategy: Strategy) -> Iterator[Refusal]:
             yield _refuse(
                 exchange,
                 "segments",
-                f"{_title(exchange.segments)} differ from {_title(first.segments)} of {first.name}, and both work on "
-                "the same gradients: use the same in both",
+                f"{_title(exchange.segments)} differs from {_title(first.segments)} of {first.name}, and "
+                "both work on the same gradients: use the same in both",
             )
 
 
@@ -148,5 +153,6 @@ def _refuse(exchange: Exchange, field: str, reason: str) -> Refusal:
 
 
 def _title(component: object) -> str:
-    """Name a component as its class and fields, for instance `Bytes(size_mb=25.0)`; without fields, `Allreduce`."""
-    return repr(component).removesuffix("()")
+    """Name a component as a config does, with its fields: `allreduce`, `bytes (size_mb: 25.0)`."""
+    fields = ", ".join(f"{key}: {value}" for key, value in describe(component).items() if key != "name")
+    return component_name(component) + (f" ({fields})" if fields else "")

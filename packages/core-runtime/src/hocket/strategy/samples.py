@@ -33,4 +33,4 @@ class SampleExchange(ABC):
 
     @abstractmethod
     def wrap(self, loader: Any, peer: Peer) -> SampleStream:
-        """Return the batches of `loader`, a torch DataLoader or any iterable of batches, exchanged among ranks."""
+        """Return the batches of `loader`, any iterable of batches, exchanged among ranks."""

@@ -14,11 +14,11 @@ __all__ = ["Scope", "World"]
 
 
 class Scope(ABC):
-    """The ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration."""
+    """Ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
     def ranks(self, rank: int, size: int) -> Sequence[int]:
-        """Return the ranks of the exchange that concerns `rank`, in order; `rank` itself may not be among them.
+        """Return the ranks of the exchange that concerns `rank`, in order, perhaps without `rank` itself.
 
         Pure, so that `plan` can ask it for any number of ranks.
 

@@ -28,7 +28,8 @@ class Bytes(Segmentation):
     """Segments of about so many bytes; a parameter is never cut.
 
     Attributes:
-        size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its own.
+        size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its
+            own.
     """
 
     size_mb: float = 25.0

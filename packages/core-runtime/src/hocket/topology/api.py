@@ -1,9 +1,9 @@
 """What a topology is: a pure answer to who hears from whom, in each round and for each segment.
 
-Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. The sender owns the weight: what rank j
-gives away and keeps adds up to 1, so W's columns sum to 1 and the ranks' sum is preserved. Where the rows sum to 1
-as well, W is doubly stochastic and the ranks' values approach their mean; where they do not, push-sum divides by the
-weight that travelled along.
+Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. The sender owns the weight:
+what rank j gives away and keeps adds up to 1, so W's columns sum to 1 and the ranks' sum is preserved. Where
+the rows sum to 1 as well, W is doubly stochastic and the ranks' values approach their mean; where they do
+not, push-sum divides by the weight that travelled along.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         if len(self.send_to) != len(self.send_weights):
-            raise ValueError(f"send_weights has {len(self.send_weights)} weights for {len(self.send_to)} ranks")
+            raise ValueError(
+                f"send_weights has {len(self.send_weights)} weights for {len(self.send_to)} ranks"
+            )
         total = math.fsum((self.self_weight, *self.send_weights))
         if not math.isclose(total, 1.0, abs_tol=1e-9):
             raise ValueError(f"send_weights and self_weight sum to {total}, not to 1")
@@ -74,7 +76,7 @@ class Topology(ABC):
         return
 
     def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
-        """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value in rank i's."""
+        """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value at rank i."""
         matrix = np.zeros((size, size))
         for rank in range(size):
             neighbours = self.neighbours(rank, size, round, segment)

@@ -14,7 +14,7 @@ class Complete(Topology):
     """The complete graph: W[i, j] = 1/size, in every round and for every segment."""
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return all other ranks, in the cyclic order that begins after `rank`, so that nobody is everyone's first."""
+        """Return all other ranks, cyclically from the next one, so that nobody is everyone's first."""
         others = tuple((rank + step) % size for step in range(1, size))
         return Neighbours(
             send_to=others,

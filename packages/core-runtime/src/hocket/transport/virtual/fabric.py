@@ -31,8 +31,8 @@ class Fabric:
     ) -> None:
         """Send `nbytes` bytes from rank `source` to rank `to`, now.
 
-        Messages between the same two ranks are delivered in the order of the calls. A message to oneself takes no
-        time.
+        Messages between the same two ranks are delivered in the order of the calls. A message to oneself
+        takes no time.
 
         Args:
             source: the sending rank of the world.

@@ -50,8 +50,8 @@ def _take(queues: _Queues[T], key: tuple[int, int]) -> T | None:
 class Mailbox:
     """What has arrived for one rank on one lane, and what that rank is ready to receive.
 
-    Both are keyed by (source, round), ranks being the group's; within a key the oldest message goes to the oldest
-    receive.
+    Both are keyed by (source, round), ranks being the group's; within a key the oldest message goes to the
+    oldest receive.
     """
 
     def __init__(self, rank: int, lane: str) -> None:

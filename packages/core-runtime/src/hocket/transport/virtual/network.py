@@ -1,7 +1,7 @@
 """What a network costs: the time of a message and of the usual collectives, as pure functions.
 
-The alpha-beta model: a message of n bytes takes latency + n / bandwidth. Collectives are charged with the better of
-two well-known algorithms, as MPI libraries choose.
+The alpha-beta model: a message of n bytes takes latency + n / bandwidth. Collectives are charged with the
+better of two well-known algorithms, as MPI libraries choose.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
 IJHPCA 19(1), 2005, sections 4 and 5; congestion between different pairs of ranks is left out.
@@ -61,8 +61,8 @@ class NetworkModel:
     def broadcast_seconds(self, nbytes: int, size: int) -> float:
         """Return the time of a broadcast of `nbytes` bytes to `size` ranks, the root included, in seconds.
 
-        The better of the binomial tree, ceil(log2 p) (latency + n / bandwidth), and scatter followed by a ring
-        allgather, (ceil(log2 p) + p - 1) latency + 2 (p - 1) / p n / bandwidth.
+        The better of the binomial tree, ceil(log2 p) (latency + n / bandwidth), and scatter followed by a
+        ring allgather, (ceil(log2 p) + p - 1) latency + 2 (p - 1) / p n / bandwidth.
         """
         tree = _doublings(size) * self.message_seconds(nbytes)
         scattered = (_doublings(size) + size - 1) * self.latency_s

@@ -1,8 +1,8 @@
-"""The global random states that real ranks would each have, swapped as the token moves between virtual ranks.
+"""The global random states that real ranks would each have, swapped as the token moves.
 
-torch's default CPU generator (once torch is imported), NumPy's legacy global state and `random`'s. Without the swap
-a model with dropout would draw in the order in which the scheduler runs the ranks. CUDA generators are not swapped:
-draw on the CPU, or from a generator of your own, where virtual ranks share a GPU.
+torch's default CPU generator (once torch is imported), NumPy's legacy global state and `random`'s. Without
+the swap a model with dropout would draw in the order in which the scheduler runs the ranks. CUDA generators
+are not swapped: draw on the CPU, or from a generator of your own, where virtual ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 
 class RandomStates:
-    """One set of global random states per rank; each starts as a copy of what the caller of `World.run` had."""
+    """One set of global random states per rank; each starts as what the caller of `World.run` had."""
 
     def __init__(self) -> None:
         self._outside = _State(random.getstate(), _read_numpy(None), _read_torch())
@@ -74,9 +74,9 @@ class RandomStates:
 def _read_numpy(loaded: _NumpyState | None) -> _NumpyState:
     """Return NumPy's state, which is `loaded` itself if nothing was drawn since `loaded` was in force.
 
-    `get_state` and `set_state` cost 50 us together, twice a switch of threads, and few programs draw from them in
-    training. So the generator's memory is compared, which changes with every draw but one: the second of a pair
-    of normal numbers comes from a cache beside it, whose state only `get_state` tells.
+    `get_state` and `set_state` cost 50 us together, twice a switch of threads, and few programs draw from
+    them in training. So the generator's memory is compared, which changes with every draw but one: the second
+    of a pair of normal numbers comes from a cache beside it, whose state only `get_state` tells.
     """
     raw = _raw_numpy()
     if loaded is not None and raw is not None and raw == loaded.raw and not loaded.state["has_gauss"]:
@@ -86,7 +86,8 @@ def _read_numpy(loaded: _NumpyState | None) -> _NumpyState:
 
 
 def _raw_numpy() -> bytes | None:
-    generator: Any = np.random.get_bit_generator()
+    numpy_random: Any = np.random  # whose stubs lack `get_bit_generator`
+    generator = numpy_random.get_bit_generator()
     if type(generator) is not np.random.MT19937:
         return None
     return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)

@@ -1,39 +1,33 @@
-"""Run tasks one at a time in the order of a virtual clock: a discrete-event simulation whose processes are threads.
+"""Run tasks one at a time in the order of a virtual clock: discrete-event simulation, with threads.
 
-One task holds the token. It computes in no virtual time until it sleeps, waits or ends; then the token goes to
-whatever is next in virtual time, so nothing that a task does can be overtaken by something with an earlier clock.
-Of tasks that are due at the same time a seeded draw chooses: another seed explores another interleaving, the same
-seed repeats the run. Events (a message arrives) come before tasks that are due at the same time, in the order in
-which they were planned.
+One task holds the token. Computing takes it no virtual time; when it sleeps, waits or ends, the token goes to
+whatever is next in virtual time. So nothing that a task does can be overtaken by something with an earlier
+clock. Another seed explores another interleaving of tasks that are due at the same time; the same seed
+repeats the run.
 
-The number of threads inside torch and NumPy is left alone: as only one task runs, each may use all cores. Set it
-to 1 in tests that compare bits.
+The number of threads inside torch and NumPy is left alone: as only one task runs, each may use all cores. Set
+it to 1 in tests that compare bits.
 """
 
 from __future__ import annotations
 
 import contextvars
-import heapq
-import itertools
 import math
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
+from hocket.transport.virtual.agenda import Agenda, Event
 from hocket.transport.virtual.randomness import RandomStates
-from hocket.transport.virtual.task import Signal, State, Task
+from hocket.transport.virtual.task import Signal, State, Task, describe_tasks
 
 __all__ = ["Scheduler"]
 
-#: So many polls in a row by all tasks, per task, in which nothing else happened, are a loop that waits.
+#: So many polls in a row, per task, between which nothing else happened, are a loop that waits.
 _IDLE_POLLS_PER_TASK = 20_000
-#: Events come before tasks that are due at the same time; tasks draw from [0, 1).
-_EVENT_PRIORITY = -1.0
 #: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
 _GRACE_S = 5.0
-_REPORTED_TASKS = 16
 
 
 class Scheduler:
@@ -42,40 +36,38 @@ class Scheduler:
     Attributes:
         now_s: the virtual clock, in seconds from the start of the run.
         first_error: what ended the run before its tasks had ended, None if nothing did.
-        failed: the task that `first_error` came from.
+        culprit: says where `first_error` came from.
     """
 
     def __init__(self, seed: int) -> None:
         """Make a scheduler without tasks; `seed` decides between tasks that are due at the same time."""
         self.now_s = 0.0
         self.first_error: BaseException | None = None
-        self.failed: Task | None = None
-        self._draw = random.Random(seed).random
-        self._order = itertools.count()
-        self._agenda: list[tuple[float, float, int, Task | Callable[[], None]]] = []
+        self.culprit = ""
+        self._agenda = Agenda(seed)
         self._tasks: list[Task] = []
         self._threads: list[threading.Thread] = []
         self._running: Task | None = None
-        self._next_deadline_s = math.inf  # no waiting task has an earlier one; may be too early
+        self._next_deadline_s = math.inf  # no wait ends earlier than this; perhaps none ends so early
         self._idle_polls = 0
         self._ending: Callable[[], TransportError] | None = None
         self._random_states = RandomStates()
         self._all_ended = threading.Event()
 
-    # --- from outside ------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------ from outside
 
     def run(self) -> None:
         """Run all tasks to their end. What the first to fail raised stands in `first_error`.
 
-        An exception that reaches the calling thread meanwhile (Ctrl-C, a test's timeout) ends the tasks and is
-        raised when they have ended, or after 5 s if one of them computes on.
+        An exception that reaches the calling thread meanwhile (Ctrl-C, a test's timeout) ends the tasks and
+        is raised when they have ended, or after 5 s if one of them computes on.
         """
         try:
             self._hand_over(self._next_task())
             self._all_ended.wait()
         except BaseException as error:
             cause = f"the run was ended by {type(error).__name__}"
-            self._ending = lambda: TransportError(cause)
+            self.end(lambda: TransportError(cause))
             self._all_ended.wait(_GRACE_S)
             raise
         finally:
@@ -87,50 +79,44 @@ class Scheduler:
     def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> Task:
         """Add a task that is due now and runs `call()` in a thread, within a copy of the caller's context."""
         task = Task(rank, name, call)
-        context = contextvars.copy_context()
-        thread = threading.Thread(
-            target=context.run, args=(self._live, task), name=f"virtual rank {rank} {name}", daemon=True
-        )
+        live = contextvars.copy_context().run
+        thread = threading.Thread(target=live, args=(self._live, task), name=f"virtual {task}", daemon=True)
         self._tasks.append(task)
         self._threads.append(thread)
-        self._make_ready(task)
+        self._make_ready(task, self.now_s)
         thread.start()
         return task
 
     def describe(self) -> str:
         """Say what every task is doing, a line each, those that wait first."""
-        tasks = sorted(self._tasks, key=lambda task: (task.state is not State.WAITING, task.rank))
-        lines = [task.describe(self.now_s) for task in tasks[:_REPORTED_TASKS]]
-        if len(tasks) > _REPORTED_TASKS:
-            lines.append(f"and {len(tasks) - _REPORTED_TASKS} more tasks")
-        return "\n".join(lines)
+        return describe_tasks(self._tasks, self.now_s)
 
-    # --- from the task that holds the token ----------------------------------------------------------------------
+    # ------------------------------------------------------------------- from the task that holds the token
 
     def running(self, rank: int) -> Task:
         """Return the task that holds the token.
 
         Raises:
-            TransportError: it is not one of `rank`'s, so the caller is no task of that rank; or the run is ended.
+            TransportError: it is not one of `rank`'s, so the caller is none either; or the run is ended.
         """
         task = self._running
         if self._ending is not None:
             raise self._ending()
         if task is None or task.rank != rank:
-            holder = "no rank runs" if task is None else f"rank {task.rank} runs"
-            raise TransportError(f"rank {rank}'s endpoint was used by a thread of another rank: {holder} now")
+            holder = "none runs" if task is None else f"{task} runs"
+            raise TransportError(f"rank {rank}'s endpoint was used by a thread of no task of it: {holder}")
         return task
 
-    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Plan `event()` for a moment of virtual time, not before now; it may not sleep or wait."""
-        heapq.heappush(self._agenda, (max(time_s, self.now_s), _EVENT_PRIORITY, next(self._order), event))
+    def call_at(self, time_s: float, event: Event) -> None:
+        """Plan `event()` for a moment of virtual time from now on; it may neither sleep nor wait."""
+        self._agenda.add_event(time_s, event)
 
     def fire(self, signal: Signal) -> None:
         """Set `signal` now and make the tasks that wait for it ready."""
         signal.is_set = True
         for task in signal.waiting:
             if task.awaited is signal:
-                self._make_ready(task)
+                self._make_ready(task, self.now_s)
         signal.waiting.clear()
 
     def sleep(self, rank: int, seconds: float) -> None:
@@ -139,8 +125,8 @@ class Scheduler:
         self._note_change()
         self._sleep(task, seconds)
 
-    def poll(self, rank: int, seconds: float) -> None:
-        """Charge a look at something that may not have happened yet.
+    def poll(self, rank: int, seconds: float, describe: Callable[[], str]) -> None:
+        """Charge the running task, one of `rank`'s, a look at something that may not have happened yet.
 
         A loop that polls for ever cannot be told from one that ends, except that nothing else happens: after
         20,000 polls per task the poller sleeps until something does, and if nothing can, that is a deadlock.
@@ -150,7 +136,7 @@ class Scheduler:
         if self._idle_polls <= _IDLE_POLLS_PER_TASK * len(self._tasks):
             self._sleep(task, seconds)
             return
-        task.state = State.POLLING
+        task.state, task.describe_awaited, task.since_s = State.POLLING, describe, self.now_s
         self._switch(task)
 
     def wait(
@@ -167,8 +153,8 @@ class Scheduler:
             rank: the waiting task's rank.
             signal: what to wait for.
             describe: says what is awaited, from whom; called for errors and reports only.
-            default_timeout_s: virtual seconds to wait at most where `timeout_s` is None. While it runs it counts as
-                no event: tasks that all wait with a default timeout are a deadlock at once.
+            default_timeout_s: virtual seconds to wait at most where `timeout_s` is None. It counts as no
+                event: tasks that wait with nothing else under way are in a deadlock at once.
             timeout_s: virtual seconds to wait at most.
 
         Raises:
@@ -178,37 +164,34 @@ class Scheduler:
         task = self.running(rank)
         if signal.is_set:
             return
-        task.has_own_deadline = timeout_s is not None and timeout_s < math.inf
+        task.has_own_timeout = timeout_s is not None and timeout_s < math.inf
         task.timeout_s = default_timeout_s if timeout_s is None else timeout_s
-        task.deadline_s = self.now_s + task.timeout_s
-        task.awaited, task.describe_awaited = signal, describe
-        task.waiting_since_s = self.now_s
-        task.state = State.WAITING
+        task.state, task.describe_awaited, task.since_s = State.WAITING, describe, self.now_s
+        task.awaited = signal
         signal.waiting.append(task)
         self._next_deadline_s = min(self._next_deadline_s, task.deadline_s)
         self._note_change()
         self._switch(task)
 
     def end(self, make_error: Callable[[], TransportError]) -> None:
-        """End the run: every other task raises `make_error()` from whatever it does next with the transport."""
+        """End the run: from now on every use of the transport raises `make_error()`."""
         if self._ending is None:
             self._ending = make_error
 
-    # --- the token -----------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------- the token
 
     def _sleep(self, task: Task, seconds: float) -> None:
         due_s = self.now_s + seconds
-        if due_s < self._next_deadline_s and (not self._agenda or due_s < self._agenda[0][0]):
+        if due_s < self._next_deadline_s and due_s < self._agenda.next_due_s:
             self.now_s = due_s  # nothing else happens until then
             return
         self._make_ready(task, due_s)
         self._switch(task)
 
-    def _make_ready(self, task: Task, due_s: float | None = None) -> None:
-        task.awaited = task.describe_awaited = None
+    def _make_ready(self, task: Task, due_s: float) -> None:
         task.state = State.READY
-        due_s = self.now_s if due_s is None else due_s
-        heapq.heappush(self._agenda, (due_s, self._draw(), next(self._order), task))
+        task.awaited = task.describe_awaited = None
+        self._agenda.add_task(due_s, task)
 
     def _note_change(self) -> None:
         """Something other than a poll happens: those that poll may look again."""
@@ -216,7 +199,7 @@ class Scheduler:
             self._idle_polls = 0
             for task in self._tasks:
                 if task.state is State.POLLING:
-                    self._make_ready(task)
+                    self._make_ready(task, self.now_s)
 
     def _switch(self, task: Task) -> None:
         """Hand the token on and come back when it is `task`'s turn."""
@@ -248,63 +231,64 @@ class Scheduler:
             self._raise_pending(task)
             task.result = task.call()
         except BaseException as error:
-            self._fail(task, error)
+            self._fail(str(task), error)
         task.state = State.ENDED
-        self.fire(task.ended)
-        self._note_change()
         self._running = None
+        self._note_change()
         if all(other.state is State.ENDED for other in self._tasks):
             self._all_ended.set()
         else:
             self._hand_over(self._next_task())
 
-    def _fail(self, task: Task, error: BaseException) -> None:
+    def _fail(self, culprit: str, error: BaseException) -> None:
         if self.first_error is None:
-            self.first_error, self.failed = error, task
-        cause = f"rank {task.rank} ended with {type(error).__name__}: {error}"
+            self.first_error, self.culprit = error, culprit
+        cause = f"{culprit} ended with {type(error).__name__}: {error}"
         self.end(lambda: PeerLostError(cause))
 
-    # --- what is next --------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------- what is next
 
     def _next_task(self) -> Task:
         """Run the events that come first and return the task whose turn it is then."""
         while True:
             if self._ending is not None:
-                for task in self._tasks:
-                    if task.state in (State.WAITING, State.POLLING):
-                        self._make_ready(task)
-            if not self._agenda and not self._any_own_deadline():
-                self._fail_deadlocked()
-            if not self._agenda or self._next_deadline_s < self._agenda[0][0]:
-                self._expire_first(self._agenda[0][0] if self._agenda else math.inf)
+                self._wake_blocked(None)
+            elif self._agenda.next_due_s == math.inf and not any(
+                task.has_own_timeout for task in self._waiting()
+            ):
+                self._wake_blocked(f"no virtual rank can go on:\n{self.describe()}")
+            if self._next_deadline_s < self._agenda.next_due_s:
+                self._expire_first()
                 continue
-            self.now_s, _, _, following = heapq.heappop(self._agenda)
+            self.now_s, following = self._agenda.pop()
             if isinstance(following, Task):
                 return following
             self._note_change()
-            following()
+            try:
+                following()
+            except BaseException as error:
+                # It happens on the thread of any task: not that one's fault, and no reason to lose the token.
+                self._fail("an event of the simulation", error)
 
-    def _any_own_deadline(self) -> bool:
-        return any(task.state is State.WAITING and task.has_own_deadline for task in self._tasks)
+    def _waiting(self) -> list[Task]:
+        return [task for task in self._tasks if task.state is State.WAITING]
 
-    def _expire_first(self, before_s: float) -> None:
-        """Let the earliest deadline pass if it comes before `before_s`."""
-        waiting = [task for task in self._tasks if task.state is State.WAITING]
-        first = min(waiting, key=lambda task: task.deadline_s, default=None)
+    def _wake_blocked(self, deadlock: str | None) -> None:
+        """Make every task that waits or polls ready, to raise `deadlock` if there is one."""
+        for task in self._tasks:
+            if task.is_blocked:
+                task.error = None if deadlock is None else DeadlockError(deadlock)
+                self._make_ready(task, self.now_s)
+
+    def _expire_first(self) -> None:
+        """Let the earliest deadline pass, if it is really earlier than what is next on the agenda."""
+        first = min(self._waiting(), key=lambda task: task.deadline_s, default=None)
         self._next_deadline_s = math.inf if first is None else first.deadline_s
-        if first is None or first.deadline_s >= before_s:
+        if first is None or first.deadline_s >= self._agenda.next_due_s:
             return
         self.now_s = first.deadline_s
         first.error = ExchangeTimeoutError(
             f"{first.describe(self.now_s)}: not finished within {first.timeout_s:g} s"
         )
         self._note_change()
-        self._make_ready(first)
-
-    def _fail_deadlocked(self) -> None:
-        """Give every task that waits or polls the same report."""
-        report = "no virtual rank can go on:\n" + self.describe()
-        for task in self._tasks:
-            if task.state in (State.WAITING, State.POLLING):
-                task.error = DeadlockError(report)
-                self._make_ready(task)
+        self._make_ready(first, self.now_s)

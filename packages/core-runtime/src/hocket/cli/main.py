@@ -1,0 +1,87 @@
+"""`hocket`: the commands, and what a user's mistake looks like (one message, exit status 2, no traceback)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from hocket import __version__
+from hocket.errors import HocketError, UserError
+
+__all__ = ["main"]
+
+_TARGET = click.argument("target", metavar="RECIPE|FILE.yaml")
+_OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hocket")
+def cli() -> None:
+    """What crosses the wire in a training step: when, to whom and how compressed."""
+
+
+@cli.command()
+@_TARGET
+@_OVERRIDES
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
+@click.option("--transport", type=click.Choice(["mpi", "virtual"]), help="What moves bytes; default: the file's, or mpi.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results; default: runs/NAME-TIME.")
+def run(target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None) -> None:
+    """Train a task with a recipe, or as a file says.
+
+    Outside of a launcher this starts its own ranks; inside mpiexec it joins.
+
+    \b
+    hocket run sgd -n 4
+    hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
+    """
+    from hocket.cli.running import run_command
+
+    sys.exit(run_command(target, overrides, ranks, transport, out))
+
+
+@cli.command()
+@_TARGET
+@_OVERRIDES
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 4.")
+def plan(target: str, overrides: tuple[str, ...], ranks: int | None) -> None:
+    """Show what goes where in a step: bytes per rank, memory, predicted time."""
+    from hocket.cli.planning import plan_command
+
+    plan_command(target, overrides, ranks)
+
+
+@cli.command()
+def plugins() -> None:
+    """Show what is installed and what each plugin provides."""
+    from hocket.cli.listing import plugins_command
+
+    plugins_command()
+
+
+@cli.command()
+def doctor() -> None:
+    """Show what this machine has, and what that means."""
+    from hocket.cli.doctor import doctor_command
+
+    doctor_command()
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends with one message and exit status 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("hocket: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except UserError as error:
+        print(f"hocket: {error}", file=sys.stderr)
+        sys.exit(2)
+    except HocketError as error:
+        print(f"hocket: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)

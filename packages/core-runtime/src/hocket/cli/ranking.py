@@ -1,0 +1,48 @@
+"""One rank of a run: `python -m hocket.cli.ranking CONFIG FOLDER`, as `hocket run` starts it under mpiexec."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from hocket.config.run import RunConfig, load_run
+from hocket.training.loop import train
+from hocket.training.plot import plot
+from hocket.transport import Peer, join
+from hocket.transport.launching import note_pid
+from hocket.transport.virtual import NetworkModel, World
+
+__all__ = ["run_rank", "run_virtual"]
+
+
+def run_rank(run: RunConfig, folder: Path) -> None:
+    """Train on this process's rank; rank 0 writes the summary and the picture."""
+    peer = join()
+    note_pid(peer.rank)
+    _train(run, peer, folder)
+    peer.close()
+
+
+def run_virtual(run: RunConfig, folder: Path) -> None:
+    """Train on as many virtual ranks as the run asks for, in this process, one thread each."""
+    assert run.ranks is not None
+    torch.set_num_threads(1)
+    network = NetworkModel(run.network.latency_s, run.network.bandwidth_bytes_per_s)
+    world = World(run.ranks, network=network, seed=run.seed, timeout_s=run.timeout_s)
+    world.run(lambda: _train(run, join(), folder))
+
+
+def _train(run: RunConfig, peer: Peer, folder: Path) -> None:
+    summary = train(run, peer, folder)
+    if peer.rank == 0:
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
+        if not plot(folder / "metrics.jsonl", folder / "metrics.png", title):
+            print("no picture: pip install 'hocket-core[plot]'")
+
+
+if __name__ == "__main__":
+    run_rank(load_run(sys.argv[1]), Path(sys.argv[2]))

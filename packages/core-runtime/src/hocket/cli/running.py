@@ -1,0 +1,126 @@
+"""`hocket run`: start the ranks, or be one of them, and say where the results lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hocket.config.run import RunConfig, load_run
+from hocket.config.settings import TransportName
+from hocket.errors import UserError
+from hocket.training.observer import TERMINAL_VARIABLE
+from hocket.transport.joining import launched_ranks
+from hocket.transport.launching import find_mpiexec, launch
+
+__all__ = ["run_command"]
+
+
+def run_command(
+    target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None
+) -> int:
+    """Carry out `hocket run` and return the exit status.
+
+    Raises:
+        UserError: whatever is wrong with what was asked for.
+    """
+    run = load_run(target, overrides)
+    if transport is not None:
+        run = replace(run, transport=TransportName(transport))
+    if run.transport is TransportName.TORCH:
+        raise UserError("transport torch is not available in this version; there are mpi and virtual")
+    launched = launched_ranks()
+    if launched is not None:
+        return _join(run, ranks or run.ranks, out, *launched)
+    run = replace(run, ranks=ranks or run.ranks or 1)
+    assert run.ranks is not None
+    run.strategy.check_size(run.ranks)
+    _check_task(run)
+    folder = _new_folder(out, run)
+    if run.transport is TransportName.VIRTUAL:
+        from hocket.cli.ranking import run_virtual
+
+        run_virtual(run, folder)
+        status = 0
+    elif run.ranks == 1:
+        from hocket.cli.ranking import run_rank
+
+        run_rank(run, folder)
+        status = 0
+    else:
+        status = _launch(run, folder)
+    if status == 0:
+        _show_results(folder)
+    return status
+
+
+def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, promised: int) -> int:
+    """Be one of the ranks that a launcher has started."""
+    from hocket.cli.ranking import run_rank
+
+    if asked is not None and asked != promised:
+        raise UserError(f"{launcher} started {promised} ranks, but {asked} were asked for: leave out -n and `ranks`")
+    if run.transport is not TransportName.MPI:
+        raise UserError(f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher")
+    run = replace(run, ranks=promised)
+    run.strategy.check_size(promised)
+    run_rank(run, _folder(out, run))
+    return 0
+
+
+def _check_task(run: RunConfig) -> None:
+    """Find out here what every rank would find out: a missing folder, a wrong argument."""
+    from hocket.config.optimizer import build_optimizer
+    from hocket.config.run import build_engine, build_task
+
+    task = build_task(run)
+    task.data(run.seed)
+    build_optimizer(run.optimizer, task.model().parameters())
+    build_engine(run)
+
+
+def _launch(run: RunConfig, folder: Path) -> int:
+    environment = {}
+    if sys.stdout.isatty():
+        environment = {TERMINAL_VARIABLE: "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
+    program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / "config.yaml"), str(folder)]
+    assert run.ranks is not None
+    with tempfile.TemporaryDirectory(prefix="hocket-") as pids:
+        return launch(find_mpiexec(), run.ranks, program, folder=Path(pids), environment=environment)
+
+
+def _folder(out: Path | None, run: RunConfig) -> Path:
+    return out or Path("runs") / f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _new_folder(out: Path | None, run: RunConfig) -> Path:
+    """Make the results' folder, with the run's complete configuration in it."""
+    from hocket.config.run import resolved
+
+    folder = _folder(out, run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(resolved(run), sort_keys=False))
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    return folder
+
+
+def _show_results(folder: Path) -> None:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    accuracy = summary["valid_accuracy"]
+    found = f"validation accuracy {100 * accuracy:.2f} %, " if accuracy is not None else ""
+    print(
+        f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {summary['ranks']} ranks over "
+        f"{summary['transport']}: {found}validation loss {summary['valid_loss']:.4f} after {summary['steps']} steps in "
+        f"{summary['seconds']:.1f} s, {100 * summary['exposed_wait_fraction']:.0f} % of it waiting for other ranks"
+    )
+    print(f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

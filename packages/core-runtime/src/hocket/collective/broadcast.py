@@ -1,0 +1,51 @@
+"""One rank's value on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from hocket.collective.api import Channel, Collective
+
+if TYPE_CHECKING:
+    from hocket.config.network import Network
+    from hocket.progress import ProgressEngine
+    from hocket.segment import Segment
+    from hocket.transport.peer import Peer
+
+__all__ = ["Broadcast"]
+
+
+@dataclass(frozen=True)
+class Broadcast(Collective):
+    """Every rank ends with the value of `root`.
+
+    Attributes:
+        root: a rank of the exchange's scope, from 0.
+    """
+
+    slots: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    equal_result: ClassVar[bool] = True
+
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        if self.root < 0:
+            raise ValueError(f"root must be 0 or more, not {self.root}")
+
+    def open(self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine) -> Channel:
+        from hocket.collective.native import BroadcastChannel
+
+        return BroadcastChannel(peer, segments, self.root)
+
+    def contribution_scale(self, size: int) -> float:
+        return 1.0
+
+    def bytes_per_round(self, message_bytes: float, size: int) -> float:
+        """Return (p - 1) / p n: p - 1 copies are sent, in a tree by as many ranks."""
+        return (size - 1) / size * message_bytes
+
+    def seconds_per_round(self, message_bytes: float, size: int, network: Network) -> float:
+        """Return the time of a binomial tree: ceil(log2 p) whole messages, one after the other."""
+        return (size - 1).bit_length() * network.seconds(message_bytes)

@@ -1,0 +1,136 @@
+"""Build components and records from configuration, their dataclasses being the schema, and describe them."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+from hocket.config.document import Location
+from hocket.config.reference import Reference
+from hocket.config.schema import allowed_by, optional, read_value
+from hocket.errors import ConfigError
+from hocket.plugin import Kind, Registry, default_registry
+from hocket.plugin.kinds import kind_of_hint
+
+__all__ = ["build_component", "build_record", "component_name", "construct", "describe", "read_fields"]
+
+T = TypeVar("T")
+
+
+def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
+    """Build a component from its name, or from a mapping with its name and fields.
+
+    Raises:
+        ConfigError: not of that form, no such component, or a field it cannot have.
+        MissingPluginError: the plugin that it comes from cannot be loaded.
+    """
+    reference = Reference.read(where, f"a {kind} by name, or a mapping with its name and fields")
+    try:
+        component = registry.resolve(kind, reference.name)
+    except ConfigError as error:
+        raise reference.name_location.wrap(error) from error
+    fields = dataclasses.replace(where, value=reference.arguments)
+    return build_record(component, fields, registry)
+
+
+def build_record(record: type[T], where: Location, registry: Registry, **given: Any) -> T:
+    """Build a frozen dataclass from the mapping at a place.
+
+    Args:
+        given: fields that are not configuration, by name.
+
+    Raises:
+        ConfigError: not a mapping, an unknown or missing key, a wrong type or a value that the dataclass
+            refuses.
+    """
+    return construct(record, where, {**read_fields(record, where, registry, given), **given})
+
+
+def read_fields(
+    record: type, where: Location, registry: Registry, skip: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the checked values of a dataclass's fields that stand in the mapping at a place.
+
+    Args:
+        skip: fields that are not read here, and not allowed in the mapping.
+
+    Raises:
+        ConfigError: not a mapping, an unknown or missing key, or a wrong type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(record) if f.init and f.name not in skip}
+    if not isinstance(where.value, Mapping):
+        raise where.error(f"got {where.given}", f"a mapping of {', '.join(fields)}")
+    where.check_keys(list(fields))
+    hints = typing.get_type_hints(record)
+    values = {}
+    for name, field in fields.items():
+        if name in where.value:
+            values[name] = _read_field(hints[name], where.child(name), registry)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise where.child(name).error("missing", _allowed(hints[name], registry))
+    return values
+
+
+def construct(record: type[T], where: Location, values: Mapping[str, Any]) -> T:
+    """Make a dataclass of checked values, and give what its `__post_init__` refuses a place.
+
+    A ValueError whose first word is a field's name is placed at that field.
+
+    Raises:
+        ConfigError: the dataclass refuses the values.
+    """
+    try:
+        return record(**values)
+    except ValueError as error:
+        word = str(error).partition(" ")[0].rstrip(":,")
+        place = where.child(word) if word in values else where
+        raise place.error(str(error)) from error
+
+
+def component_name(component: object, registry: Registry | None = None) -> str:
+    """Return the name by which a config means a component."""
+    kind = kind_of_hint(type(component))
+    if kind is None:
+        raise TypeError(f"{component!r} is no component")
+    return (registry or default_registry()).name_of(kind, type(component))
+
+
+def describe(value: Any, registry: Registry | None = None) -> Any:
+    """Return components, records and values as plain configuration, complete with defaults.
+
+    Args:
+        registry: knows the components' names; the process's by default.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = {} if kind_of_hint(type(value)) is None else {"name": component_name(value, registry)}
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return name | {field: describe(getattr(value, field), registry) for field in fields}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: describe(v, registry) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(v, registry) for v in value]
+    return value
+
+
+def _read_field(hint: Any, where: Location, registry: Registry) -> Any:
+    inner, nullable = optional(hint)
+    if where.value is None and nullable:
+        return None
+    kind = kind_of_hint(inner)
+    if kind is not None:
+        return build_component(kind, where, registry)
+    if inner is Reference:
+        return Reference.read(where, "a name, or a mapping with a name and arguments")
+    if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+        return build_record(inner, where, registry)
+    return read_value(hint, where)
+
+
+def _allowed(hint: Any, registry: Registry) -> str:
+    kind = kind_of_hint(optional(hint)[0])
+    return allowed_by(hint) if kind is None else ", ".join(registry.names(kind))

@@ -1,0 +1,190 @@
+"""A configuration being merged: a tree of plain values, and where each of them came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hocket.errors import ConfigError, suggest
+
+__all__ = ["Document", "Location", "Origin", "Path"]
+
+#: The way from the root to a value: keys of mappings and indices of lists.
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from.
+
+    Attributes:
+        label: how errors name it: a file, `recipe sgd`, `override 'epochs=3'`, `mapping`.
+        bare: whether it was written as a strategy alone, so that its keys lack the leading `strategy`.
+    """
+
+    label: str
+    bare: bool = False
+
+
+class Document:
+    """Layers of configuration, merged in the order in which they are laid.
+
+    A mapping changes the keys that it has and leaves the others; everything else replaces what was below it.
+    Two refinements serve components: a mapping with a `name` replaces, as fields of another component mean
+    nothing to it, and one without, over a component given by its name alone, adds fields to that.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        """Make an empty document; `origin` answers for what no layer has."""
+        self.tree: dict[str, Any] = {}
+        self._origins: dict[Path, Origin] = {(): origin}
+
+    @property
+    def root(self) -> Location:
+        """The place of the whole tree."""
+        return Location(self, (), self.tree)
+
+    def lay(self, layer: Mapping[str, Any], origin: Origin) -> None:
+        """Lay a mapping of plain values over the tree."""
+        self._origins[()] = origin
+        for key, value in layer.items():
+            self.tree[key] = self._merged(self.tree.get(key), value, (key,), origin)
+
+    def assign(self, keys: Sequence[str], value: Any, origin: Origin) -> None:
+        """Lay one value over the tree at a path whose list indices are written as text.
+
+        Raises:
+            ConfigError: the path leads through a list without such an index, or through what has no keys.
+        """
+        node: Any = self.tree
+        path: Path = ()
+        for depth, text in enumerate(keys):
+            key: Any = text
+            if isinstance(node, list):
+                key = self._index(node, text, path, origin)
+            path = (*path, key)
+            below = node[key] if isinstance(node, list) else node.get(key)
+            if depth == len(keys) - 1:
+                node[key] = self._merged(below, value, path, origin)
+            elif below is None:
+                node[key] = {}
+            elif isinstance(below, str):
+                node[key] = {"name": below}
+            elif not isinstance(below, dict | list):
+                given = Location(self, path, below).given
+                raise ConfigError(f"{origin.label}: {_written(path, origin)} is {given}, which has no keys")
+            node = node[key]
+
+    def origin_of(self, path: Path) -> Origin:
+        """Return where the value at `path`, or else the nearest thing around it, came from."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._origins:
+                return self._origins[path[:length]]
+        return self._origins[()]
+
+    def interpolate(self) -> None:
+        """Replace `${key}` by the value at that key and `${oc.env:NAME}` by the environment's.
+
+        Raises:
+            ConfigError: a reference that leads nowhere or is malformed, or a value left mandatory (`???`).
+        """
+        try:
+            config = OmegaConf.create(self.tree)
+            tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            where = self.root
+            for key in (error.full_key or "").replace("[", ".").replace("]", "").split("."):
+                where = where.child(int(key) if key.isdecimal() else key)
+            problem = str(error.msg or error).partition("\n")[0]
+            raise where.error(f"got {where.given}: {problem}") from error
+        self.tree = tree
+
+    def _merged(self, below: Any, above: Any, path: Path, origin: Origin) -> Any:
+        if isinstance(above, Mapping) and "name" not in above:
+            if isinstance(below, str):
+                below = {"name": below}
+            if isinstance(below, Mapping):
+                changed = {k: self._merged(below.get(k), v, (*path, k), origin) for k, v in above.items()}
+                return {**below, **changed}
+        self._origins = {known: o for known, o in self._origins.items() if known[: len(path)] != path}
+        self._origins[path] = origin
+        return copy.deepcopy(above)
+
+    @staticmethod
+    def _index(node: list[Any], key: str, path: Path, origin: Origin) -> int:
+        if key.isdecimal() and int(key) < len(node):
+            return int(key)
+        what = "exchange" if len(path) == 2 and path[0] == "strategy" else "item"
+        numbers = f", numbered 0 to {len(node) - 1}" if node else ""
+        plural = "" if len(node) == 1 else "s"
+        name = _written(path, origin)
+        raise ConfigError(f"{origin.label}: {name}.{key}: {name} has {len(node)} {what}{plural}{numbers}")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a document, with what stands there; None where nothing does."""
+
+    document: Document
+    path: Path
+    value: Any
+
+    @property
+    def source(self) -> str:
+        """How errors name where this place's value came from."""
+        return self.document.origin_of(self.path).label
+
+    @property
+    def given(self) -> str:
+        """What stands here, as YAML writes it."""
+        words = {None: "null", True: "true", False: "false"}
+        return words[self.value] if self.value is None or isinstance(self.value, bool) else repr(self.value)
+
+    def child(self, key: str | int) -> Location:
+        """Return the place of a key or index below this one."""
+        value = self.value
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            value = None
+        return Location(self.document, (*self.path, key), value)
+
+    def error(
+        self, problem: str, allowed: str = "", hint: str = "", kind: type[ConfigError] = ConfigError
+    ) -> ConfigError:
+        """Return an error that names the source and the key of this place."""
+        origin = self.document.origin_of(self.path)
+        key = _written(self.path, origin)
+        where = f"{origin.label}: {key}" if key else origin.label
+        ending = f"; allowed: {allowed}" if allowed else ""
+        return kind(f"{where}: {problem}{ending}{hint and '.'}{hint}")
+
+    def wrap(self, error: ConfigError) -> ConfigError:
+        """Return `error`, of its own type, with the source and the key of this place before its message."""
+        return self.error(str(error), kind=type(error))
+
+    def check_keys(self, allowed: Sequence[str]) -> None:
+        """Refuse a mapping's first key that is not allowed, suggesting one that is.
+
+        Raises:
+            ConfigError: an unknown key.
+        """
+        for key in self.value:
+            if key not in allowed:
+                raise self.child(key).error(
+                    "unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed)
+                )
+
+
+def _written(path: Path, origin: Origin) -> str:
+    """Return a path as its source writes it."""
+    if origin.bare and path[:1] == ("strategy",):
+        path = path[1:]
+    return ".".join(map(str, path))

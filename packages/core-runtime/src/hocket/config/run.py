@@ -1,0 +1,107 @@
+"""A run's file: read, checked, and given back complete."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hocket.config.component import build_component, construct, describe, read_fields
+from hocket.config.optimizer import complete_arguments
+from hocket.config.reference import Reference
+from hocket.config.settings import ROOT_KEYS, RunSettings
+from hocket.config.source import SLOTS, Target, load_document
+from hocket.errors import ConfigError
+from hocket.plugin import Kind, Registry, default_registry
+from hocket.strategy.compose import build_strategy
+from hocket.strategy.strategy import Strategy
+
+if TYPE_CHECKING:
+    from hocket.engine.api import Engine
+    from hocket.task.api import Task
+
+__all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]
+
+
+@dataclass(frozen=True)
+class RunConfig(RunSettings):
+    """A run's file, checked.
+
+    Task, optimizer and engine are references, since what they become needs torch: see `build_task`,
+    `build_engine` and `hocket.config.optimizer.build_optimizer`.
+    """
+
+    strategy: Strategy = field(default_factory=Strategy)
+
+
+def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> RunConfig:
+    """Read the configuration of a run: defaults, then the recipe, then the file, then the overrides.
+
+    Args:
+        target: a recipe's name, the path of a YAML file (it exists, or ends with .yaml or .yml), or a
+            mapping.
+        overrides: `KEY=VALUE` with keys from the run's root; those of slots may leave out `strategy`.
+        registry: where components come from; the installed plugins by default.
+
+    Raises:
+        ConfigError, CompositionError, MissingPluginError: as in `hocket.strategy.compose`.
+    """
+    registry = registry or default_registry()
+    document = load_document(target, overrides, registry)
+    root = document.root
+    root.check_keys((*ROOT_KEYS, *SLOTS))
+    settings = {key: value for key, value in document.tree.items() if key != "strategy"}
+    values = read_fields(RunSettings, dataclasses.replace(root, value=settings), registry)
+    strategy = build_strategy(root.child("strategy"), registry, values.get("name"))
+    return construct(RunConfig, root, {**values, "strategy": strategy})
+
+
+def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
+    """Build the task of a run: a registered one, or the user's own, named `module:attribute`.
+
+    Raises:
+        ConfigError: no such task, or a field that it cannot have; names source and key.
+    """
+    reference = run.task
+    if ":" not in reference.name:
+        task: Task = _build(Kind.TASK, reference, registry)
+        return task
+    from hocket.task.user import load_user_task
+
+    try:
+        return load_user_task(reference.name, reference.arguments)
+    except ConfigError as error:
+        raise type(error)(f"{reference.where.source}: {error}") from error
+
+
+def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
+    """Build the engine of a run.
+
+    Raises:
+        ConfigError: no such engine, or a field that it cannot have; names source and key.
+    """
+    engine: Engine = _build(Kind.ENGINE, run.engine, registry)
+    return engine
+
+
+def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]:
+    """Return a run as plain, complete configuration, for `config.yaml` and to compare ranks; imports torch.
+
+    `load_run` of it gives the same run, whatever becomes of the recipe that it was based on.
+    """
+    settings = [setting.name for setting in dataclasses.fields(RunSettings)]
+    plain = {name: describe(getattr(run, name), registry) for name in settings}
+    plain["recipe"] = None
+    plain["optimizer"] = {"name": run.optimizer.name, **complete_arguments(run.optimizer)}
+    plain["engine"] = describe(build_engine(run, registry), registry)
+    own = ":" in run.task.name
+    plain["task"] = run.task.plain() if own else describe(build_task(run, registry), registry)
+    plain["strategy"] = run.strategy.resolved(registry)
+    del plain["strategy"]["name"]
+    return plain
+
+
+def _build(kind: Kind, reference: Reference, registry: Registry | None) -> Any:
+    where = dataclasses.replace(reference.where, value=reference.plain())
+    return build_component(kind, where, registry or default_registry())

@@ -1,0 +1,98 @@
+"""The settings of a run beside its strategy: what is trained, how long, by how many ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from hocket.config.network import Network
+from hocket.config.reference import Reference
+from hocket.plugin import core_version
+
+__all__ = ["DEFAULTS", "ROOT_KEYS", "OnNonfinite", "RunSettings", "TransportName"]
+
+
+class TransportName(StrEnum):
+    """What moves bytes between ranks."""
+
+    MPI = "mpi"
+    TORCH = "torch"
+    VIRTUAL = "virtual"
+
+
+class OnNonfinite(StrEnum):
+    """What to do about NaN or Inf in what is about to be sent: end the run, or skip the step and count it."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run's file without its strategy. The fields are the file's keys.
+
+    Attributes:
+        name: what the run's recipe or file is called.
+        description: one line on what it does.
+        source: the paper that it comes from.
+        recipe: what the file is based on; a recipe's name.
+        task: data, model and loss.
+        optimizer: one of torch.optim by its lower-case name, with keyword arguments.
+        engine: how a batch flows through the model.
+        epochs: passes over the data, 1 or more.
+        batch_size: samples per rank and step, 1 or more.
+        seed: of the model, the data's order and every draw; 0 or more.
+        ranks: how many to start, 1 or more; null where the launcher says.
+        transport: what moves bytes between ranks.
+        timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
+        log_every: steps between two lines of metrics, 1 or more.
+        on_nonfinite: what to do about NaN or Inf.
+        steps: stop after so many, 1 or more; null to run all epochs.
+        network: what the virtual transport imitates and `plan` predicts for.
+        delays: injected imbalance; not available yet.
+        phases: overrides by step; not available yet.
+    """
+
+    name: str | None = None
+    description: str = ""
+    source: str = ""
+    recipe: str | None = None
+    task: Reference = field(default_factory=lambda: Reference("digits"))
+    optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))
+    engine: Reference = field(default_factory=lambda: Reference("data_parallel"))
+    epochs: int = 5
+    batch_size: int = 32
+    seed: int = 0
+    ranks: int | None = None
+    transport: TransportName = TransportName.MPI
+    timeout_s: float = 300.0
+    log_every: int = 10
+    on_nonfinite: OnNonfinite = OnNonfinite.ERROR
+    steps: int | None = None
+    network: Network = field(default_factory=Network)
+    delays: Any = None
+    phases: Any = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "ranks", "log_every", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        if not 0 < self.timeout_s < math.inf:
+            raise ValueError(f"timeout_s must be finite and more than 0, not {self.timeout_s}")
+        core = f"hocket-core {core_version()}".rstrip()
+        if self.delays is not None:
+            raise ValueError(f"delays is not available in {core}, got {self.delays!r}; allowed: null")
+        if self.phases != {}:
+            raise ValueError(f"phases is not available in {core}, got {self.phases!r}; allowed: {{}}")
+
+
+#: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.
+DEFAULTS = {name: getattr(RunSettings(), name).plain() for name in ("task", "optimizer", "engine")}
+
+#: The keys at the root of a run's file.
+ROOT_KEYS = (*(setting.name for setting in fields(RunSettings)), "strategy")

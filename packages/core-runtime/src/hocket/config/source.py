@@ -1,0 +1,191 @@
+"""Where configuration comes from: YAML files, recipes, mappings, and overrides `KEY=VALUE`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from hocket.config.document import Document, Origin
+from hocket.config.settings import DEFAULTS
+from hocket.errors import ConfigError
+from hocket.plugin import Registry
+
+__all__ = ["DEFAULT_RECIPE", "SLOTS", "Override", "Target", "load_document", "parse_override"]
+
+#: What a run's file is based on when it has neither a strategy nor a recipe.
+DEFAULT_RECIPE = "sgd"
+
+#: The moments of a step, as keys of a strategy.
+SLOTS = ("samples", "gradients", "parameters")
+
+#: A recipe's name, a YAML file, or a mapping with the content of one.
+Target = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: 1e-3 is a number, and a key that stands twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str) or key in seen:
+                problem = "stands twice" if isinstance(key, str) else "is not text"
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key!r} {problem}", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `KEY=VALUE`, parsed.
+
+    Attributes:
+        keys: the path from a run's root; slots are below `strategy`.
+        origin: how errors name it, and whether it was written without `strategy`.
+    """
+
+    keys: tuple[str, ...]
+    value: Any
+    origin: Origin
+
+
+def parse_override(text: str) -> Override:
+    """Parse `KEY=VALUE`: a path of keys and list indices joined by dots, and a value in YAML.
+
+    Raises:
+        ConfigError: there is no `=`, the key has an empty part, or the value is not YAML.
+    """
+    label = f"override {text!r}"
+    key, separator, value = text.partition("=")
+    keys = tuple(part.strip() for part in key.split("."))
+    if not (separator and all(keys)):
+        raise ConfigError(f"{label}: not of the form KEY=VALUE, such as gradients.0.overlap=backward")
+    bare = keys[0] in SLOTS
+    return Override(("strategy", *keys) if bare else keys, _parse_yaml(value, label), Origin(label, bare))
+
+
+def load_document(target: Target, overrides: Sequence[str], registry: Registry) -> Document:
+    """Read a target, what it is based on and the overrides into one document, in the form of a run's file.
+
+    The order is base recipe, target, overrides. A strategy alone (a mapping with slots at its root) is put
+    below `strategy`.
+
+    Raises:
+        ConfigError: unreadable or malformed, an unknown recipe, or an override that leads nowhere.
+    """
+    parsed = [parse_override(text) for text in overrides]
+    layers = [_read(target, registry)]
+    named = next((o.value for o in reversed(parsed) if o.keys == ("recipe",)), None)
+    base = named or layers[0][0].get("recipe") or (None if "strategy" in layers[0][0] else DEFAULT_RECIPE)
+    seen: list[Any] = []
+    while base is not None:
+        if base in seen:
+            raise ConfigError(
+                f"{layers[-1][1].label}: recipe: {' -> '.join([*seen, base])} is based on itself"
+            )
+        seen.append(base)
+        layers.append(_read_recipe(base, layers[-1][1], registry))
+        base = layers[-1][0].get("recipe")
+    document = Document(layers[0][1])
+    document.lay(DEFAULTS, Origin("defaults"))
+    for layer, origin in reversed(layers):
+        document.lay(layer, origin)
+    for override in parsed:
+        document.assign(override.keys, override.value, override.origin)
+    document.interpolate()
+    return document
+
+
+def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
+    if isinstance(target, DictConfig):
+        target = OmegaConf.to_container(target, resolve=False)  # type: ignore[assignment]
+    if isinstance(target, Mapping):
+        return _as_run(_plain(target, "mapping", ""), "mapping")
+    name = os.fspath(target)
+    if not isinstance(target, str) or name.endswith((".yaml", ".yml")) or os.path.isfile(name):
+        return _as_run(_read_yaml(FilePath(name), name), name)
+    # A recipe that is the target itself: what it provides has its name even where its file does not say so.
+    layer, origin = _read_recipe(name, None, registry)
+    return {"name": name, **layer}, origin
+
+
+def _read_recipe(name: Any, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:
+    prefix = f"{asked_by.label}: recipe: " if asked_by else ""
+    if not isinstance(name, str):
+        raise ConfigError(f"{prefix}got {name!r}; allowed: a recipe's name")
+    try:
+        path = registry.recipe_file(name).path
+    except ConfigError as error:
+        raise type(error)(f"{prefix}{error}") from error
+    return _as_run(_read_yaml(path, f"recipe {name}"), f"recipe {name}")
+
+
+def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{label}: cannot read the file: {reason}") from error
+    content = _parse_yaml(text, label)
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{label}: got {content!r}; allowed: a mapping, such as strategy: {{gradients: [...]}}"
+        )
+    return content
+
+
+def _parse_yaml(text: str, label: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{label}: {where}not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{label}: not valid YAML: {str(error).splitlines()[0]}") from error
+
+
+def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
+    """Put the slots of a strategy that stands alone below `strategy`."""
+    slots = {key: layer[key] for key in SLOTS if key in layer}
+    if not slots:
+        return layer, Origin(label)
+    if "strategy" in layer:
+        raise ConfigError(f"{label}: {next(iter(slots))} stands beside strategy; allowed: below it")
+    return {**{k: v for k, v in layer.items() if k not in slots}, "strategy": slots}, Origin(label, bare=True)
+
+
+def _plain(value: Any, label: str, path: str) -> Any:
+    """Copy a mapping given in Python as YAML would have it; `path` names the place in errors."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"{label}: {path or 'root'}: the key {key!r} is not text")
+        return {key: _plain(v, label, f"{path}.{key}".lstrip(".")) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, label, f"{path}.{i}".lstrip(".")) for i, v in enumerate(value)]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str | int | float | None):
+        return value
+    raise ConfigError(
+        f"{label}: {path}: got {value!r}; allowed: what YAML can say (mappings, lists, text, numbers)"
+    )

@@ -1,0 +1,35 @@
+"""The plain engine: every rank runs its batch through a whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.engine.api import Engine, Loss, Stepper, StepResult
+
+if TYPE_CHECKING:
+    from hocket.session import Session
+
+__all__ = ["DataParallel"]
+
+
+class _DataParallelStepper(Stepper):
+    def __init__(self, session: Session) -> None:
+        self._model, self._optimizer = session.model, session.optimizer
+
+    def step(self, batch: Any, loss: Loss) -> StepResult:
+        inputs, target = batch
+        self._optimizer.zero_grad()
+        output = self._model(inputs)
+        value = loss(output, target)
+        value.backward()
+        self._optimizer.step()
+        return StepResult(value.detach(), output.detach())
+
+
+@dataclass(frozen=True)
+class DataParallel(Engine):
+    """zero_grad, forward, backward, step."""
+
+    def open(self, session: Session) -> Stepper:
+        return _DataParallelStepper(session)

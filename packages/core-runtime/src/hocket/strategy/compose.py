@@ -1,0 +1,78 @@
+"""Compose a strategy from a recipe, a file or a mapping, and refuse what cannot mean anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hocket.config.component import build_component, build_record
+from hocket.config.document import Location
+from hocket.config.settings import ROOT_KEYS
+from hocket.config.source import SLOTS, Target, load_document, parse_override
+from hocket.errors import CompositionError, ConfigError
+from hocket.plugin import Kind, Registry, default_registry
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
+from hocket.strategy.rules import refusals
+from hocket.strategy.strategy import Strategy
+
+__all__ = ["build_strategy", "compose"]
+
+
+def compose(target: Target, *overrides: str, registry: Registry | None = None) -> Strategy:
+    """Compose a strategy.
+
+    Args:
+        target: a recipe's name, the path of a YAML file, or a mapping with the content of one. A file holds a
+            strategy alone (`gradients: [...]`), a recipe or a run's whole file, of which this takes the
+            strategy.
+        overrides: `KEY=VALUE`, laid over the target in order, for instance `parameters.0.topology=ring`.
+        registry: where components come from; the installed plugins by default.
+
+    Raises:
+        ConfigError: a key, a type or a value that is not allowed; names source, key, given and allowed.
+        CompositionError: parts that cannot mean anything together; says what can.
+        MissingPluginError: a plugin that is not installed or does not load.
+    """
+    registry = registry or default_registry()
+    document = load_document(target, overrides, registry)
+    for override in map(parse_override, overrides):
+        if override.keys[0] not in ("strategy", "recipe"):
+            problem = f"{override.keys[0]} is no part of a strategy"
+            raise ConfigError(f"{override.origin.label}: {problem}; allowed: {', '.join(SLOTS)}")
+    document.root.check_keys((*ROOT_KEYS, *SLOTS))
+    name = document.tree.get("name")
+    return build_strategy(document.root.child("strategy"), registry, None if name is None else str(name))
+
+
+def build_strategy(where: Location, registry: Registry, name: str | None) -> Strategy:
+    """Build and check the strategy at a place of a document.
+
+    Raises:
+        ConfigError, CompositionError, MissingPluginError: as in `compose`.
+    """
+    if not isinstance(where.value, Mapping):
+        raise where.error(f"got {where.given}", f"a mapping of {', '.join(SLOTS)}")
+    where.check_keys(SLOTS)
+    samples = where.child("samples")
+    strategy = Strategy(
+        name=name,
+        samples=None if samples.value is None else build_component(Kind.SAMPLES, samples, registry),
+        gradients=_read_slot(GRADIENTS, where.child(GRADIENTS), registry),
+        parameters=_read_slot(PARAMETERS, where.child(PARAMETERS), registry),
+    )
+    for refusal in refusals(strategy):
+        place = where
+        for key in refusal.key.split("."):
+            place = place.child(int(key) if key.isdecimal() else key)
+        raise place.error(refusal.reason, kind=CompositionError)
+    return strategy
+
+
+def _read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange, ...]:
+    if where.value is None:
+        return ()
+    if not isinstance(where.value, list):
+        raise where.error(f"got {where.given}", "a list of exchanges, such as [{collective: allreduce}]")
+    places = [where.child(index) for index in range(len(where.value))]
+    return tuple(
+        build_record(Exchange, place, registry, slot=slot, index=index) for index, place in enumerate(places)
+    )

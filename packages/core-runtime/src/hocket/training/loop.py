@@ -1,0 +1,169 @@
+"""Train a task as a run's file says, on this rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from hocket.config.optimizer import build_optimizer
+from hocket.config.run import RunConfig, build_engine, build_task
+from hocket.session import Session, attach
+from hocket.task import Task, TaskData
+from hocket.task.shard import ShardSampler, loader
+from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
+from hocket.training.observer import observer_for
+from hocket.transport.peer import Peer
+
+__all__ = ["train"]
+
+
+@dataclass
+class _Losses:
+    """The training loss since the last line of metrics, over this rank's samples."""
+
+    loss: float = 0.0
+    samples: int = 0
+
+    def add(self, loss: float, samples: int) -> None:
+        self.loss += loss * samples
+        self.samples += samples
+
+
+def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
+    """Train, and return what goes into `summary.json`; collective.
+
+    Args:
+        run: the run's file.
+        peer: this rank's endpoint; the same number of ranks as the file says.
+        out: an existing folder, in which rank 0 writes `metrics.jsonl`.
+    """
+    task = build_task(run)
+    data = task.data(run.seed)
+    # Every rank builds the same model; draws in training (dropout) differ from rank to rank.
+    torch.manual_seed(run.seed)
+    model = task.model()
+    torch.manual_seed(run.seed + 1 + peer.rank)
+    optimizer = build_optimizer(run.optimizer, model.parameters())
+    peer.timeout_s = run.timeout_s
+    with attach(model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer) as session:
+        with (out / "metrics.jsonl" if peer.rank == 0 else Path(os.devnull)).open("w") as metrics:
+            return _Run(run, task, data, session, metrics).train()
+
+
+class _Run:
+    def __init__(self, run: RunConfig, task: Task, data: TaskData, session: Session, metrics: TextIO) -> None:
+        self._run = run
+        self._task = task
+        self._data = data
+        self._session = session
+        self._metrics = metrics
+        self._stepper = build_engine(run).open(session)
+        num_samples = len(data.train)  # type: ignore[arg-type]
+        self._sampler = ShardSampler(num_samples, run.batch_size, session.rank, session.size, run.seed)
+        per_epoch = -(-num_samples // (run.batch_size * session.size))
+        self._steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
+        self._losses = _Losses()
+        self._observer = observer_for(session.rank, self._steps)
+        self._start_s = session.peer.now()
+        self._pause_s = 0.0
+        self._last_row: dict[str, Any] = {}
+
+    def train(self) -> dict[str, Any]:
+        try:
+            for epoch, last_of_epoch in self._batches():
+                step = self._session.step
+                if self._observer:
+                    self._observer.step(step)
+                if step % self._run.log_every == 0 or last_of_epoch:
+                    self._write_row(epoch, last_of_epoch)
+            return self._summary()
+        finally:
+            if self._observer:
+                self._observer.close()
+
+    def _batches(self) -> Iterator[tuple[int, bool]]:
+        """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
+        session, batch_size = self._session, self._run.batch_size
+        batches = loader(self._data.train, self._sampler)
+        for epoch in range(self._run.epochs):
+            self._sampler.set_epoch(epoch)
+            following = None
+            for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
+                if following is not None:
+                    yield following
+                result = self._stepper.step(batch, self._task.loss)
+                if session.weight:
+                    self._losses.add(float(result.loss), len(batch[1]))
+                if session.step >= self._steps:
+                    yield epoch + 1, True
+                    return
+                following = (epoch + 1, False)
+            yield epoch + 1, True
+
+    def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
+        session = self._session
+        row = {"epoch": epoch, "step": session.step, "seconds": self._seconds(), "train_loss": self._mean_loss()}
+        if last_of_epoch:
+            row |= self._validate()
+            row["consensus_distance"] = session.consensus_distance()
+        row["bytes_sent"] = session.counters.bytes_sent
+        row["exposed_wait_s"] = session.counters.exposed_wait_s
+        self._last_row = row
+        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.flush()
+        if self._observer:
+            self._observer.row(row)
+
+    def _mean_loss(self) -> float:
+        told = self._session.gather([self._losses.loss, self._losses.samples])
+        self._losses = _Losses()
+        return sum(loss for loss, _ in told) / max(1, sum(samples for _, samples in told))
+
+    def _seconds(self) -> float:
+        """Seconds of training so far, without the evaluations."""
+        return self._session.peer.now() - self._start_s - self._pause_s
+
+    def _validate(self) -> dict[str, float | None]:
+        start_s = self._session.peer.now()
+        with self._session.consensus():
+            found = evaluate_together(self._session, self._task, self._data.valid)
+        self._pause_s += self._session.peer.now() - start_s
+        return {"valid_loss": found.mean_loss, "valid_accuracy": found.mean("accuracy")}
+
+    def _summary(self) -> dict[str, Any]:
+        session, seconds, row = self._session, self._seconds(), self._last_row
+        accuracies = session.gather(self._own_accuracy(row))
+        waits = session.gather(session.counters.exposed_wait_s)
+        return {
+            "recipe": self._run.strategy.name,
+            "task": self._run.task.name,
+            "transport": session.peer.transport,
+            "ranks": session.size,
+            "steps": session.step,
+            "skipped_steps": session.skipped_steps,
+            "seconds": seconds,
+            "steps_per_second": session.step / seconds if seconds > 0 else None,
+            "train_loss": row["train_loss"],
+            "valid_loss": row["valid_loss"],
+            "valid_accuracy": row["valid_accuracy"],
+            "valid_accuracy_ranks": accuracies,
+            "bytes_sent_per_step": session.counters.bytes_sent / max(1, session.step),
+            "exposed_wait_fraction": sum(waits) / len(waits) / seconds if seconds > 0 else None,
+            "consensus_distance": row["consensus_distance"],
+        }
+
+    def _own_accuracy(self, row: dict[str, Any]) -> float | None:
+        """This replica's own accuracy on all held-out samples."""
+        if self._session.replicas_equal:
+            accuracy: float | None = row["valid_accuracy"]
+            return accuracy
+        valid: Any = self._data.valid
+        own: Evaluation = evaluate(self._session.model, self._task, valid, range(len(valid)))
+        return own.mean("accuracy")
+

@@ -1,0 +1,10 @@
+"""All ranks as threads of one process, under a deterministic scheduler and a virtual clock.
+
+For tests that are fast and repeatable, for faults on demand, and for what-if timing.
+"""
+
+from hocket.transport.virtual.network import NetworkModel
+from hocket.transport.virtual.peer import VirtualPeer
+from hocket.transport.virtual.world import World, current_peer
+
+__all__ = ["NetworkModel", "VirtualPeer", "World", "current_peer"]

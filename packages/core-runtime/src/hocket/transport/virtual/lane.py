@@ -1,0 +1,150 @@
+"""A lane between virtual ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hocket.errors import TransportError
+from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
+from hocket.transport.virtual.reduction import tree_sum
+from hocket.transport.virtual.rendezvous import Call, Rendezvous
+from hocket.transport.virtual.request import Station, VirtualRequest
+
+__all__ = ["LaneState", "VirtualLane"]
+
+_REDUCIBLE = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
+
+
+class LaneState:
+    """What the ranks of a lane share.
+
+    Attributes:
+        name: as the ranks gave it.
+        ranks: the group, as ranks of the world.
+        mailboxes: one per rank of the group.
+        rendezvous: where its collectives meet.
+    """
+
+    def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.mailboxes = [Mailbox(rank, name) for rank in ranks]
+        self.rendezvous = Rendezvous(f"lane {name!r}", ranks)
+
+
+class VirtualLane(Lane):
+    """One rank's end of a lane."""
+
+    def __init__(self, state: LaneState, station: Station, rank: int, timeout_s: float) -> None:
+        """Open the end of the group's `rank`, whose waits last `timeout_s` if they do not say."""
+        self.name = state.name
+        self.rank = rank
+        self.size = len(state.ranks)
+        self._state = state
+        self._station = station
+        self._timeout_s = timeout_s
+        self._closed = False
+
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        self._check_usable(to)
+        state, source = self._state, self.rank
+        message = flat_bytes(data, f"{self} isend").copy()
+        receiver = state.ranks[to]
+        request = self._request(
+            lambda: f"its own link, in isend to rank {receiver}, round {round}, lane {state.name!r}"
+        )
+        self._station.fabric.carry(
+            self._station.rank,
+            receiver,
+            message.nbytes,
+            sent=request.finish,
+            delivered=lambda: state.mailboxes[to].deliver(source, round, message),
+        )
+        return request
+
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        self._check_usable(source)
+        buffer = flat_bytes(data, f"{self} irecv")
+        self._check_writable(data, "irecv")
+        state = self._state
+        sender = state.ranks[source]
+        request = self._request(lambda: f"rank {sender} in irecv, round {round}, lane {state.name!r}")
+        state.mailboxes[self.rank].post(source, round, buffer, request)
+        return request
+
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        self._check_usable(self.rank)
+        self._check_reducible(send, receive)
+
+        def conclude(buffers: list[tuple[Array, Array]]) -> Sequence[None]:
+            total = tree_sum([sent for sent, _ in buffers])
+            for _, received in buffers:
+                received[...] = total
+            return [None] * len(buffers)
+
+        what = f"iallreduce of {send.dtype}{list(send.shape)}"
+        seconds = self._station.network.allreduce_seconds
+        return self._join(Call(what, (send, receive), send.nbytes, seconds, conclude))
+
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        self._check_usable(root)
+        flat_bytes(data, f"{self} ibroadcast")
+        if self.rank != root:
+            self._check_writable(data, "ibroadcast")
+
+        def conclude(buffers: list[Array]) -> Sequence[None]:
+            for rank, buffer in enumerate(buffers):
+                if rank != root:
+                    buffer[...] = buffers[root]
+            return [None] * len(buffers)
+
+        what = f"ibroadcast of {data.dtype}{list(data.shape)} from rank {self._state.ranks[root]}"
+        return self._join(Call(what, data, data.nbytes, self._station.network.broadcast_seconds, conclude))
+
+    def ibarrier(self) -> Request:
+        self._check_usable(self.rank)
+        seconds = self._station.network.allreduce_seconds
+        return self._join(Call("ibarrier", None, 0, seconds, lambda nothing: nothing))
+
+    def close(self) -> None:
+        """Give this rank's end back; receives that are still posted fail."""
+        if not self._closed:
+            self._closed = True
+            self._state.mailboxes[self.rank].close()
+
+    def __str__(self) -> str:
+        return f"rank {self._station.rank}: lane {self.name!r}"
+
+    def _request(self, describe: Callable[[], str]) -> VirtualRequest:
+        return VirtualRequest(self._station, self._timeout_s, describe)
+
+    def _join(self, call: Call) -> Request:
+        return self._state.rendezvous.join(self._station, self.rank, self._timeout_s, call)
+
+    def _check_usable(self, other: int) -> None:
+        self._station.scheduler.running(self._station.rank)
+        if self._closed:
+            raise TransportError(f"{self} is closed")
+        if not 0 <= other < self.size:
+            raise TransportError(f"{self} has {self.size} ranks and no rank {other}")
+
+    def _check_writable(self, data: Array, operation: str) -> None:
+        if not data.flags.writeable:
+            raise TransportError(f"{self} {operation}: the buffer is read-only")
+
+    def _check_reducible(self, send: Array, receive: Array) -> None:
+        flat_bytes(send, f"{self} iallreduce")
+        flat_bytes(receive, f"{self} iallreduce")
+        self._check_writable(receive, "iallreduce")
+        if send.dtype not in _REDUCIBLE:
+            raise TransportError(f"{self} iallreduce: {send.dtype} is not float32, float64, int32 or int64")
+        if (send.dtype, send.shape) != (receive.dtype, receive.shape):
+            raise TransportError(
+                f"{self} iallreduce: sends {send.dtype}{list(send.shape)}, "
+                f"receives {receive.dtype}{list(receive.shape)}"
+            )
+        if np.may_share_memory(send, receive):
+            raise TransportError(f"{self} iallreduce: send and receive must be different buffers")

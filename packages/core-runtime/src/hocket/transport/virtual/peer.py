@@ -1,0 +1,150 @@
+"""The endpoint of a virtual rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from hocket.errors import TransportError
+from hocket.transport.peer import Peer, Request
+from hocket.transport.virtual.lane import LaneState, VirtualLane
+from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
+from hocket.transport.virtual.request import Station, VirtualRequest
+
+__all__ = ["GroupState", "VirtualPeer"]
+
+
+class GroupState:
+    """What the ranks of a group share.
+
+    Attributes:
+        ranks: the group, as ranks of the world, in the group's order.
+        rendezvous: where the collectives of the peers themselves meet.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.rendezvous = Rendezvous(f"group of {name_ranks(ranks)}", ranks)
+
+
+class VirtualPeer(Peer):
+    """One rank's endpoint in a virtual world or in a group of its ranks.
+
+    Used from that rank's tasks only. Messages to a reader name ranks by their rank in the world.
+    """
+
+    transport = "virtual"
+
+    def __init__(self, state: GroupState, station: Station, rank: int, timeout_s: float) -> None:
+        """Make the endpoint of the group's `rank`, whose waits last `timeout_s` if they do not say."""
+        self.rank = rank
+        self.size = len(state.ranks)
+        self.timeout_s = timeout_s
+        self._state = state
+        self._station = station
+        self._closed = False
+
+    def lane(self, name: str) -> VirtualLane:
+        def conclude(_: list[Any]) -> Sequence[LaneState]:
+            return [LaneState(name, self._state.ranks)] * self.size
+
+        state = self._meet(Call(f"lane {name!r}", None, 0, self._station.network.allgather_seconds, conclude))
+        return VirtualLane(state, self._station, self.rank, self.timeout_s)
+
+    def group(self, ranks: Sequence[int]) -> VirtualPeer | None:
+        """Return this rank's endpoint among `ranks`, in their order, or None if it is not there; collective.
+
+        Raises:
+            TransportError: ranks twice or out of range, or a rank that named another group than its members
+                did.
+            ExchangeTimeoutError: a rank did not call it in time.
+        """
+        named = tuple(ranks)
+        if len(set(named)) < len(named) or not all(0 <= rank < self.size for rank in named):
+            raise TransportError(
+                f"rank {self._station.rank}: {list(named)} is no group of different ranks below {self.size}"
+            )
+        nbytes = 8 * len(named)
+        call = Call("group", named, nbytes, self._station.network.allgather_seconds, self._form_groups)
+        state = self._meet(call)
+        if state is None:
+            return None
+        return VirtualPeer(state, self._station, named.index(self.rank), self.timeout_s)
+
+    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+        def conclude(gathered: list[bytes]) -> Sequence[list[bytes]]:
+            return [list(gathered) for _ in gathered]
+
+        seconds = self._station.network.allgather_seconds
+        return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude), timeout_s)
+
+    def now(self) -> float:
+        return self._station.scheduler.now_s
+
+    def elapse(self, seconds: float) -> None:
+        """Let `seconds` of virtual time pass for the calling task; others run meanwhile.
+
+        Raises:
+            ValueError: negative, infinite or not a number.
+        """
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
+        self._station.scheduler.sleep(self._station.rank, seconds)
+
+    def spawn(self, name: str, call: Callable[[], Any]) -> Request:
+        """Run `call()` in another task of this rank, in virtual time beside the caller.
+
+        The task shares the rank's random states and, in a copy, the caller's context variables (so
+        `current_peer()` works). The world ends when all its tasks have ended: tell it to, and wait for it.
+        What it raises ends the world.
+
+        Args:
+            name: its role on this rank, for reports.
+            call: what it runs.
+
+        Returns:
+            Done when `call` has returned; its result is what it returned.
+        """
+        self._station.scheduler.running(self._station.rank)
+        request = VirtualRequest(self._station, self.timeout_s, lambda: f"its task {name!r} to end")
+        self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
+        return request
+
+    def describe_waiting(self) -> str:
+        return self._station.scheduler.describe()
+
+    def report_progress(self, step: int, doing: str) -> None:
+        self._station.scheduler.running(self._station.rank).note = f"step {step}, {doing}"
+
+    def abort(self, message: str, code: int = 1) -> NoReturn:
+        """End every rank of the world: `World.run` raises TransportError with `message`.
+
+        Nothing is printed, as that error says it once; `code` is left to whoever catches it: virtual ranks
+        have no exit status.
+        """
+        self._station.scheduler.end(lambda: TransportError(message))
+        raise TransportError(message)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _meet(self, call: Call, timeout_s: float | None = None) -> Any:
+        if self._closed:
+            raise TransportError(f"rank {self._station.rank}: {call.what} on a peer that is closed")
+        request = self._state.rendezvous.join(self._station, self.rank, self.timeout_s, call)
+        return request.wait(timeout_s)
+
+    def _form_groups(self, named: list[tuple[int, ...]]) -> Sequence[GroupState | None]:
+        """Return every rank's new group, None where it is not among the ranks that it named."""
+        states: dict[tuple[int, ...], GroupState] = {}
+        for caller, ranks in enumerate(named):
+            astray = [rank for rank in ranks if named[rank] != ranks]
+            if astray:
+                world = self._state.ranks
+                raise TransportError(
+                    f"group: rank {world[caller]} named {[world[rank] for rank in ranks]}, "
+                    f"but rank {world[astray[0]]} named {[world[rank] for rank in named[astray[0]]]}"
+                )
+            if ranks not in states and ranks:
+                states[ranks] = GroupState(tuple(self._state.ranks[rank] for rank in ranks))
+        return [states[ranks] if rank in ranks else None for rank, ranks in enumerate(named)]

@@ -1,0 +1,97 @@
+"""A world of virtual ranks, and which of them the caller is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
+
+from hocket.transport.peer import DEFAULT_TIMEOUT_S
+from hocket.transport.virtual.fabric import Fabric
+from hocket.transport.virtual.network import NetworkModel
+from hocket.transport.virtual.peer import GroupState, VirtualPeer
+from hocket.transport.virtual.request import Station
+from hocket.transport.virtual.scheduler import Scheduler
+
+__all__ = ["World", "current_peer"]
+
+T = TypeVar("T")
+_peer: ContextVar[VirtualPeer | None] = ContextVar("hocket_virtual_peer", default=None)
+
+
+def current_peer() -> VirtualPeer | None:
+    """Return the endpoint of the virtual rank that calls this, None outside `World.run`."""
+    return _peer.get()
+
+
+class World:
+    """`size` virtual ranks: threads of this process under a deterministic scheduler and a virtual clock.
+
+    The same function, seed and network give the same run: the same order of everything, the same times.
+
+    Attributes:
+        elapsed_s: virtual seconds that the last run took, until its last rank ended.
+        num_messages: point-to-point messages that it sent.
+        num_bytes: their bytes together.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        network: NetworkModel | None = None,
+        seed: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Describe a world; nothing runs before `run`.
+
+        Args:
+            size: how many ranks, at least 1.
+            network: what messages cost; `NetworkModel()` where None.
+            seed: chooses who goes first among ranks that are due at the same virtual time.
+            timeout_s: virtual seconds that waits last which do not say.
+
+        Raises:
+            ValueError: `size` below 1.
+        """
+        if size < 1:
+            raise ValueError(f"a world has at least 1 rank, not {size}")
+        self.size = size
+        self.network = NetworkModel() if network is None else network
+        self.seed = seed
+        self.timeout_s = timeout_s
+        self.elapsed_s = 0.0
+        self.num_messages = 0
+        self.num_bytes = 0
+
+    def run(self, call: Callable[..., T], *args: Any) -> list[T]:
+        """Run `call(*args)` on every rank and return what the ranks returned, by rank.
+
+        Each run starts with a clock at 0 and, on every rank, a copy of the caller's global random states,
+        which are the caller's again afterwards. On a rank, `current_peer()` is its endpoint.
+
+        Raises:
+            BaseException: what the first rank to fail raised, with a note that names the rank. The other
+                ranks get PeerLostError from whatever they do next with the transport.
+            DeadlockError: all ranks wait, and nothing is under way that could wake one.
+        """
+        scheduler = Scheduler(self.seed)
+        fabric = Fabric(scheduler, self.network, self.size)
+        everyone = GroupState(tuple(range(self.size)))
+
+        def enter(rank: int) -> T:
+            station = Station(scheduler, fabric, self.network, rank)
+            _peer.set(VirtualPeer(everyone, station, rank, self.timeout_s))
+            return call(*args)
+
+        tasks = [scheduler.spawn(rank, "main", partial(enter, rank)) for rank in range(self.size)]
+        try:
+            scheduler.run()
+        finally:
+            self.elapsed_s = scheduler.now_s
+            self.num_messages, self.num_bytes = fabric.num_messages, fabric.num_bytes
+        if scheduler.first_error is not None:
+            scheduler.first_error.add_note(f"raised by virtual {scheduler.culprit}")
+            raise scheduler.first_error
+        return [task.result for task in tasks]

@@ -1,0 +1,191 @@
+"""Composition: the same strategy from a recipe, a file and a mapping, and what it says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from hocket.collective.allreduce import Allreduce
+from hocket.collective.broadcast import Broadcast
+from hocket.compressor import NoCompression
+from hocket.errors import CompositionError
+from hocket.plugin import default_registry
+from hocket.strategy import Bytes, Exchange, Layers, Model, Overlap, Strategy, World, compose
+
+RECIPES = ("agd", "local", "periodic_average", "sgd")
+
+AGD: dict[str, Any] = {"gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]}
+
+
+def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:
+    strategy = compose("sgd")
+    exchange = Exchange("gradients", 0, Allreduce(), World(), None, NoCompression(), Model(), 1, Overlap.NONE)
+    assert strategy == Strategy("sgd", gradients=(exchange,))
+    assert strategy.name == "sgd"
+    assert strategy.gradients[0].name == "gradients.0"
+    assert strategy.exchanges == (exchange,)
+
+
+def test_a_recipe_a_file_and_a_mapping_compose_equally(tmp_path: Path) -> None:
+    bare, whole, based = (tmp_path / name for name in ("bare.yaml", "whole.yml", "based.yaml"))
+    bare.write_text(yaml.safe_dump(AGD))
+    whole.write_text(yaml.safe_dump({"epochs": 3, "strategy": AGD}))
+    based.write_text("recipe: agd\n")
+    expected = compose("agd")
+    targets = [AGD, {"strategy": AGD}, OmegaConf.create(AGD), bare, str(bare), whole, based]
+    assert [compose(target) for target in targets] == [expected] * len(targets)
+    assert compose(AGD).name is None
+
+
+def test_without_a_strategy_it_is_the_default_recipe() -> None:
+    assert compose({}) == compose("sgd")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_resolved_composes_to_the_same(recipe: str) -> None:
+    strategy = compose(recipe)
+    again = compose(strategy.resolved())
+    assert again == strategy
+    assert again.name == recipe
+    assert again.resolved() == strategy.resolved()
+
+
+def test_core_has_the_recipes_and_each_tells_its_source() -> None:
+    files = default_registry().recipes()
+    assert tuple(file.name for file in files) == RECIPES
+    for file in files:
+        content = yaml.safe_load(file.path.read_text())
+        assert content["name"] == file.name
+        assert content["description"]
+        assert content["source"]
+
+
+_EXCHANGES = st.fixed_dictionaries(
+    {
+        "collective": st.one_of(
+            st.sampled_from(["allreduce", "broadcast", {"name": "allreduce"}]),
+            st.builds(lambda root: {"name": "broadcast", "root": root}, st.integers(0, 10**6)),
+        )
+    },
+    optional={
+        "over": st.sampled_from(["world", {"name": "world"}]),
+        "compressor": st.just("none"),
+        "topology": st.none(),
+        "every": st.integers(1, 10**9),
+        "overlap": st.sampled_from(["none", "forward", "delayed"]),
+        "segments": st.one_of(
+            st.sampled_from(["model", "layers", "bytes"]),
+            st.builds(
+                lambda size: {"name": "bytes", "size_mb": size},
+                st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+            ),
+        ),
+    },
+)
+
+
+@given(st.lists(_EXCHANGES, max_size=4))
+def test_any_parameter_exchanges_survive_the_round_trip(exchanges: list[dict[str, Any]]) -> None:
+    strategy = compose({"parameters": exchanges})
+    assert [exchange.index for exchange in strategy.parameters] == list(range(len(exchanges)))
+    assert compose(strategy.resolved()) == strategy
+    assert compose({"parameters": strategy.resolved()["parameters"]}) == strategy
+
+
+@given(every=st.integers(1, 10**6), size_mb=st.integers(1, 10**6))
+def test_overrides_say_the_same_as_the_mapping(every: int, size_mb: int) -> None:
+    mapping = {
+        "parameters": [
+            {"collective": "allreduce", "every": every, "segments": {"name": "bytes", "size_mb": size_mb}}
+        ]
+    }
+    overrides = ["parameters.0.segments=bytes", f"parameters.0.segments.size_mb={size_mb}"]
+    assert compose("periodic_average", f"parameters.0.every={every}", *overrides) == compose(mapping)
+
+
+def test_an_override_by_name_replaces_the_component_with_its_fields() -> None:
+    target = {"parameters": [{"collective": {"name": "broadcast", "root": 3}, "segments": {"name": "bytes", "size_mb": 1}}]}
+    strategy = compose(target, "parameters.0.collective=broadcast", "strategy.parameters.0.segments=layers")
+    assert strategy.parameters[0].collective == Broadcast(root=0)
+    assert strategy.parameters[0].segments == Layers()
+
+
+def test_an_override_below_a_name_adds_a_field_to_it() -> None:
+    target = {"parameters": [{"collective": "broadcast", "segments": "bytes"}]}
+    strategy = compose(target, "parameters.0.collective.root=2", "parameters.0.segments.size_mb=1.5")
+    assert strategy.parameters[0].collective == Broadcast(root=2)
+    assert strategy.parameters[0].segments == Bytes(1.5)
+
+
+def test_overrides_are_laid_in_order_and_null_empties() -> None:
+    assert compose("agd", "gradients.0.overlap=none", "gradients.0.overlap=backward") == compose("agd")
+    assert compose("sgd", "gradients=null") == compose("local")
+    assert compose("sgd", "gradients.0.topology=null") == compose("sgd")
+    assert compose("sgd", "recipe=agd") == compose("sgd")
+
+
+def test_an_override_leaves_the_callers_mapping_alone() -> None:
+    target = {"gradients": [{"collective": {"name": "allreduce"}}]}
+    compose(target, "gradients.0.overlap=backward", "gradients.0.segments=layers")
+    assert target == {"gradients": [{"collective": {"name": "allreduce"}}]}
+
+
+def test_a_reference_is_resolved() -> None:
+    strategy = compose({"epochs": 4, "strategy": {"parameters": [{"collective": "allreduce", "every": "${epochs}"}]}})
+    assert strategy.parameters[0].every == 4
+
+
+@pytest.mark.parametrize(
+    ("mapping", "equal"),
+    [
+        (AGD, True),
+        ({"gradients": AGD["gradients"], "parameters": [{"collective": "broadcast", "every": 5}]}, True),
+        ({"gradients": AGD["gradients"], "parameters": [{"collective": "allreduce", "overlap": "delayed"}]}, True),
+        ({"parameters": [{"collective": "allreduce"}]}, False),
+        ({"gradients": []}, False),
+    ],
+)
+def test_replicas_stay_equal_where_every_step_ends_in_the_worlds_value(mapping: Any, equal: bool) -> None:
+    assert compose(mapping).replicas_stay_equal is equal
+
+
+def test_replicas_do_not_stay_equal_where_the_last_gradient_exchange_is_not_the_worlds() -> None:
+    strategy = compose(AGD)
+    unequal = replace(strategy.gradients[0], collective=_Unequal())
+    assert not replace(strategy, gradients=(*strategy.gradients, unequal)).replicas_stay_equal
+    assert not replace(strategy, parameters=(unequal,)).replicas_stay_equal
+    assert not replace(strategy, gradients=(replace(strategy.gradients[0], every=2),)).replicas_stay_equal
+
+
+class _Unequal(Allreduce):
+    equal_result = False
+
+
+def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
+    topology = _OnlyEven()
+    strategy = Strategy(parameters=(Exchange("parameters", 0, Allreduce(), topology=topology),))
+    strategy.check_size(4)
+    with pytest.raises(CompositionError, match=r"^parameters\.0 among 3 ranks: 3 is odd$"):
+        strategy.check_size(3)
+
+
+class _OnlyEven:
+    def check_size(self, size: int) -> None:
+        if size % 2:
+            raise ValueError(f"{size} is odd")
+
+
+def test_composing_needs_no_torch() -> None:
+    code = "import sys, hocket.strategy as s, hocket.config.run as r; s.compose('sgd'); r.load_run('agd', ['seed=1']); "
+    code += "from hocket.plugin import default_registry; default_registry().components(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
