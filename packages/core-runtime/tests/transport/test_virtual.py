@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -304,7 +304,7 @@ class TestWaiting:
             while not request.done():
                 pass
 
-        with pytest.raises(DeadlockError, match="rank 0 .* polls for rank 1 in irecv"):
+        with pytest.raises(DeadlockError, match=r"rank 0 .* polls for rank 1 in irecv"):
             run(2, body)
 
     def test_a_poller_goes_on_when_something_happens(self) -> None:
@@ -442,14 +442,14 @@ class TestFaults:
                 peer.abort("rank 1, step 3: out of memory", 4)
             lane.ibarrier().wait()
 
-        with pytest.raises(TransportError, match="^rank 1, step 3: out of memory$"):
+        with pytest.raises(TransportError, match=r"^rank 1, step 3: out of memory$"):
             run(3, body)
 
     def test_an_interrupt_ends_the_world(self) -> None:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("a")
             if peer.rank == 0:
-                _thread.interrupt_main()
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             while True:
                 lane.ibarrier().wait()
 
@@ -521,7 +521,7 @@ class TestMistakes:
         [
             (lambda lane: lane.isend(words(4)[::2], 0, 0), "not C-contiguous"),
             (lambda lane: lane.isend(words(4), 1, 0), "no rank 1"),
-            (lambda lane: lane.irecv(np.frombuffer(b"1234"), 0, 0), "read-only|multiple"),
+            (lambda lane: lane.irecv(np.frombuffer(b"12345678"), 0, 0), "read-only"),
             (lambda lane: lane.iallreduce(np.zeros(2, "f2"), np.zeros(2, "f2")), "float16 is not"),
             (lambda lane: lane.iallreduce(words(2), words(3)), r"sends float64\[2\], receives float64\[3\]"),
             (lambda lane: lane.iallreduce(*[words(2)] * 2), "different buffers"),

@@ -78,12 +78,9 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, pr
 
 def _check_task(run: RunConfig) -> None:
     """Find out here what every rank would find out: a missing folder, a wrong argument."""
-    from hocket.config.optimizer import build_optimizer
     from hocket.config.run import build_engine, build_task
 
-    task = build_task(run)
-    task.data(run.seed)
-    build_optimizer(run.optimizer, task.model().parameters())
+    build_task(run).data(run.seed)
     build_engine(run)
 
 

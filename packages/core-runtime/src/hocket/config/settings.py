@@ -62,7 +62,7 @@ class RunSettings:
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))
     engine: Reference = field(default_factory=lambda: Reference("data_parallel"))
-    epochs: int = 5
+    epochs: int = 20
     batch_size: int = 32
     seed: int = 0
     ranks: int | None = None

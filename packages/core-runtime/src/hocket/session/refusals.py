@@ -51,11 +51,9 @@ def _check_modules(model: nn.Module) -> None:
 
 
 def _check_parameter(name: str, parameter: Any) -> None:
-    from torch.distributed.tensor import DTensor
-
     if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
         raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
-    if isinstance(parameter, DTensor) or isinstance(parameter.data, DTensor):
+    if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(parameter.data, "torch.distributed", "DTensor"):
         raise AttachError(f"parameter {name} is a DTensor: a session needs whole parameters on every rank")
     if parameter.is_meta:
         raise AttachError(f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)")
@@ -90,9 +88,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, names: 
         raise AttachError("the optimizer holds none of the model's parameters")
 
 
-def _is_a(module: nn.Module, where: str, name: str) -> bool:
+def _is_a(given: Any, where: str, name: str) -> bool:
     # By name: these live in parts of torch that need not be imported to know that they are not in use.
-    return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(module).__mro__)
+    return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(given).__mro__)
 
 
 def _is_dense(parameter: Tensor) -> bool:
