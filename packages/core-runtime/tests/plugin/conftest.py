@@ -1,4 +1,4 @@
-"""A place where plugins are installed as pip installs them: modules with `.dist-info` folders on `sys.path`."""
+"""A place where plugins are installed as pip does it: modules with `.dist-info` folders on `sys.path`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Return a function that installs a plugin: install(word, source, package=..., version=..., requires=[...])."""
+    """Return a function that installs a plugin from the source of its one module."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = []
 

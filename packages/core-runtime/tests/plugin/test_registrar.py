@@ -70,7 +70,9 @@ def test_a_component_is_named_after_its_plugin(registrar: Registrar, tables: Tab
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_has_its_method_and_its_interface(registrar: Registrar, tables: Tables, kind: Kind) -> None:
+def test_every_kind_has_its_method_and_its_interface(
+    registrar: Registrar, tables: Tables, kind: Kind
+) -> None:
     getattr(registrar, kind.value)("thing", "somewhere:Thing")
     assert (kind, "crossover.thing") in tables.components
     assert kind.interface.__name__ == kind.interface_path.partition(":")[2]
@@ -104,13 +106,17 @@ def test_what_is_no_component_is_refused_by_name(registrar: Registrar, component
 
 
 def test_a_dataclass_that_is_not_frozen_is_refused(registrar: Registrar) -> None:
-    with pytest.raises(ConfigError, match=r"Thawed is not a frozen dataclass \(write @dataclass\(frozen=True\)"):
+    with pytest.raises(
+        ConfigError, match=r"Thawed is not a frozen dataclass \(write @dataclass\(frozen=True\)"
+    ):
         registrar.scope("thawed", Thawed)
 
 
 @pytest.mark.parametrize("name", ["crossover.ring", "Ring", "", "fair-random", "1ring"])
 def test_a_malformed_name_is_refused(registrar: Registrar, name: str) -> None:
-    with pytest.raises(ConfigError, match="a name has lower-case letters, digits and underscores, and no prefix"):
+    with pytest.raises(
+        ConfigError, match="a name has lower-case letters, digits and underscores, and no prefix"
+    ):
         registrar.topology(name, Ring)
 
 
@@ -135,11 +141,15 @@ def test_a_recipe_is_named_by_its_file(registrar: Registrar, tables: Tables, tmp
 
 def test_a_missing_recipe_file_and_a_duplicate_are_refused(registrar: Registrar, tmp_path: Path) -> None:
     path = tmp_path / "crossover.yaml"
-    with pytest.raises(ConfigError, match=f"recipe 'crossover' of hocket-crossover 1.2: there is no file {path}"):
+    with pytest.raises(
+        ConfigError, match=f"recipe 'crossover' of hocket-crossover 1.2: there is no file {path}"
+    ):
         registrar.recipe(path)
     path.write_text("{}")
     registrar.recipe(str(path))
-    with pytest.raises(ConfigError, match=r"'crossover' is registered twice: by hocket-crossover 1\.2 and by hocket"):
+    with pytest.raises(
+        ConfigError, match=r"'crossover' is registered twice: by hocket-crossover 1\.2 and by hocket"
+    ):
         registrar.recipe(path)
 
 

@@ -45,7 +45,11 @@ def test_core_is_there_without_a_prefix() -> None:
     assert registry.resolve(Kind.TOPOLOGY, "complete") is Complete
     assert registry.name_of(Kind.TOPOLOGY, Complete) == "complete"
     assert [plugin.package for plugin in registry.loaded()] == ["hocket-core"]
-    assert {registration.kind for registration in registry.components()} >= {Kind.COLLECTIVE, Kind.TASK, Kind.ENGINE}
+    assert {registration.kind for registration in registry.components()} >= {
+        Kind.COLLECTIVE,
+        Kind.TASK,
+        Kind.ENGINE,
+    }
 
 
 def test_every_core_component_can_be_resolved() -> None:
@@ -69,15 +73,18 @@ def test_only_the_plugin_that_is_named_is_loaded(install: Any) -> None:
     assert "hocket_sloth" not in sys.modules
 
 
-def test_a_component_of_a_plugin_composes_and_resolves_to_its_name(install: Any) -> None:
+def test_a_component_of_a_plugin_is_configured_by_its_fields(install: Any) -> None:
     install("crossover", CROSSOVER)
     registry = Registry()
-    topology = {"name": "crossover.fair_random", "seed": 4}
-    with pytest.raises(ConfigError, match=r"mapping: gradients\.0\.topology: allreduce takes none"):
-        compose({"gradients": [{"collective": "allreduce", "topology": topology}]}, registry=registry)
-    with pytest.raises(ConfigError, match=r"mapping: gradients\.0\.topology\.sed: unknown key; allowed: seed\. Did you mean 's"):
-        mistaken = {"name": "crossover.fair_random", "sed": 4}
-        compose({"gradients": [{"collective": "allreduce", "topology": mistaken}]}, registry=registry)
+    exchange: dict[str, Any] = {"collective": "allreduce"}
+    exchange["topology"] = {"name": "crossover.fair_random", "seed": 4}
+    with pytest.raises(ConfigError, match=r"^mapping: gradients\.0\.topology: allreduce takes none"):
+        compose({"gradients": [exchange]}, registry=registry)
+    exchange["topology"] = {"name": "crossover.fair_random", "sed": 4}
+    with pytest.raises(
+        ConfigError, match=r"^mapping: gradients\.0\.topology\.sed: unknown key; allowed: seed\."
+    ):
+        compose({"gradients": [exchange]}, registry=registry)
 
 
 @pytest.mark.parametrize("word", KNOWN_WORDS)
@@ -117,7 +124,7 @@ def test_a_plugin_that_does_not_import_harms_only_who_names_it(install: Any) -> 
     [
         ("", "it has no hocket_register, marked with hocket.plugin.hookimpl"),
         (EMPTY.replace("pass", "1 / 0"), "ZeroDivisionError: division by zero"),
-        (EMPTY.replace("pass", "registry.topology('x', int)"), "topology 'sloth.x' of hocket-sloth 1.0: builtins.int is not"),
+        (EMPTY.replace("pass", "registry.scope('x', int)"), "of hocket-sloth 1.0: builtins.int is not a"),
         (EMPTY.replace("registry)", "registry, more)"), "PluginValidationError: "),
     ],
 )  # fmt: skip
@@ -132,11 +139,13 @@ def test_a_plugin_that_does_not_register_is_refused_each_time(install: Any, sour
 
 
 def test_a_plugin_that_fails_half_way_leaves_nothing_behind(install: Any) -> None:
-    body = "registry.topology('x', 'm:X')\n    registry.topology('x', 'm:Y')"
+    body = "registry.topology('x', 'm:X'); registry.topology('x', 'm:Y')"
     install("sloth", EMPTY.replace("pass", body))
     registry = Registry()
     before = registry.components()
-    assert "topology 'sloth.x' is registered twice: m:X by hocket-sloth 1.0 and m:Y" in message_of(registry, "sloth.x")
+    assert "topology 'sloth.x' is registered twice: m:X by hocket-sloth 1.0 and m:Y" in message_of(
+        registry, "sloth.x"
+    )
     assert registry.components() == before
 
 
@@ -191,32 +200,50 @@ def test_what_cannot_be_imported_when_it_is_named_is_refused(install: Any) -> No
     install("crossover", CROSSOVER)
     registry = Registry()
     origin = "of hocket-crossover 1.0"
-    assert f"compressor 'crossover.broken' {origin}: module" in message_of(registry, "crossover.broken", "compressor")
+    assert f"compressor 'crossover.broken' {origin}: module" in message_of(
+        registry, "crossover.broken", "compressor"
+    )
     heavy = message_of(registry, "crossover.heavy", "compressor")
     assert f"compressor 'crossover.heavy' {origin} does not import: ModuleNotFoundError" in heavy
     wrong = message_of(registry, "crossover.wrong", "compressor")
-    assert f"compressor 'crossover.wrong' {origin} is not a subclass of hocket.compressor.api.Compressor" in wrong
+    assert (
+        f"compressor 'crossover.wrong' {origin} is not a subclass of hocket.compressor.api.Compressor"
+        in wrong
+    )
 
 
 def test_a_class_of_ones_own_needs_no_plugin() -> None:
     registry = Registry(lambda: [])
     path = "hocket.topology.complete:Complete"
     assert registry.resolve("topology", path) is Complete
-    assert "compressor 'hocket.topology.complete:Complete' is not a subclass" in message_of(registry, path, "compressor")
+    assert "compressor 'hocket.topology.complete:Complete' is not a subclass" in message_of(
+        registry, path, "compressor"
+    )
     assert "is not of the form 'module:Class'" in message_of(registry, ":Complete")
     assert "no attribute 'Missing'" in message_of(registry, "hocket.topology.complete:Missing")
 
 
 def test_a_plugins_recipes_are_found_by_name(install: Any, tmp_path: Path) -> None:
     for stem in ("sloth", "lazy"):
-        (tmp_path / f"{stem}.yaml").write_text("gradients: [allreduce]" if stem == "lazy" else "strategy: {parameters: []}")
-    install("sloth", EMPTY.replace("pass", f"[registry.recipe({str(tmp_path)!r} + f'/{{s}}.yaml') for s in ('sloth', 'lazy')]"))
+        (tmp_path / f"{stem}.yaml").write_text(
+            "gradients: [allreduce]" if stem == "lazy" else "strategy: {parameters: []}"
+        )
+    install(
+        "sloth",
+        EMPTY.replace(
+            "pass", f"[registry.recipe({str(tmp_path)!r} + f'/{{s}}.yaml') for s in ('sloth', 'lazy')]"
+        ),
+    )
     registry = Registry()
     assert compose("sloth", registry=registry).name == "sloth"
     assert registry.recipe_file("sloth.lazy").path == tmp_path / "lazy.yaml"
-    with pytest.raises(ConfigError, match=r"^recipe sloth\.lazy: gradients\.0: got 'allreduce'; allowed: a mapping of coll"):
+    with pytest.raises(
+        ConfigError, match=r"^recipe sloth\.lazy: gradients\.0: got 'allreduce'; allowed: a mapping of coll"
+    ):
         compose("sloth.lazy", registry=registry)
-    with pytest.raises(ConfigError, match=r"there is no recipe 'sloth\.lasy'; there are: .*Did you mean 'sloth\.lazy'\?"):
+    with pytest.raises(
+        ConfigError, match=r"there is no recipe 'sloth\.lasy'; there are: .*Did you mean 'sloth\.lazy'\?"
+    ):
         registry.recipe_file("sloth.lasy")
 
 

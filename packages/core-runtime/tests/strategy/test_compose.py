@@ -23,7 +23,9 @@ from hocket.strategy import Bytes, Exchange, Layers, Model, Overlap, Strategy, W
 
 RECIPES = ("agd", "local", "periodic_average", "sgd")
 
-AGD: dict[str, Any] = {"gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]}
+AGD: dict[str, Any] = {
+    "gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]
+}
 
 
 def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:
@@ -113,7 +115,11 @@ def test_overrides_say_the_same_as_the_mapping(every: int, size_mb: int) -> None
 
 
 def test_an_override_by_name_replaces_the_component_with_its_fields() -> None:
-    target = {"parameters": [{"collective": {"name": "broadcast", "root": 3}, "segments": {"name": "bytes", "size_mb": 1}}]}
+    target = {
+        "parameters": [
+            {"collective": {"name": "broadcast", "root": 3}, "segments": {"name": "bytes", "size_mb": 1}}
+        ]
+    }
     strategy = compose(target, "parameters.0.collective=broadcast", "strategy.parameters.0.segments=layers")
     assert strategy.parameters[0].collective == Broadcast(root=0)
     assert strategy.parameters[0].segments == Layers()
@@ -140,7 +146,9 @@ def test_an_override_leaves_the_callers_mapping_alone() -> None:
 
 
 def test_a_reference_is_resolved() -> None:
-    strategy = compose({"epochs": 4, "strategy": {"parameters": [{"collective": "allreduce", "every": "${epochs}"}]}})
+    strategy = compose(
+        {"epochs": 4, "strategy": {"parameters": [{"collective": "allreduce", "every": "${epochs}"}]}}
+    )
     assert strategy.parameters[0].every == 4
 
 
@@ -149,7 +157,13 @@ def test_a_reference_is_resolved() -> None:
     [
         (AGD, True),
         ({"gradients": AGD["gradients"], "parameters": [{"collective": "broadcast", "every": 5}]}, True),
-        ({"gradients": AGD["gradients"], "parameters": [{"collective": "allreduce", "overlap": "delayed"}]}, True),
+        (
+            {
+                "gradients": AGD["gradients"],
+                "parameters": [{"collective": "allreduce", "overlap": "delayed"}],
+            },
+            True,
+        ),
         ({"parameters": [{"collective": "allreduce"}]}, False),
         ({"gradients": []}, False),
     ],
@@ -185,7 +199,13 @@ class _OnlyEven:
 
 
 def test_composing_needs_no_torch() -> None:
-    code = "import sys, hocket.strategy as s, hocket.config.run as r; s.compose('sgd'); r.load_run('agd', ['seed=1']); "
-    code += "from hocket.plugin import default_registry; default_registry().components(); print('torch' in sys.modules)"
+    code = """if True:
+        import sys
+        from hocket.config.run import load_run
+        from hocket.plugin import default_registry
+        from hocket.strategy import compose
+        compose("sgd"), load_run("agd", ["seed=1"]), default_registry().components()
+        print("torch" in sys.modules)
+    """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the table of messages reads better unbroken
 """Every refusal of a composition, caused, with its reason and the nearest thing that works."""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.transport.virtual import NetworkModel
@@ -48,6 +48,7 @@ def test_allgather() -> None:
     assert NETWORK.allgather_seconds(20, 1) == 0.0
 
 
+@settings(database=None)
 @given(nbytes=st.integers(0, 10**12), size=st.integers(1, 4096))
 def test_collectives_cost_at_least_a_latency_and_more_bytes_cost_more(nbytes: int, size: int) -> None:
     for cost in (NETWORK.allreduce_seconds, NETWORK.broadcast_seconds, NETWORK.allgather_seconds):

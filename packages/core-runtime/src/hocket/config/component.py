@@ -15,7 +15,15 @@ from hocket.errors import ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
 
-__all__ = ["build_component", "build_record", "component_name", "construct", "describe", "read_fields"]
+__all__ = [
+    "build_component",
+    "build_record",
+    "build_reference",
+    "component_name",
+    "construct",
+    "describe",
+    "read_fields",
+]
 
 T = TypeVar("T")
 
@@ -28,11 +36,21 @@ def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
         MissingPluginError: the plugin that it comes from cannot be loaded.
     """
     reference = Reference.read(where, f"a {kind} by name, or a mapping with its name and fields")
+    return build_reference(kind, reference, registry)
+
+
+def build_reference(kind: Kind, reference: Reference, registry: Registry) -> Any:
+    """Build the component that a reference names.
+
+    Raises:
+        ConfigError: no such component, or a field it cannot have.
+        MissingPluginError: the plugin that it comes from cannot be loaded.
+    """
     try:
         component = registry.resolve(kind, reference.name)
     except ConfigError as error:
         raise reference.name_location.wrap(error) from error
-    fields = dataclasses.replace(where, value=reference.arguments)
+    fields = dataclasses.replace(reference.where, value=reference.arguments)
     return build_record(component, fields, registry)
 
 

@@ -73,8 +73,9 @@ class Document:
                 node[key] = self._merged(below, value, path, origin)
             elif below is None:
                 node[key] = {}
+                self._origins[path] = origin
             elif isinstance(below, str):
-                node[key] = {"name": below}
+                node[key] = self._named(below, path, origin)
             elif not isinstance(below, dict | list):
                 given = Location(self, path, below).given
                 raise ConfigError(f"{origin.label}: {_written(path, origin)} is {given}, which has no keys")
@@ -107,13 +108,19 @@ class Document:
     def _merged(self, below: Any, above: Any, path: Path, origin: Origin) -> Any:
         if isinstance(above, Mapping) and "name" not in above:
             if isinstance(below, str):
-                below = {"name": below}
+                below = self._named(below, path, origin)
             if isinstance(below, Mapping):
                 changed = {k: self._merged(below.get(k), v, (*path, k), origin) for k, v in above.items()}
                 return {**below, **changed}
         self._origins = {known: o for known, o in self._origins.items() if known[: len(path)] != path}
         self._origins[path] = origin
         return copy.deepcopy(above)
+
+    def _named(self, name: str, path: Path, origin: Origin) -> dict[str, Any]:
+        """Return a component given by its name alone as a mapping that can take fields."""
+        self._origins[(*path, "name")] = self.origin_of(path)
+        self._origins[path] = origin
+        return {"name": name}
 
     @staticmethod
     def _index(node: list[Any], key: str, path: Path, origin: Origin) -> int:

@@ -29,7 +29,8 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[di
     try:
         return optimizer(params, **arguments)
     except (TypeError, ValueError) as error:
-        raise reference.where.error(f"{reference.name} refuses {arguments}: {error}") from error
+        given = ", ".join(f"{key}: {value}" for key, value in arguments.items())
+        raise reference.where.error(f"{reference.name} refuses {given}: {error}") from error
 
 
 def complete_arguments(reference: Reference) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hocket.config.component import build_component, construct, describe, read_fields
+from hocket.config.component import build_reference, construct, describe, read_fields
 from hocket.config.optimizer import complete_arguments
-from hocket.config.reference import Reference
 from hocket.config.settings import ROOT_KEYS, RunSettings
 from hocket.config.source import SLOTS, Target, load_document
 from hocket.errors import ConfigError
@@ -65,7 +64,7 @@ def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
     """
     reference = run.task
     if ":" not in reference.name:
-        task: Task = _build(Kind.TASK, reference, registry)
+        task: Task = build_reference(Kind.TASK, reference, registry or default_registry())
         return task
     from hocket.task.user import load_user_task
 
@@ -81,7 +80,7 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
     Raises:
         ConfigError: no such engine, or a field that it cannot have; names source and key.
     """
-    engine: Engine = _build(Kind.ENGINE, run.engine, registry)
+    engine: Engine = build_reference(Kind.ENGINE, run.engine, registry or default_registry())
     return engine
 
 
@@ -100,8 +99,3 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]
     plain["strategy"] = run.strategy.resolved(registry)
     del plain["strategy"]["name"]
     return plain
-
-
-def _build(kind: Kind, reference: Reference, registry: Registry | None) -> Any:
-    where = dataclasses.replace(reference.where, value=reference.plain())
-    return build_component(kind, where, registry or default_registry())

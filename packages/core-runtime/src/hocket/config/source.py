@@ -36,6 +36,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str) or key in seen:
                 problem = "stands twice" if isinstance(key, str) else "is not text"
@@ -85,8 +87,8 @@ def parse_override(text: str) -> Override:
 def load_document(target: Target, overrides: Sequence[str], registry: Registry) -> Document:
     """Read a target, what it is based on and the overrides into one document, in the form of a run's file.
 
-    The order is base recipe, target, overrides. A strategy alone (a mapping with slots at its root) is put
-    below `strategy`.
+    The order is base recipe (the one that an override names, else the target's), target, overrides. A
+    strategy alone (a mapping with slots at its root) is put below `strategy`.
 
     Raises:
         ConfigError: unreadable or malformed, an unknown recipe, or an override that leads nowhere.
@@ -146,21 +148,24 @@ def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
         raise ConfigError(f"{label}: cannot read the file: {reason}") from error
     content = _parse_yaml(text, label)
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{label}: got {content!r}; allowed: a mapping, such as strategy: {{gradients: [...]}}"
-        )
+        given = "nothing" if content is None else repr(content)
+        raise ConfigError(f"{label}: got {given}; allowed: a mapping, such as strategy: {{gradients: [...]}}")
     return content
 
 
 def _parse_yaml(text: str, label: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        # deep: a mapping that contains itself through an alias is refused, with its line.
+        content = None if node is None else loader.construct_object(node, deep=True)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{label}: {where}not valid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{label}: not valid YAML: {str(error).splitlines()[0]}") from error
+    return _plain(content, label, "")
 
 
 def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
@@ -174,7 +179,7 @@ def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
 
 
 def _plain(value: Any, label: str, path: str) -> Any:
-    """Copy a mapping given in Python as YAML would have it; `path` names the place in errors."""
+    """Copy a value of mappings, lists, text, numbers, booleans and null; `path` is its place in errors."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -186,6 +191,7 @@ def _plain(value: Any, label: str, path: str) -> Any:
         return value.value
     if isinstance(value, str | int | float | None):
         return value
+    place = f"{path}: " if path else ""
     raise ConfigError(
-        f"{label}: {path}: got {value!r}; allowed: what YAML can say (mappings, lists, text, numbers)"
+        f"{label}: {place}got {value!r}; allowed: mappings, lists, text, numbers, true, false, null"
     )

@@ -67,16 +67,21 @@ class OpenExchange:
         self.counters.bytes_sent += self.exchange.collective.bytes_per_round(segment.wire_bytes, self.peer.size)
         self.counters.exchanges += 1
 
-    def finish(self, segment: Segment) -> Outcome:
-        """Wait until `segment.incoming` holds this round's combination.
+    def wait(self, segment: Segment) -> Outcome:
+        """Wait until this round's exchange of `segment` is done.
 
         Raises:
             ExchangeTimeoutError: some rank did not answer in time.
         """
-        request = self._requests.pop(segment.index)
         start_s = self.peer.now()
-        outcome: Outcome = request.wait()
+        outcome: Outcome = self._requests[segment.index].wait()
         self.counters.exposed_wait_s += self.peer.now() - start_s
+        return outcome
+
+    def finish(self, segment: Segment) -> Outcome:
+        """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
+        outcome = self.wait(segment)
+        del self._requests[segment.index]
         segment.stage_in()
         return outcome
 

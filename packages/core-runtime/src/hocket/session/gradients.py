@@ -21,25 +21,24 @@ from torch import Tensor, nn
 
 from hocket.errors import AttachError, HocketError
 from hocket.segment.partition import Span
-from hocket.segment.segment import Segment, allocate, view_of, wire_dtype
+from hocket.segment.segment import Segment, allocate, view_of
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
 from hocket.session.exchanging import OpenExchange
+from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT, gradient_layout
 from hocket.session.weights import NOTHING, Contribution
 from hocket.strategy.exchange import Overlap
 from hocket.transport.peer import Peer
 
-__all__ = ["FIRST_PRESENCE", "GradientMoment", "gradient_segment"]
+__all__ = ["GradientMoment", "gradient_segment"]
 
-_WEIGHT, _NONFINITE, FIRST_PRESENCE = 0, 1, 2
 # A mean of weights that is this close to 1 is 1: a third, three times, is not.
 _WEIGHT_TOLERANCE = 1e-6
 
 
 def gradient_segment(name: str, index: int, spans: Sequence[Span], peer: Peer) -> Segment:
     """Allocate the buffers of a gradient segment, with its companions."""
-    dtype, device = wire_dtype(spans[0].dtype), spans[0].device
-    numel = spans[-1].start + spans[-1].padded_numel + FIRST_PRESENCE + len(spans)
-    outgoing, incoming = (allocate(peer, numel, dtype, device) for _ in range(2))
+    layout = gradient_layout(spans)
+    outgoing, incoming = (allocate(peer, layout.numel, layout.dtype, spans[0].device) for _ in range(2))
     return Segment(name, index, spans, outgoing, incoming)
 
 
@@ -180,12 +179,15 @@ class GradientMoment:
             if not self._open.started(place.segment):
                 self._contribute_late(place)
                 self._send(place)
-        nonfinite = 0.0
+                if not self._early:
+                    # One after the other is faster than all at once, which thrash the caches. With overlap
+                    # backward ranks may have begun different segments, and waiting here could be for ever.
+                    self._open.wait(place.segment)
         for place in self._places:
             self._open.finish(place.segment)
-            nonfinite += float(place.segment.incoming_companions[_NONFINITE])
             self._bind(place)
-        self.nonfinite_anywhere = nonfinite != 0
+        companions = (place.segment.incoming_companions for place in self._places)
+        self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
         self._open.end_round()
 
     def _contribute_late(self, place: _Place) -> None:
@@ -199,8 +201,8 @@ class GradientMoment:
         companions = segment.outgoing_companions
         bad = self._nonfinite_in(place)
         self.nonfinite += bad
-        companions[_WEIGHT] = self._contribution.weight * self._open.scale
-        companions[_NONFINITE] = float(bool(bad))
+        companions[WEIGHT] = self._contribution.weight * self._open.scale
+        companions[NONFINITE] = float(bool(bad))
         np.multiply(place.present, self._open.scale, out=companions[FIRST_PRESENCE:])
         self._open.start(segment)
 
@@ -214,7 +216,7 @@ class GradientMoment:
     def _bind(self, place: _Place) -> None:
         segment = place.segment
         companions = segment.incoming_companions
-        weight = float(companions[_WEIGHT])
+        weight = float(companions[WEIGHT])
         data = segment.incoming[: segment.numel]
         if abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
             data.mul_(1 / weight)

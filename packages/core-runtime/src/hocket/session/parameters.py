@@ -1,58 +1,77 @@
-"""The parameters' moment: what crosses the wire when the optimizer has stepped.
+"""The parameters' moment: what crosses the wire when the optimizer has stepped, and when it is merged.
 
-With overlap none the exchange is final when `optimizer.step()` returns.
+- overlap none: the exchange is final when `optimizer.step()` returns.
+- overlap forward: it is under way during data loading and the next forward; each segment is merged before it is
+  first read (see `forward_merge`). The same numbers as none.
+- overlap delayed: it is under way during the whole next step, and merged after that one's optimizer step as
+  x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from hocket.errors import NonFiniteError
 from hocket.segment.segment import Segment
 from hocket.session.exchanging import OpenExchange
+from hocket.strategy.exchange import Overlap
 
-__all__ = ["ParameterMoment"]
+__all__ = ["ParameterExchange", "ParameterMoment"]
 
 
-class ParameterMoment:
-    """Carries out the parameters slot's exchanges, in order, after each step.
+class ParameterExchange:
+    """One exchange of the slot, with what of it is under way.
 
     Args:
-        opened: the slot's exchanges, each over more than one rank.
-        targets: for each exchange, the flat part of the parameter storage of each of its segments.
+        opened: over more than one rank.
+        targets: the flat part of the parameter storage of each segment.
         rank: for messages.
     """
 
-    def __init__(self, opened: list[OpenExchange], targets: list[list[torch.Tensor]], rank: int) -> None:
-        self._exchanges = list(zip(opened, targets, strict=True))
+    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor], rank: int) -> None:
+        self.opened = opened
+        self.overlap = opened.exchange.overlap
+        self._targets = targets
         self._rank = rank
 
-    def after_step(self, step: int) -> None:
-        """Carry out what is due after step number `step`, counted from 1.
+    def start(self, step: int) -> None:
+        """Send all segments.
 
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.
         """
-        for opened, targets in self._exchanges:
-            if step % opened.exchange.every == 0:
-                with torch.no_grad():
-                    self._exchange(opened, targets, step)
-
-    def _exchange(self, opened: OpenExchange, targets: list[torch.Tensor], step: int) -> None:
-        for segment, target in zip(opened.segments, targets, strict=True):
+        for segment, target in zip(self.opened.segments, self._targets, strict=True):
             self._refuse_nonfinite(segment, target, step)
             if segment.outgoing.data_ptr() != target.data_ptr():
                 segment.outgoing.copy_(target)
-            opened.start(segment)
-        for segment, target in zip(opened.segments, targets, strict=True):
-            opened.finish(segment)
-            if segment.incoming.dtype == target.dtype:
-                torch.mul(segment.incoming, opened.scale, out=target)
-            else:
-                target.copy_(segment.incoming.mul_(opened.scale))
-        opened.end_round()
+            self.opened.start(segment)
 
-    def _refuse_nonfinite(self, segment: Segment, target: torch.Tensor, step: int) -> None:
+    def merge(self, index: int) -> None:
+        """Finish segment number `index`, if it is under way, and write what came of it into the parameters."""
+        segment, target = self.opened.segments[index], self._targets[index]
+        if not self.opened.started(segment):
+            return
+        self.opened.finish(segment)
+        combined = segment.incoming
+        if self.overlap is Overlap.DELAYED:
+            # What the parameters did since they were sent stays.
+            target.add_(combined.mul_(self.opened.scale).sub_(segment.outgoing))
+        elif combined.dtype == target.dtype:
+            torch.mul(combined, self.opened.scale, out=target)
+        else:
+            target.copy_(combined.mul_(self.opened.scale))
+        if self.opened.idle:
+            self.opened.end_round()
+
+    def merge_all(self) -> None:
+        """Finish and merge everything that is under way."""
+        for segment in self.opened.segments:
+            self.merge(segment.index)
+
+    def _refuse_nonfinite(self, segment: Segment, target: Tensor, step: int) -> None:
         if bool(torch.isfinite(target.sum())):
             return
         for span in segment.spans:
@@ -60,3 +79,26 @@ class ParameterMoment:
                 raise NonFiniteError(
                     f"parameter {span.name} of rank {self._rank} is NaN or Inf after step {step}: it is not sent"
                 )
+
+
+class ParameterMoment:
+    """Carries out the slot's exchanges, in order, after each step."""
+
+    def __init__(self, exchanges: Sequence[ParameterExchange]) -> None:
+        self.exchanges = exchanges
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Merge what is under way and start what is due after step number `step`, counted from 1."""
+        for exchange in self.exchanges:
+            exchange.merge_all()
+            if step % exchange.opened.exchange.every == 0:
+                exchange.start(step)
+                if exchange.overlap is Overlap.NONE:
+                    exchange.merge_all()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Merge everything that is under way."""
+        for exchange in self.exchanges:
+            exchange.merge_all()

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import HocketError, NonFiniteError
+from hocket.plugin import default_registry
 from hocket.progress.inline import InlineProgress
 from hocket.segment.partition import Span, partition
-from hocket.segment.segment import Segment, allocate, wire_dtype
+from hocket.segment.segment import Segment, allocate
 from hocket.segment.storage import ParameterStorage
 from hocket.session.batches import SessionData
 from hocket.session.consensus import Consensus, distance_from_mean
 from hocket.session.exchanging import Counters, OpenExchange
+from hocket.session.forward_merge import ForwardMerge
 from hocket.session.gradients import GradientMoment, gradient_segment
-from hocket.session.parameters import ParameterMoment
+from hocket.session.layout import parameter_layout
+from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.weights import BatchWeights
-from hocket.strategy.exchange import Exchange
+from hocket.strategy.exchange import Exchange, Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
@@ -69,11 +72,13 @@ class Session:
         self._progress = InlineProgress()
         self._opened: list[OpenExchange] = []
         self._gradients = self._open_gradients()
+        self._weights.gradients_stay_local = self._gradients is None
         self._parameters = self._open_parameters()
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
+        self._observers = default_registry().hook
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
         self._closed = False
@@ -93,20 +98,20 @@ class Session:
         return None
 
     def _open_parameters(self) -> ParameterMoment:
-        opened, targets = [], []
+        exchanges = []
         for exchange in self.strategy.parameters:
             peer = exchange.over.peer_for(self.peer)
             if peer is None or peer.size == 1:
                 continue
             cut = partition(self._storage.spans, exchange.segments)
-            slices = [self._storage.slice_for(spans) for spans in cut]
+            targets = [self._storage.slice_for(spans) for spans in cut]
             segments = [
-                _parameter_segment(f"{exchange.name}[{i}]", i, spans, target, self.peer)
-                for i, (spans, target) in enumerate(zip(cut, slices, strict=True))
+                _parameter_segment(f"{exchange.name}[{i}]", i, spans, target, self.peer, exchange.overlap)
+                for i, (spans, target) in enumerate(zip(cut, targets, strict=True))
             ]
-            opened.append(self._open(exchange, peer, segments))
-            targets.append(slices)
-        return ParameterMoment(opened, targets, self.rank)
+            exchanges.append(ParameterExchange(self._open(exchange, peer, segments), targets, self.rank))
+        self._forward_merges = [ForwardMerge(self.model, e) for e in exchanges if e.overlap is Overlap.FORWARD]
+        return ParameterMoment(exchanges)
 
     def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
         channel = exchange.collective.open(peer, segments, self._progress)
@@ -201,17 +206,20 @@ class Session:
 
     def _after_step(self) -> None:
         self._stepped_in_batch = True
+        self._weights.end_step()
         self._end_step()
 
     def _end_step(self) -> None:
         self.step += 1
         self._parameters.after_step(self.step)
         self.peer.report_progress(self.step, "")
+        self._observers.hocket_step_end(session=self, step=self.step - 1)
 
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
+        self._parameters.settle()
         for opened in self._opened:
             opened.channel.flush()
 
@@ -254,8 +262,11 @@ class Session:
         self._unhook()
 
     def _unhook(self) -> None:
+        self._weights.close()
         for handle in self._handles:
             handle.remove()
+        for merge in self._forward_merges:
+            merge.close()
         if self._gradients is not None:
             self._gradients.close()
 
@@ -274,11 +285,13 @@ class Session:
             self._unhook()
 
 
-def _parameter_segment(name: str, index: int, spans: list[Span], target: Tensor, peer: Peer) -> Segment:
-    dtype = wire_dtype(target.dtype)
-    incoming = allocate(peer, target.numel(), dtype, target.device)
-    # Nothing writes the parameters while they are sent, so they are sent from where they are.
-    outgoing = target if dtype == target.dtype else torch.empty_like(target, dtype=dtype)
+def _parameter_segment(
+    name: str, index: int, spans: list[Span], target: Tensor, peer: Peer, overlap: Overlap
+) -> Segment:
+    layout = parameter_layout(spans, overlap)
+    outgoing, incoming = target, allocate(peer, layout.numel, layout.dtype, target.device)
+    if layout.own_outgoing:
+        outgoing = allocate(peer, layout.numel, layout.dtype, target.device)
     return Segment(name, index, spans, outgoing, incoming)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
+
+from hocket.session.autograd import at_end_of_backward, current_backward
 
 __all__ = ["NOTHING", "BatchWeights", "Contribution"]
 
@@ -41,7 +44,13 @@ class BatchWeights:
         self._parameters = list(parameters)
         self._weights = [1.0]
         self._kept: dict[nn.Parameter, Tensor | None] | None = None
+        self._handles: list[Any] = []
+        self._backward = -1
+        self._put_back_already = False
+        #: Whether the last backward only added to what a later one sends, or steps with.
         self.accumulated = False
+        #: Whether the optimizer gets this rank's own gradients.
+        self.gradients_stay_local = False
 
     @property
     def current(self) -> float:
@@ -50,6 +59,7 @@ class BatchWeights:
 
     def begin_batch(self, weight: float) -> None:
         """Take note of the next batch; what `p.grad` holds belongs to its step if the one before accumulated."""
+        self.close()
         if self.accumulated:
             self._put_back()
         else:
@@ -62,10 +72,18 @@ class BatchWeights:
                 # The repetition's backward must add to tensors of its own.
                 for parameter in self._parameters:
                     parameter.grad = None
+                if self.gradients_stay_local:
+                    self._watch_backward()
+        self._put_back_already = False
+        self.accumulated = False
+
+    def end_step(self) -> None:
+        """Take note of a step: the next batch belongs to another one."""
         self.accumulated = False
 
     def contribution(self) -> Contribution:
         """Return what this rank puts into the step that the current batch ends."""
+        self.accumulated = False
         real = [weight for weight in self._weights if weight != 0]
         if not real:
             return Contribution(0.0, 0.0, self._kept)
@@ -73,7 +91,30 @@ class BatchWeights:
 
     def drop_repetition(self) -> None:
         """Leave in `p.grad` only what real batches gave, for strategies that send no gradients."""
-        self._put_back()
+        if not self._put_back_already:
+            self._put_back()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _watch_backward(self) -> None:
+        """Put back at the end of a repetition's backward, so that what clips or unscales gets the real gradients."""
+
+        def arrived(_: Tensor) -> None:
+            if current_backward() != self._backward:
+                self._backward = current_backward()
+                at_end_of_backward(self._put_back_copies)
+
+        self._handles = [p.register_post_accumulate_grad_hook(arrived) for p in self._parameters]
+
+    def _put_back_copies(self) -> None:
+        # Copies: another backward would add to them.
+        self._put_back_already = True
+        for parameter, gradient in (self._kept or {}).items():
+            parameter.grad = None if gradient is None else gradient.clone()
 
     def _put_back(self) -> None:
         if self._kept is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hocket.transport.virtual.network import NetworkModel
-from hocket.transport.virtual.scheduler import Scheduler
+from hocket.transport.virtual.timeline import Timeline
 
 __all__ = ["Fabric"]
 
@@ -18,10 +18,10 @@ class Fabric:
         num_bytes: their bytes together.
     """
 
-    def __init__(self, scheduler: Scheduler, network: NetworkModel, size: int) -> None:
+    def __init__(self, timeline: Timeline, network: NetworkModel, size: int) -> None:
         self.num_messages = 0
         self.num_bytes = 0
-        self._scheduler = scheduler
+        self._timeline = timeline
         self._network = network
         self._out_free_at_s = [0.0] * size
         self._in_free_at_s = [0.0] * size
@@ -43,20 +43,20 @@ class Fabric:
         """
         self.num_messages += 1
         self.num_bytes += nbytes
-        scheduler = self._scheduler
+        timeline = self._timeline
         if source == to:
             sent()
             delivered()
             return
         occupied_s = self._network.link_seconds(nbytes)
-        begin_s = max(scheduler.now_s, self._out_free_at_s[source])
+        begin_s = max(timeline.now_s, self._out_free_at_s[source])
         self._out_free_at_s[source] = begin_s + occupied_s
 
         def reach_receiver() -> None:
             # Not before the first byte is there is it known which messages compete for the receiver's link.
-            arrived_s = max(scheduler.now_s, self._in_free_at_s[to]) + occupied_s
+            arrived_s = max(timeline.now_s, self._in_free_at_s[to]) + occupied_s
             self._in_free_at_s[to] = arrived_s
-            scheduler.call_at(arrived_s, delivered)
+            timeline.call_at(arrived_s, delivered)
 
-        scheduler.call_at(begin_s + occupied_s, sent)
-        scheduler.call_at(begin_s + self._network.latency_s, reach_receiver)
+        timeline.call_at(begin_s + occupied_s, sent)
+        timeline.call_at(begin_s + self._network.latency_s, reach_receiver)

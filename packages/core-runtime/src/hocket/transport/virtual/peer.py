@@ -79,7 +79,7 @@ class VirtualPeer(Peer):
         return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude), timeout_s)
 
     def now(self) -> float:
-        return self._station.scheduler.now_s
+        return self._station.scheduler.timeline.now_s
 
     def elapse(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass for the calling task; others run meanwhile.
@@ -111,7 +111,7 @@ class VirtualPeer(Peer):
         return request
 
     def describe_waiting(self) -> str:
-        return self._station.scheduler.describe()
+        return self._station.scheduler.timeline.describe()
 
     def report_progress(self, step: int, doing: str) -> None:
         self._station.scheduler.running(self._station.rank).note = f"step {step}, {doing}"

@@ -16,6 +16,7 @@ import numpy as np
 
 __all__ = ["RandomStates"]
 
+_random: Any = np.random  # whose stubs lack `get_bit_generator`
 #: `mt19937_state` of NumPy: uint32 key[624] and int pos.
 _MT19937_BYTES = 624 * 4 + 4
 
@@ -23,6 +24,7 @@ _MT19937_BYTES = 624 * 4 + 4
 class _NumpyState(NamedTuple):
     """NumPy's legacy global state."""
 
+    generator: Any  # the bit generator behind the functions of `np.random`
     state: dict[str, Any]
     raw: bytes | None  # the generator's memory, None if it is not the usual MT19937
 
@@ -66,7 +68,7 @@ class RandomStates:
     def _load(self, state: _State, current: _State) -> None:
         random.setstate(state.python)
         if not _is_same(state.numpy, current.numpy):
-            np.random.set_state(state.numpy.state)
+            _write_numpy(state.numpy)
         _write_torch(state.torch)
         self._loaded = state
 
@@ -78,25 +80,29 @@ def _read_numpy(loaded: _NumpyState | None) -> _NumpyState:
     them in training. So the generator's memory is compared, which changes with every draw but one: the second
     of a pair of normal numbers comes from a cache beside it, whose state only `get_state` tells.
     """
-    raw = _raw_numpy()
-    if loaded is not None and raw is not None and raw == loaded.raw and not loaded.state["has_gauss"]:
+    generator = _random.get_bit_generator()
+    raw = None
+    if type(generator) is np.random.MT19937:
+        raw = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    unchanged = loaded is not None and generator is loaded.generator and raw is not None and raw == loaded.raw
+    if loaded is not None and unchanged and not loaded.state["has_gauss"]:
         return loaded
-    state: Any = np.random.get_state(legacy=False)
-    return _NumpyState(state, raw)
+    return _NumpyState(generator, _random.get_state(legacy=False), raw)
 
 
-def _raw_numpy() -> bytes | None:
-    numpy_random: Any = np.random  # whose stubs lack `get_bit_generator`
-    generator = numpy_random.get_bit_generator()
-    if type(generator) is not np.random.MT19937:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+def _write_numpy(state: _NumpyState) -> None:
+    if _random.get_bit_generator() is not state.generator:
+        _random.set_bit_generator(state.generator)
+    _random.set_state(state.state)
 
 
 def _is_same(one: _NumpyState, other: _NumpyState) -> bool:
     """Return whether both are certainly the same state, at the cost of comparing 2.5 KB."""
-    cached = one.state["has_gauss"] or other.state["has_gauss"]
-    return one is other or (one.raw is not None and one.raw == other.raw and not cached)
+    if one is other:
+        return True
+    if one.generator is not other.generator or one.state["has_gauss"] or other.state["has_gauss"]:
+        return False
+    return one.raw is not None and one.raw == other.raw
 
 
 def _read_torch() -> Any:
@@ -109,5 +115,5 @@ def _write_torch(state: Any) -> None:
     torch: Any = sys.modules.get("torch")
     if getattr(torch, "default_generator", None) is None:
         return
-    # A rank whose states were saved before another one imported torch has what a fresh process would have.
+    # A rank whose states were saved before another one imported torch begins with torch's default seed.
     torch.default_generator.set_state(torch.Generator().get_state() if state is None else state)

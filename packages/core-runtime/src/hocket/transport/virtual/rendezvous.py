@@ -85,7 +85,8 @@ class Rendezvous:
                 meeting.requests[rank].finish(result)
 
         seconds = calls[0].seconds(max(call.nbytes for call in calls), len(calls))
-        station.scheduler.call_at(station.scheduler.now_s + seconds, conclude)
+        timeline = station.scheduler.timeline
+        timeline.call_at(timeline.now_s + seconds, conclude)
 
     def _fail(self, meeting: _Meeting, message: str) -> None:
         for request in meeting.requests.values():

@@ -73,12 +73,12 @@ class VirtualRequest(Request):
     def finish(self, result: Any = None) -> None:
         """Note that the operation has finished and gave `result`; called by the simulation."""
         self._result = result
-        self._station.scheduler.fire(self._signal)
+        self._station.scheduler.timeline.fire(self._signal)
 
     def fail(self, message: str) -> None:
         """Note that the operation has failed: `done` and `wait` raise TransportError with `message`."""
         self._error = message
-        self._station.scheduler.fire(self._signal)
+        self._station.scheduler.timeline.fire(self._signal)
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

@@ -12,20 +12,17 @@ it to 1 in tests that compare bits.
 from __future__ import annotations
 
 import contextvars
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
-from hocket.transport.virtual.agenda import Agenda, Event
+from hocket.errors import PeerLostError, TransportError
 from hocket.transport.virtual.randomness import RandomStates
-from hocket.transport.virtual.task import Signal, State, Task, describe_tasks
+from hocket.transport.virtual.task import Signal, State, Task
+from hocket.transport.virtual.timeline import Timeline
 
 __all__ = ["Scheduler"]
 
-#: So many polls in a row, per task, between which nothing else happened, are a loop that waits.
-_IDLE_POLLS_PER_TASK = 20_000
 #: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
 _GRACE_S = 5.0
 
@@ -34,22 +31,18 @@ class Scheduler:
     """The clock, the token and the tasks of one run.
 
     Attributes:
-        now_s: the virtual clock, in seconds from the start of the run.
+        timeline: the clock and the tasks.
         first_error: what ended the run before its tasks had ended, None if nothing did.
         culprit: says where `first_error` came from.
     """
 
     def __init__(self, seed: int) -> None:
         """Make a scheduler without tasks; `seed` decides between tasks that are due at the same time."""
-        self.now_s = 0.0
+        self.timeline = Timeline(seed)
         self.first_error: BaseException | None = None
         self.culprit = ""
-        self._agenda = Agenda(seed)
-        self._tasks: list[Task] = []
         self._threads: list[threading.Thread] = []
         self._running: Task | None = None
-        self._next_deadline_s = math.inf  # no wait ends earlier than this; perhaps none ends so early
-        self._idle_polls = 0
         self._ending: Callable[[], TransportError] | None = None
         self._random_states = RandomStates()
         self._all_ended = threading.Event()
@@ -81,15 +74,11 @@ class Scheduler:
         task = Task(rank, name, call)
         live = contextvars.copy_context().run
         thread = threading.Thread(target=live, args=(self._live, task), name=f"virtual {task}", daemon=True)
-        self._tasks.append(task)
         self._threads.append(thread)
-        self._make_ready(task, self.now_s)
+        self.timeline.tasks.append(task)
+        self.timeline.make_ready(task, self.timeline.now_s)
         thread.start()
         return task
-
-    def describe(self) -> str:
-        """Say what every task is doing, a line each, those that wait first."""
-        return describe_tasks(self._tasks, self.now_s)
 
     # ------------------------------------------------------------------- from the task that holds the token
 
@@ -107,22 +96,10 @@ class Scheduler:
             raise TransportError(f"rank {rank}'s endpoint was used by a thread of no task of it: {holder}")
         return task
 
-    def call_at(self, time_s: float, event: Event) -> None:
-        """Plan `event()` for a moment of virtual time from now on; it may neither sleep nor wait."""
-        self._agenda.add_event(time_s, event)
-
-    def fire(self, signal: Signal) -> None:
-        """Set `signal` now and make the tasks that wait for it ready."""
-        signal.is_set = True
-        for task in signal.waiting:
-            if task.awaited is signal:
-                self._make_ready(task, self.now_s)
-        signal.waiting.clear()
-
     def sleep(self, rank: int, seconds: float) -> None:
         """Let `seconds` of virtual time pass for the running task, one of `rank`'s."""
         task = self.running(rank)
-        self._note_change()
+        self.timeline.note_change()
         self._sleep(task, seconds)
 
     def poll(self, rank: int, seconds: float, describe: Callable[[], str]) -> None:
@@ -132,12 +109,11 @@ class Scheduler:
         20,000 polls per task the poller sleeps until something does, and if nothing can, that is a deadlock.
         """
         task = self.running(rank)
-        self._idle_polls += 1
-        if self._idle_polls <= _IDLE_POLLS_PER_TASK * len(self._tasks):
+        if self.timeline.note_poll():
+            self.timeline.await_change(task, describe)
+            self._switch(task)
+        else:
             self._sleep(task, seconds)
-            return
-        task.state, task.describe_awaited, task.since_s = State.POLLING, describe, self.now_s
-        self._switch(task)
 
     def wait(
         self,
@@ -164,13 +140,9 @@ class Scheduler:
         task = self.running(rank)
         if signal.is_set:
             return
-        task.has_own_timeout = timeout_s is not None and timeout_s < math.inf
-        task.timeout_s = default_timeout_s if timeout_s is None else timeout_s
-        task.state, task.describe_awaited, task.since_s = State.WAITING, describe, self.now_s
-        task.awaited = signal
-        signal.waiting.append(task)
-        self._next_deadline_s = min(self._next_deadline_s, task.deadline_s)
-        self._note_change()
+        longest_s = default_timeout_s if timeout_s is None else timeout_s
+        self.timeline.await_signal(task, signal, describe, longest_s, timeout_s is not None)
+        self.timeline.note_change()
         self._switch(task)
 
     def end(self, make_error: Callable[[], TransportError]) -> None:
@@ -181,25 +153,9 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------- the token
 
     def _sleep(self, task: Task, seconds: float) -> None:
-        due_s = self.now_s + seconds
-        if due_s < self._next_deadline_s and due_s < self._agenda.next_due_s:
-            self.now_s = due_s  # nothing else happens until then
-            return
-        self._make_ready(task, due_s)
-        self._switch(task)
-
-    def _make_ready(self, task: Task, due_s: float) -> None:
-        task.state = State.READY
-        task.awaited = task.describe_awaited = None
-        self._agenda.add_task(due_s, task)
-
-    def _note_change(self) -> None:
-        """Something other than a poll happens: those that poll may look again."""
-        if self._idle_polls:
-            self._idle_polls = 0
-            for task in self._tasks:
-                if task.state is State.POLLING:
-                    self._make_ready(task, self.now_s)
+        if not self.timeline.pass_alone(seconds):
+            self.timeline.make_ready(task, self.timeline.now_s + seconds)
+            self._switch(task)
 
     def _switch(self, task: Task) -> None:
         """Hand the token on and come back when it is `task`'s turn."""
@@ -234,8 +190,8 @@ class Scheduler:
             self._fail(str(task), error)
         task.state = State.ENDED
         self._running = None
-        self._note_change()
-        if all(other.state is State.ENDED for other in self._tasks):
+        self.timeline.note_change()
+        if all(other.state is State.ENDED for other in self.timeline.tasks):
             self._all_ended.set()
         else:
             self._hand_over(self._next_task())
@@ -246,49 +202,16 @@ class Scheduler:
         cause = f"{culprit} ended with {type(error).__name__}: {error}"
         self.end(lambda: PeerLostError(cause))
 
-    # ----------------------------------------------------------------------------------------- what is next
-
     def _next_task(self) -> Task:
         """Run the events that come first and return the task whose turn it is then."""
         while True:
             if self._ending is not None:
-                self._wake_blocked(None)
-            elif self._agenda.next_due_s == math.inf and not any(
-                task.has_own_timeout for task in self._waiting()
-            ):
-                self._wake_blocked(f"no virtual rank can go on:\n{self.describe()}")
-            if self._next_deadline_s < self._agenda.next_due_s:
-                self._expire_first()
-                continue
-            self.now_s, following = self._agenda.pop()
+                self.timeline.wake_blocked()
+            following = self.timeline.advance()
             if isinstance(following, Task):
                 return following
-            self._note_change()
             try:
                 following()
             except BaseException as error:
                 # It happens on the thread of any task: not that one's fault, and no reason to lose the token.
                 self._fail("an event of the simulation", error)
-
-    def _waiting(self) -> list[Task]:
-        return [task for task in self._tasks if task.state is State.WAITING]
-
-    def _wake_blocked(self, deadlock: str | None) -> None:
-        """Make every task that waits or polls ready, to raise `deadlock` if there is one."""
-        for task in self._tasks:
-            if task.is_blocked:
-                task.error = None if deadlock is None else DeadlockError(deadlock)
-                self._make_ready(task, self.now_s)
-
-    def _expire_first(self) -> None:
-        """Let the earliest deadline pass, if it is really earlier than what is next on the agenda."""
-        first = min(self._waiting(), key=lambda task: task.deadline_s, default=None)
-        self._next_deadline_s = math.inf if first is None else first.deadline_s
-        if first is None or first.deadline_s >= self._agenda.next_due_s:
-            return
-        self.now_s = first.deadline_s
-        first.error = ExchangeTimeoutError(
-            f"{first.describe(self.now_s)}: not finished within {first.timeout_s:g} s"
-        )
-        self._note_change()
-        self._make_ready(first, self.now_s)

@@ -77,7 +77,7 @@ class World:
             DeadlockError: all ranks wait, and nothing is under way that could wake one.
         """
         scheduler = Scheduler(self.seed)
-        fabric = Fabric(scheduler, self.network, self.size)
+        fabric = Fabric(scheduler.timeline, self.network, self.size)
         everyone = GroupState(tuple(range(self.size)))
 
         def enter(rank: int) -> T:
@@ -89,7 +89,7 @@ class World:
         try:
             scheduler.run()
         finally:
-            self.elapsed_s = scheduler.now_s
+            self.elapsed_s = scheduler.timeline.now_s
             self.num_messages, self.num_bytes = fabric.num_messages, fabric.num_bytes
         if scheduler.first_error is not None:
             scheduler.first_error.add_note(f"raised by virtual {scheduler.culprit}")

@@ -1,0 +1,71 @@
+"""Hocket's allreduce against Gloo's, MPI_Allreduce and a bare polled MPI_Iallreduce, in one job.
+
+    python packages/core-runtime/benchmarks/allreduce.py [RANKS]
+
+Milliseconds, the slowest rank, median; float32. `ratio` is Gloo's time over Hocket's; `to MPI` is Hocket's over the
+better of MPI's two.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from measuring import init_gloo, medians, run_ranks
+
+SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
+
+
+def rank() -> None:
+    """Measure, as one of the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from hocket.transport import mpi  # first: it starts MPI as Hocket needs it
+
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    peer = mpi.join()
+    init_gloo(peer)
+    comm = MPI.COMM_WORLD.Dup()
+    lane = peer.lane("allreduce")
+    if peer.rank == 0:
+        print(f"{peer.size} ranks, {MPI.Get_library_version().split(',')[0]}, torch {torch.__version__}")
+        print(f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'ratio':>6} {'to MPI':>6}")
+    for nbytes in SIZES:
+        send = np.ones(nbytes // 4, dtype=np.float32)
+        receive = np.empty_like(send)
+        tensor = torch.ones(nbytes // 4)
+
+        def polled(send: np.ndarray = send, receive: np.ndarray = receive) -> None:
+            request = comm.Iallreduce(send, receive)
+            while not request.Test():
+                pass
+
+        sides = [
+            ("gloo", lambda tensor=tensor: dist.all_reduce(tensor)),
+            ("allreduce", lambda send=send, receive=receive: comm.Allreduce(send, receive)),
+            ("iallreduce", polled),
+            ("hocket", lambda send=send, receive=receive: lane.iallreduce(send, receive).wait()),
+        ]
+        ms = {name: 1e3 * s for name, s in medians(peer, sides, 31 if nbytes < 8 << 20 else 11).items()}
+        if peer.rank == 0:
+            best = min(ms["allreduce"], ms["iallreduce"])
+            print(
+                f"{nbytes:>11} {ms['gloo']:>9.3f} {ms['allreduce']:>9.3f} {ms['iallreduce']:>10.3f} "
+                f"{ms['hocket']:>9.3f} {ms['gloo'] / ms['hocket']:>6.2f} {ms['hocket'] / best:>6.2f}",
+                flush=True,
+            )
+    dist.destroy_process_group()
+    peer.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        rank()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            run_ranks(__file__, int(sys.argv[1]) if len(sys.argv) > 1 else 4, Path(folder))

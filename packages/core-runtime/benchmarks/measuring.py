@@ -1,0 +1,71 @@
+"""What the benchmarks share: both sides in one job, taking turns, and a table of medians and their ratios."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.peer import Peer
+
+__all__ = ["free_port", "init_gloo", "medians", "run_ranks"]
+
+PORT_VARIABLE = "HOCKET_BENCHMARK_PORT"
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(script: str, ranks: int, folder: Path, *arguments: str) -> None:
+    """Run `script` on `ranks` ranks over MPI, one compute thread each."""
+    status = launch(
+        find_mpiexec(),
+        ranks,
+        [sys.executable, script, "--rank", *arguments],
+        folder=folder,
+        environment={"OMP_NUM_THREADS": "1", PORT_VARIABLE: str(free_port())},
+    )
+    if status:
+        sys.exit(status)
+
+
+def init_gloo(peer: Peer) -> None:
+    """Start torch.distributed with Gloo among the same ranks."""
+    import torch.distributed as dist
+
+    address = f"tcp://127.0.0.1:{os.environ[PORT_VARIABLE]}"
+    dist.init_process_group("gloo", init_method=address, rank=peer.rank, world_size=peer.size)
+
+
+def medians(
+    peer: Peer, sides: Sequence[tuple[str, Callable[[], object]]], repeats: int
+) -> dict[str, float]:
+    """Return each side's median over repeats of the slowest rank's seconds.
+
+    The sides take turns, so that what else the machine does hits them alike; ranks start each turn together.
+    """
+    barrier = peer.lane("start")
+    seconds: dict[str, list[float]] = {name: [] for name, _ in sides}
+    for repeat in range(repeats + 1):
+        for name, side in sides:
+            barrier.ibarrier().wait()
+            start_s = time.perf_counter()
+            side()
+            if repeat:  # the first one warms up
+                seconds[name].append(time.perf_counter() - start_s)
+    told = [json.loads(data) for data in peer.allgather_bytes(json.dumps(seconds).encode())]
+    barrier.close()
+    result = {}
+    for name, _ in sides:
+        slowest = sorted(max(rank[name][i] for rank in told) for i in range(repeats))
+        result[name] = slowest[len(slowest) // 2]
+    return result

@@ -1,0 +1,171 @@
+"""`hocket plan`: what goes where in a step, and what it costs, without starting a rank or reading a sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hocket.cli.table import show_table
+from hocket.config.component import describe
+from hocket.config.run import RunConfig, build_engine, build_task, load_run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hocket.session.planned import Plan, PlannedExchange
+    from hocket.task.api import Task
+
+__all__ = ["DEFAULT_RANKS", "plan_command"]
+
+#: For how many ranks a plan is made where nobody says.
+DEFAULT_RANKS = 4
+
+_HEADERS = (
+    "exchange",
+    "collective",
+    "among",
+    "segments",
+    "bytes of a segment",
+    "every",
+    "overlap",
+    "sent per rank and step",
+    "time per step",
+    "memory",
+)
+_NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
+
+
+def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> None:
+    """Carry out `hocket plan`.
+
+    Raises:
+        UserError: whatever is wrong with what was asked for, a number of ranks that a strategy cannot have included.
+    """
+    run = load_run(target, overrides)
+    run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
+    assert run.ranks is not None
+    run.strategy.check_size(run.ranks)  # before torch is imported
+    task = build_task(run)
+    build_engine(run)
+
+    from hocket.session.planned import plan
+
+    _show(run, plan(run.strategy, _model(task), run.ranks, run.network))
+
+
+def _model(task: Task) -> nn.Module:
+    """Build the task's model without memory, or, where it looks at values while it is built, with."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return task.model()
+    except Exception:
+        # If the model itself is at fault, this fails in the user's own words.
+        return task.model()
+
+
+def _show(run: RunConfig, plan: Plan) -> None:
+    name = run.strategy.name or "own strategy"
+    print(f"{name}: {run.description}" if run.description else name)
+    print(
+        f"{plan.ranks} rank{'s' * (plan.ranks != 1)}; task {run.task.name}: {plan.num_parameters:,} trainable parameters, "
+        f"{_bytes(plan.model_bytes)}"
+    )
+    print()
+    if not plan.exchanges:
+        print("Nothing crosses the wire: every rank trains alone.")
+        return
+    rows = [_row(plan, planned) for planned in plan.exchanges]
+    if len(rows) > 1:
+        total = (_bytes(plan.bytes_per_step), _seconds(plan.seconds_per_step), _models(plan, plan.memory_bytes))
+        rows.append(("together", *("",) * 6, *total))
+    show_table(_HEADERS, rows, numbers=_NUMBERS)
+    print()
+    for line in _assumptions(run, plan):
+        print(f"- {line}")
+
+
+def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
+    exchange = planned.exchange
+    sizes = [layout.wire_bytes for layout in planned.layouts]
+    smallest, largest = (_bytes(min(sizes)), _bytes(max(sizes))) if sizes else ("", "")
+    count = f"{len(sizes)} ({_title(exchange.segments)})"
+    return (
+        exchange.name,
+        _collective(planned),
+        _among(planned),
+        count,
+        smallest if smallest == largest else f"{smallest} to {largest}",
+        "step" if exchange.every == 1 else f"{exchange.every} steps",
+        exchange.overlap.value,
+        _bytes(planned.bytes_per_step),
+        _seconds(planned.seconds_per_step),
+        _models(plan, planned.memory_bytes),
+    )
+
+
+def _collective(planned: PlannedExchange) -> str:
+    exchange = planned.exchange
+    text = _title(exchange.collective)
+    if exchange.topology is not None:
+        text += f", {_title(exchange.topology)}"
+    compressor = _title(exchange.compressor)
+    return text if compressor == "none" else f"{text}, {compressor}"
+
+
+def _among(planned: PlannedExchange) -> str:
+    sizes = sorted({len(scope) for scope in planned.scopes})
+    ranks = " or ".join(map(str, sizes)) + " rank" + "s" * (sizes != [1])
+    title = _title(planned.exchange.over)
+    num_scopes = len(planned.scopes)
+    return f"{title}: {ranks}" if num_scopes == 1 else f"{title}: {num_scopes} times {ranks}"
+
+
+def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
+    bandwidth = run.network.bandwidth_bytes_per_s
+    speed = "of unlimited bandwidth" if math.isinf(bandwidth) else f"and {_bytes(bandwidth)} a second per rank"
+    lines = [
+        "Bytes are what a rank sends, on average over ranks and steps, as a ring (allreduce) or a tree (broadcast) "
+        "sends them, with the padding and the flags that travel with gradients; summary.json counts them in the "
+        "same way.",
+        f"Time is predicted for a latency of {_seconds(run.network.latency_s)} {speed} (network.latency_s, "
+        "network.bandwidth_bytes_per_s), with nothing else on the network, one segment after the other; an "
+        "overlap hides what it can of it.",
+        "Memory is in multiples of the trainable parameters' size, besides parameters and optimizer: what is sent "
+        "and what comes back. Parameters move into flat memory and need no more than before; with gradients "
+        "exchanged, .grad lies in what comes back and needs none of its own. What the MPI library takes is not "
+        "counted.",
+    ]
+    if plan.ranks == 1:
+        lines.append("A single rank exchanges nothing.")
+    if any(planned.exchange.every > 1 for planned in plan.exchanges):
+        lines.append("An exchange that does not happen in every step is shared out over the steps between.")
+    return lines
+
+
+def _title(component: object) -> str:
+    """Name a component as a config does, with the fields that it has."""
+    plain: dict[str, Any] = describe(component)
+    fields = ", ".join(f"{key}: {value}" for key, value in plain.items() if key != "name")
+    return f"{plain['name']} {{{fields}}}" if fields else str(plain["name"])
+
+
+def _models(plan: Plan, nbytes: float) -> str:
+    return f"{plan.in_models(nbytes):.2f} x"
+
+
+def _bytes(nbytes: float) -> str:
+    """Write bytes with three significant digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:#.3g} {unit}".replace(". ", " ")
+    return f"{nbytes:.0f} B"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:#.3g} {unit}".replace(". ", " ")
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,41 @@
+"""Tables: with lines and colours on a terminal, as aligned plain text elsewhere, where nothing may be cut off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["show_table"]
+
+
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    """Print a table.
+
+    Args:
+        headers: the columns' names.
+        rows: as many cells each as there are columns.
+        numbers: the columns that are aligned at the right.
+    """
+    if sys.stdout.isatty():
+        _show_rich(headers, rows, numbers)
+        return
+    lines = [list(headers), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for line in lines:
+        cells = (
+            cell.rjust(width) if header in numbers else cell.ljust(width)
+            for cell, width, header in zip(line, widths, headers, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for header in headers:
+        table.add_column(header, justify="right" if header in numbers else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False).print(table)

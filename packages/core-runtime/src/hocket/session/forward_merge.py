@@ -1,0 +1,139 @@
+"""Overlap forward: each segment is merged just before the forward pass first reads one of its parameters.
+
+A module's forward pre-hook merges the segments of the parameters that it owns. Some parameters are read outside of
+the module that owns them (`MultiheadAttention.out_proj.weight`, an embedding's weight tied to the output layer):
+the first forward is watched to find these, and from then on their segments are merged before the model's own
+forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from hocket.session.parameters import ParameterExchange
+
+__all__ = ["ForwardMerge"]
+
+
+class ForwardMerge:
+    """Sets the hooks of one exchange.
+
+    Args:
+        model: the attached model; it has to be called for its forward to be noticed, as torch's own hooks need it.
+        exchange: with overlap forward.
+    """
+
+    def __init__(self, model: nn.Module, exchange: ParameterExchange) -> None:
+        self._exchange = exchange
+        self._segment_of = {
+            span.name: segment.index for segment in exchange.opened.segments for span in segment.spans
+        }
+        self._early: set[int] | None = None
+        self._inside = False
+        self._probe: _Probe | None = None
+        self._handles: list[Any] = []
+        owned: dict[str, list[str]] = {}
+        for name in self._segment_of:
+            owned.setdefault(name.rpartition(".")[0], []).append(name)
+        for path, names in owned.items():
+            if path:
+                self._hook_module(model.get_submodule(path), sorted({self._segment_of[name] for name in names}))
+        self._model = model
+        before = _only_for(model, self._before_forward)
+        after = _only_for(model, self._after_forward)
+        self._handles += [
+            model.register_forward_pre_hook(before, prepend=True),
+            model.register_forward_hook(after, always_call=True),
+            model.register_state_dict_pre_hook(_only_for(model, self._settle)),
+        ]
+
+    def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
+        def read() -> None:
+            if not self._inside:
+                self._settle()
+            else:
+                with torch.no_grad():
+                    for index in segments:
+                        self._exchange.merge(index)
+
+        self._handles.append(module.register_forward_pre_hook(_only_for(module, read), prepend=True))
+
+    def _before_forward(self) -> None:
+        self._inside = True
+        if self._early is None:
+            self._settle()
+            self._probe = _Probe(self._model, set(self._segment_of))
+            self._probe.__enter__()
+            return
+        with torch.no_grad():
+            for index in self._early:
+                self._exchange.merge(index)
+
+    def _after_forward(self) -> None:
+        self._inside = False
+        if self._probe is not None:
+            self._probe.__exit__(None, None, None)
+            own = {name for name in self._segment_of if "." not in name}
+            self._early = {self._segment_of[name] for name in self._probe.read_outside | own}
+            self._probe = None
+        self._settle()
+
+    def _settle(self) -> None:
+        with torch.no_grad():
+            self._exchange.merge_all()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Probe(TorchFunctionMode):
+    """Watches one forward for parameters that are read while none of the modules that own them runs."""
+
+    def __init__(self, model: nn.Module, names: set[str]) -> None:
+        super().__init__()
+        self.read_outside: set[str] = set()
+        self._names = {id(p): name for name, p in model.named_parameters() if name in names}
+        self._running: list[nn.Module] = []
+        self._handles = [
+            handle
+            for module in model.modules()
+            for handle in (
+                module.register_forward_pre_hook(lambda module, _: self._running.append(module)),
+                module.register_forward_hook(lambda *_: self._leave(), always_call=True),
+            )
+        ]
+
+    def _leave(self) -> None:
+        if self._running:
+            self._running.pop()
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            name = self._names.get(id(leaf))
+            if name is not None and not any(p is leaf for m in self._running for p in m._parameters.values()):
+                self.read_outside.add(name)
+        return function(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)
+
+
+def _only_for(module: nn.Module, act: Callable[[], None]) -> Callable[..., None]:
+    # A function, not a method, that knows its module: deep copies of a model (EMA) copy hooks too.
+    def hook(given: nn.Module, *_: Any) -> None:
+        if given is module:
+            act()
+
+    return hook

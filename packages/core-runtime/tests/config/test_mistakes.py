@@ -1,0 +1,213 @@
+# ruff: noqa: E501 - the tables of messages read better unbroken
+"""Every mistake in a configuration, and what its message says: source, key, given, allowed, suggestion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.config.run import build_engine, build_task, load_run
+from hocket.errors import ConfigError, MissingPluginError
+from hocket.plugin import Registry, core_version
+from hocket.strategy import compose
+
+CORE = f"hocket-core {core_version()}".rstrip()
+
+
+def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigError] = ConfigError) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_run(target, overrides)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epochs: often", "epochs: got 'often'; allowed: an integer"),
+        ("epochs: 1.5", "epochs: got 1.5; allowed: an integer"),
+        ("epochs: true", "epochs: got true; allowed: an integer"),
+        ("epochs: null", "epochs: got null; allowed: an integer"),
+        ("epochs: [1]", "epochs: got [1]; allowed: an integer"),
+        ("epochs: 0", "epochs: epochs must be 1 or more, not 0"),
+        ("steps: -1", "steps: steps must be 1 or more, not -1"),
+        ("ranks: many", "ranks: got 'many'; allowed: an integer or null"),
+        ("seed: -1", "seed: seed must be 0 or more, not -1"),
+        ("timeout_s: soon", "timeout_s: got 'soon'; allowed: a number"),
+        ("timeout_s: .inf", "timeout_s: timeout_s must be finite and more than 0, not inf"),
+        ("transport: smoke", "transport: got 'smoke'; allowed: one of mpi, torch, virtual"),
+        ("on_nonfinite: MAYBE", "on_nonfinite: got 'MAYBE'; allowed: one of error, skip"),
+        ("network: fast", "network: got 'fast'; allowed: a mapping of latency_s, bandwidth_bytes_per_s"),
+        ("network: {latency: 1}", "network.latency: unknown key; allowed: latency_s, bandwidth_bytes_per_s. Did you mean 'latency_s'?"),
+        ("network: {latency_s: -1}", "network.latency_s: latency_s must be finite and 0 or more, not -1.0"),
+        ("network: {bandwidth_bytes_per_s: 0}", "network.bandwidth_bytes_per_s: bandwidth_bytes_per_s must be more than 0, not 0.0"),
+        ("delays: {rank: 0}", f"delays: delays is not available in {CORE}, got {{'rank': 0}}; allowed: null"),
+        ("phases: {10: {}}", "line 1, column 10: not valid YAML: the key 10 is not text"),
+        ("phases: {'10': {}}", f"phases: phases is not available in {CORE}, got {{'10': {{}}}}; allowed: {{}}"),
+        ("task: 3", "task: got 3; allowed: a name, or a mapping with a name and arguments"),
+        ("optimizer: {name: null}", "optimizer.name: got null; allowed: a name, or a mapping with a name and arguments"),
+        ("strategy: sgd", "strategy: got 'sgd'; allowed: a mapping of samples, gradients, parameters"),
+        ("strategy: {gradient: []}", "strategy.gradient: unknown key; allowed: samples, gradients, parameters. Did you mean 'gradients'?"),
+        ("strategy: {gradients: 1}", "strategy.gradients: got 1; allowed: a list of exchanges, such as [{collective: allreduce}]"),
+        ("strategy: {gradients: [{over: world}]}", "strategy.gradients.0.collective: missing; allowed: allreduce, broadcast"),
+        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast. Did you mean 'allreduce'?"),
+        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast."),
+        ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
+        ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap. Did you mean 'every'?"),
+        ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: none"),
+        ("parameters: [{collective: {name: broadcast, root: -1}}]", "parameters.0.collective.root: root must be 0 or more, not -1"),
+        ("parameters: [{collective: allreduce, overlap: often}]", "parameters.0.overlap: got 'often'; allowed: one of none, backward, forward, delayed"),
+        ("samples: shuffle", "samples: there is no samples 'shuffle'; there are: none."),
+        ("gradients: []\nstrategy: {}", "gradients stands beside strategy; allowed: below it"),
+        ("epochs: ${epoch}", "epochs: got '${epoch}': Interpolation key 'epoch' not found"),
+        ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
+        ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
+        ("epoch: 3", "epoch: unknown key; allowed: name, "),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, local, periodic_average, sgd. Did you mean 'sgd'?"),
+        ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name"),
+        ("epochs: 1\nepochs: 2", "line 2, column 1: not valid YAML: the key 'epochs' stands twice"),
+        ("a: [1, 2\nb: 3", "line 2, column 2: not valid YAML: "),
+        ("- sgd", "got ['sgd']; allowed: a mapping, such as strategy: {gradients: [...]}"),
+        ("", "got nothing; allowed: a mapping"),
+        ("epochs: 2001-99-01", "not valid YAML: month must be in 1..12"),
+        ("a: \x07", "not valid YAML: unacceptable character #x0007"),
+    ],
+)  # fmt: skip
+def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    message = message_of(path)
+    assert message.startswith(f"{path}: {expected}")
+    assert message_of(str(path)) == message
+
+
+def test_a_suggestion_at_the_root_knows_the_slots() -> None:
+    assert message_of({"gradient": []}).endswith("Did you mean 'gradients'?")
+    assert message_of({"epoch": 1}).endswith("Did you mean 'epochs'?")
+
+
+def test_a_missing_plugin_keeps_its_type_and_gets_a_place() -> None:
+    message = message_of({"gradients": [{"collective": "eager.partial_allreduce"}]}, kind=MissingPluginError)
+    assert (
+        message
+        == "mapping: gradients.0.collective: plugin 'eager' is not installed: pip install hocket-eager"
+    )
+    mapping = {"parameters": [{"collective": "allreduce", "topology": {"name": "crossover.fair_random"}}]}
+    message = message_of({"strategy": mapping}, kind=MissingPluginError)
+    assert message.startswith(
+        "mapping: strategy.parameters.0.topology.name: plugin 'crossover' is not installed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("gradients.0.overlap", "not of the form KEY=VALUE, such as gradients.0.overlap=backward"),
+        ("=3", "not of the form KEY=VALUE"),
+        ("gradients..overlap=none", "not of the form KEY=VALUE"),
+        ("epochs=[1", "line 1, column 3: not valid YAML: "),
+        ("gradients.1.every=1", "gradients.1: gradients has 1 exchange, numbered 0 to 0"),
+        ("strategy.gradients.-1.every=1", "strategy.gradients.-1: strategy.gradients has 1 exchange, numbered 0 to 0"),
+        ("gradients.first=1", "gradients.first: gradients has 1 exchange, numbered 0 to 0"),
+        ("epochs.x=1", "epochs: got {'x': 1}; allowed: an integer"),
+        ("name.x=1", "name: got "),
+        ("optimizer.lr.x=1", "optimizer.lr is 0.1, which has no keys"),
+        ("gradients.0.overlpa=none", "gradients.0.overlpa: unknown key; allowed: collective, over"),
+        ("gradients.0.segments={name: bytes, size_mb: 0}", "gradients.0.segments.size_mb: size_mb must be finite and more than 0, not 0.0"),
+        ("gradients.0.segments.size_mb=1", "gradients.0.segments.size_mb: unknown key; allowed: none"),
+        ("seed=abc", "seed: got 'abc'; allowed: an integer"),
+        ("phases.x=1", f"phases: phases is not available in {CORE}"),
+    ],
+)  # fmt: skip
+def test_an_override_is_refused_with_its_text(override: str, expected: str) -> None:
+    assert message_of("sgd", [override]).startswith(f"override {override!r}: {expected}")
+
+
+@given(count=st.integers(0, 5), index=st.integers(0, 50))
+def test_an_index_out_of_range_is_told_how_many_there_are(count: int, index: int) -> None:
+    target = {"parameters": [{"collective": "allreduce"}] * count}
+    override = f"parameters.{index}.every=2"
+    if index < count:
+        assert load_run(target, [override]).strategy.parameters[index].every == 2
+        return
+    exchanges = f"{count} exchange{'s' * (count != 1)}"
+    assert f"parameters.{index}: parameters has {exchanges}" in message_of(target, [override])
+
+
+def test_a_strategy_takes_no_settings_of_a_run() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("sgd", "epochs=3")
+    assert str(caught.value) == (
+        "override 'epochs=3': epochs is no part of a strategy; allowed: samples, gradients, parameters"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected"),
+    [
+        ({1: 2}, "mapping: root: the key 1 is not text"),
+        ({"strategy": {"gradients": [{2: 3}]}}, "mapping: strategy.gradients.0: the key 2 is not text"),
+        ({"gradients": [{"collective": object}]}, "mapping: gradients.0.collective: got <class 'object'>; allowed: mappings, lists"),
+    ],
+)  # fmt: skip
+def test_a_mapping_holds_plain_values(mapping: Any, expected: str) -> None:
+    assert message_of(mapping).startswith(expected)
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.yaml"
+    assert message_of(absent) == f"{absent}: cannot read the file: No such file or directory"
+    assert message_of("absent.yml") == "absent.yml: cannot read the file: No such file or directory"
+    assert message_of(tmp_path) == f"{tmp_path}: cannot read the file: Is a directory"
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\xff")
+    assert message_of(binary) == f"{binary}: cannot read the file: not UTF-8 text"
+
+
+def test_an_unknown_recipe_is_answered_with_the_list() -> None:
+    assert message_of("adg") == (
+        "there is no recipe 'adg'; there are: agd, local, periodic_average, sgd. Did you mean 'agd'?"
+    )
+
+
+def test_a_file_based_on_itself_is_refused(tmp_path: Path) -> None:
+    registry = Registry(lambda: [])
+    for name, base in (("first", "second"), ("second", "first")):
+        (tmp_path / f"{name}.yaml").write_text(f"recipe: {base}\n")
+        registry.recipe(tmp_path / f"{name}.yaml")
+    with pytest.raises(
+        ConfigError, match=r"^recipe second: recipe: first -> second -> first is based on itself$"
+    ):
+        load_run({"recipe": "first"}, registry=registry)
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (
+            "digit",
+            "mapping: task: there is no task 'digit'; there are: digits, fashion_mnist. Did you mean 'digits'?",
+        ),
+        ({"name": "digits", "hiden": 3}, "mapping: task.hiden: unknown key; allowed: "),
+        ({"name": "digits", "hidden": "x"}, "mapping: task.hidden: got 'x'; allowed: an integer"),
+        ("no_such_module_of_mine:task", "mapping: task.name: no module 'no_such_module_of_mine'"),
+    ],
+)
+def test_a_task_is_refused_when_it_is_built(task: Any, expected: str) -> None:
+    run = load_run({"task": task})
+    with pytest.raises(ConfigError) as caught:
+        build_task(run)
+    assert str(caught.value).startswith(expected)
+
+
+def test_an_engine_is_refused_when_it_is_built() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^override 'engine=pipeline': engine: there is no engine 'pipeline'; there are: data",
+    ):
+        build_engine(load_run("sgd", ["engine=pipeline"]))

@@ -1,0 +1,73 @@
+"""Optimizers by name: built as torch builds them, and refused before torch would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.config.optimizer import build_optimizer, complete_arguments
+from hocket.config.reference import Reference
+from hocket.config.run import load_run
+from hocket.errors import ConfigError
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(2))]
+
+
+def test_an_optimizer_is_torchs_own_with_the_arguments_given() -> None:
+    run = load_run("sgd", ["optimizer={name: adamw, lr: 1e-3, betas: [0.8, 0.9]}"])
+    optimizer = build_optimizer(run.optimizer, parameters())
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["lr"] == 1e-3
+    assert optimizer.defaults["betas"] == (0.8, 0.9)
+
+
+def test_parameter_groups_are_passed_on() -> None:
+    groups = [{"params": parameters(), "lr": 0.5}]
+    assert build_optimizer(Reference("sgd", {"lr": 0.1}), groups).param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", "muon"])
+def test_complete_arguments_build_the_same(name: str) -> None:
+    complete = complete_arguments(Reference(name, {"lr": 0.25}))
+    assert complete["lr"] == 0.25
+    matrix = [torch.nn.Parameter(torch.ones(2, 2))]
+    direct = build_optimizer(Reference(name, {"lr": 0.25}), matrix)
+    assert build_optimizer(Reference(name, complete), matrix).defaults == direct.defaults
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("sdg", "mapping: optimizer: there is no optimizer 'sdg'; allowed: adadelta, adafactor, "),
+        ({"name": "lbfgs"}, "mapping: optimizer.name: there is no optimizer 'lbfgs'; allowed: "),
+        (
+            {"name": "sgd", "lrr": 1},
+            "mapping: optimizer.lrr: unknown argument of sgd; allowed: lr, momentum, ",
+        ),
+        ({"name": "sgd", "lr": "fast"}, "mapping: optimizer.lr: got 'fast'; allowed: a number"),
+        ({"name": "sgd", "lr": True}, "mapping: optimizer.lr: got true; allowed: a number"),
+        ({"name": "sgd", "nesterov": 1}, "mapping: optimizer.nesterov: got 1; allowed: true or false"),
+        ({"name": "sgd", "lr": -1}, "mapping: optimizer: sgd refuses lr: -1: Invalid learning rate: -1"),
+        ({"name": "adam", "betas": 3}, "mapping: optimizer: adam refuses betas: 3: "),
+    ],
+)
+def test_a_mistake_is_refused_with_its_place(optimizer: Any, expected: str) -> None:
+    run = load_run({"optimizer": optimizer})
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer(run.optimizer, parameters())
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_misspelt_argument_and_name_get_a_suggestion() -> None:
+    for optimizer, hint in (({"name": "sgd", "lrr": 1}, "'lr'"), ("adamm", "'adam'")):
+        with pytest.raises(ConfigError, match=rf"Did you mean {hint}\?$"):
+            build_optimizer(load_run({"optimizer": optimizer}).optimizer, parameters())
+
+
+def test_a_reference_made_in_code_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"^in code: momentun: unknown argument of sgd"):
+        build_optimizer(Reference("sgd", {"momentun": 1}), parameters())

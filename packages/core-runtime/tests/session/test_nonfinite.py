@@ -1,0 +1,169 @@
+"""NaN and Inf in what is sent: an error that names parameter, rank and step, or a step that all leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from toys import GRADIENT_STRATEGIES, Batch, batches, flat, mlp, on_ranks, reference, replicas, sgd, train
+
+import hocket
+from hocket.errors import NonFiniteError
+
+CULPRIT, STEP = 2, 3
+
+
+def poisoned(rank: int, value: float = torch.nan) -> list[Batch]:
+    """Return five batches; the culprit's at STEP has a `value` in it."""
+    data = batches(rank, 5)
+    if rank == CULPRIT:
+        data[STEP][0][1, 1] = value
+    return data
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_error_names_parameter_rank_and_step(strategy: tuple[str, ...], value: float) -> None:
+    def fails(rank: int) -> str:
+        with pytest.raises(NonFiniteError) as raised:
+            train(strategy, poisoned(rank, value))
+        return str(raised.value)
+
+    told = on_ranks(4, fails)
+    for rank, message in enumerate(told):
+        assert f"step {STEP}" in message
+        if rank == CULPRIT:
+            assert f"rank {CULPRIT} " in message
+            assert "0.weight" in message
+            assert "on_nonfinite='skip'" in message
+        else:
+            assert message.startswith(f"another rank than {rank} contributed NaN or Inf")
+
+
+def test_parameters_are_as_before_the_step() -> None:
+    def survive(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        with pytest.raises(NonFiniteError), hocket.attach(model, optimizer, "agd") as session:
+            for x, y in session.data(poisoned(rank)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return flat(model)
+
+    steps = [[(batch, 1.0) for batch in column] for column in zip(*(batches(r, 5) for r in range(4)), strict=True)]
+    for given in on_ranks(4, survive):
+        torch.testing.assert_close(given, reference(steps[:STEP]))
+
+
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_skip_leaves_the_step_out_on_all_ranks(strategy: tuple[str, ...]) -> None:
+    def skip(rank: int) -> tuple[Tensor, int, int]:
+        model = mlp()
+        optimizer = sgd(model)
+        strategy_ = hocket.compose(*strategy)
+        with hocket.attach(model, optimizer, strategy_, on_nonfinite="skip") as session:
+            for x, y in session.data(poisoned(rank)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            return flat(model), session.skipped_steps, session.step
+
+    steps = [[(batch, 1.0) for batch in column] for column in zip(*(batches(r, 5) for r in range(4)), strict=True)]
+    del steps[STEP]
+    for given, skipped, step in on_ranks(4, skip):
+        torch.testing.assert_close(given, reference(steps), rtol=1e-12, atol=1e-13)
+        assert (skipped, step) == (1, 5)
+
+
+def test_large_gradients_are_no_error() -> None:
+    """Their sum overflows, none of them does."""
+
+    def large(rank: int) -> Tensor:
+        model = torch.nn.Linear(4, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for x in session.data([torch.full((1, 4), 2e38)]):
+                model(x).sum().backward()
+                optimizer.step()
+        return model.weight.grad
+
+    for gradient in on_ranks(2, large):
+        assert torch.equal(gradient, torch.full((1, 4), 2e38))
+
+
+def test_parameters_that_are_about_to_be_sent() -> None:
+    def diverge(rank: int) -> str:
+        try:
+            train(("periodic_average", "parameters.0.every=1"), poisoned(rank))
+        except NonFiniteError as error:
+            return str(error)
+        raise AssertionError("sent")
+
+    with pytest.raises(NonFiniteError, match=rf"parameter 0\.weight of rank {CULPRIT} is NaN or Inf after step 4"):
+        on_ranks(4, lambda rank: train(("periodic_average", "parameters.0.every=1"), poisoned(rank)))
+
+
+def scaled(rank: int, strategy: Sequence[str], data: Sequence[Batch], **options: Any) -> tuple[Tensor, float]:
+    model = mlp()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with hocket.attach(model, optimizer, hocket.compose(*strategy), **options) as session:
+        for x, y in session.data(data):
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert session.step == 5
+        assert session.skipped_steps == 0
+    return flat(model), scaler.get_scale()
+
+
+@pytest.mark.parametrize("on_nonfinite", ["error", "skip"])
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_grad_scaler_sees_the_inf_on_all_ranks(strategy: tuple[str, ...], on_nonfinite: str) -> None:
+    steps = [[(batch, 1.0) for batch in column] for column in zip(*(batches(r, 5) for r in range(4)), strict=True)]
+    del steps[STEP]
+    given = on_ranks(4, lambda rank: scaled(rank, strategy, poisoned(rank, torch.inf), on_nonfinite=on_nonfinite))
+    for of_rank, scale in given:
+        torch.testing.assert_close(of_rank, reference(steps), rtol=1e-12, atol=1e-13)
+        assert scale == 2.0
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_grad_scaler_with_periodic_average(every: int) -> None:
+    """Only the rank that found Inf makes no step; it is there when the replicas are averaged."""
+    data: list[list[Batch | None]] = [[*batches(rank, 5)] for rank in range(4)]
+    data[CULPRIT][STEP] = None
+    strategy = ("periodic_average", f"parameters.0.every={every}")
+    given = on_ranks(4, lambda rank: scaled(rank, strategy, poisoned(rank, torch.inf)))
+    for rank, ((of_rank, scale), expected) in enumerate(zip(given, replicas(data, every), strict=True)):
+        torch.testing.assert_close(of_rank, expected, rtol=1e-12, atol=1e-13)
+        assert scale == (2.0 if rank == CULPRIT else 4.0)
+
+
+def test_grad_scaler_where_local_data_end_in_an_accumulation() -> None:
+    """What the rank had got by then is unscaled like everything else."""
+
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with hocket.attach(model, optimizer, "local") as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, 2 - rank))):
+                loss = scaler.scale(F.cross_entropy(model(x), y))
+                if number == 0:
+                    with session.accumulate():
+                        loss.backward()
+                else:
+                    loss.backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+        return flat(model)
+
+    expected = reference([[(batches(1, 1)[0], 1.0)]])
+    torch.testing.assert_close(on_ranks(2, run)[1], expected, rtol=1e-12, atol=1e-13)
