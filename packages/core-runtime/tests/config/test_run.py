@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.config.network import Network
+from hocket.transport.network import NetworkModel
 from hocket.config.reference import Reference
 from hocket.config.run import RunConfig, build_engine, build_task, load_run, resolved
 from hocket.config.settings import OnNonfinite, TransportName
@@ -67,7 +67,7 @@ def test_defaults_then_recipe_then_file_then_overrides(tmp_path: Path) -> None:
     assert run.optimizer == Reference("sgd", {"lr": 0.5, "momentum": 0.9})
     assert run.epochs == 7
     assert run.seed == 2
-    assert run.network == Network(1.0, 1e6)
+    assert run.network == NetworkModel(1.0, 1e6)
     assert run.strategy == compose("agd", "gradients.0.overlap=none")
 
 
@@ -128,7 +128,7 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(recipe: str, tmp_pat
     again = load_run(path)
     assert resolved(again) == plain
     assert again.strategy == run.strategy
-    assert (again.steps, again.network, again.name) == (3, Network(latency_s=2.0), recipe)
+    assert (again.steps, again.network, again.name) == (3, NetworkModel(latency_s=2.0), recipe)
 
 
 def test_a_task_of_ones_own_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,9 @@ def case(
 
 def mlp(rank: int, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(rank)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).to(
+        dtype
+    )
 
 
 def batches(rank: int, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> Batches:
@@ -195,7 +197,9 @@ def clipping(side: Side) -> Weights:
             optimizer.zero_grad()
             F.cross_entropy(run.model(x), y).backward()
             # torch's own function and the session's, in turn.
-            clip = run.clip_grad_norm_ if step % 2 else lambda n: nn.utils.clip_grad_norm_(model.parameters(), n)
+            clip = (
+                run.clip_grad_norm_ if step % 2 else lambda n: nn.utils.clip_grad_norm_(model.parameters(), n)
+            )
             norms.append(clip(0.2))
             optimizer.step()
     assert max(norms) > 0.2, "nothing was clipped"
@@ -235,7 +239,9 @@ def scheduler(side: Side) -> Weights:
     return weights(model)
 
 
-def _scaled(side: Side, optimizer: Callable[[nn.Module], torch.optim.Optimizer], max_norm: float = 0) -> Weights:
+def _scaled(
+    side: Side, optimizer: Callable[[nn.Module], torch.optim.Optimizer], max_norm: float = 0
+) -> Weights:
     """Train with a GradScaler, which finds Inf on one rank in step 5."""
     model = mlp(side.rank)
     chosen = optimizer(model)

@@ -28,7 +28,12 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = find_mpiexec().command(ddp_cases.RANKS, program)
     with (folder / "output.txt").open("w") as output:
         ended = subprocess.run(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, timeout=_JOB_TIMEOUT_S, check=False
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=_JOB_TIMEOUT_S,
+            check=False,
         )
     told = _read(folder / "results.json")
     return {"told": told, "status": ended.returncode, "output": (folder / "output.txt").read_text()[-4000:]}

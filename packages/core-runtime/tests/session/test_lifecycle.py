@@ -136,7 +136,9 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
     return torch.load(stream, weights_only=False)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded]
+)
 def test_copies_of_the_model_are_on_their_own(duplicate: Any) -> None:
     def run(rank: int) -> Tensor:
         model = mlp()

@@ -28,7 +28,8 @@ def test_periodic_average_equals_the_single_process(every: int, segments: str) -
 def test_average_of_every_step_is_synchronous_sgd() -> None:
     """Without momentum, averaging parameters after each step is averaging gradients."""
     given = on_ranks(
-        RANKS, lambda rank: train(("periodic_average", "parameters.0.every=1"), batches(rank, STEPS), momentum=0)
+        RANKS,
+        lambda rank: train(("periodic_average", "parameters.0.every=1"), batches(rank, STEPS), momentum=0),
     )
     columns = zip(*(batches(rank, STEPS) for rank in range(RANKS)), strict=True)
     expected = reference([[(batch, 1.0) for batch in column] for column in columns], momentum=0)
@@ -47,8 +48,8 @@ def test_keep_starts_each_rank_from_its_own() -> None:
 
 
 def test_broadcast_of_a_root() -> None:
-    mapping = "strategy={parameters: [{collective: {name: broadcast, root: 1}}]}"
-    given = on_ranks(3, lambda rank: train(("local", mapping.replace("strategy=", "strategy=")), batches(rank, 4)))
+    strategy = {"parameters": [{"collective": {"name": "broadcast", "root": 1}}]}
+    given = on_ranks(3, lambda rank: train((strategy,), batches(rank, 4)))
     alone = replicas([batches(1, 4)], None)[0]
     for of_rank in given:
         torch.testing.assert_close(of_rank, alone, rtol=1e-12, atol=1e-13)
@@ -90,7 +91,9 @@ def mean_of(states: list[dict[str, np.ndarray]], rank: int) -> dict[str, np.ndar
     }
 
 
-def assert_states_equal(given: dict[str, np.ndarray], expected: dict[str, np.ndarray], rtol: float = 0) -> None:
+def assert_states_equal(
+    given: dict[str, np.ndarray], expected: dict[str, np.ndarray], rtol: float = 0
+) -> None:
     assert given.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(given[name], value, rtol=rtol, atol=rtol, err_msg=name)
@@ -157,7 +160,9 @@ def test_training_goes_on_from_the_own_replica_after_evaluation() -> None:
                     model(x)
         return flat(model)
 
-    for given, expected in zip(on_ranks(2, run), replicas([batches(r, 4) for r in range(2)], None), strict=True):
+    for given, expected in zip(
+        on_ranks(2, run), replicas([batches(r, 4) for r in range(2)], None), strict=True
+    ):
         torch.testing.assert_close(given, expected, rtol=1e-13, atol=0)
 
 
@@ -172,7 +177,9 @@ def test_consensus_distance(dtype: torch.dtype) -> None:
     values = np.stack([value for _, value in told])
     expected = np.sqrt(np.square(values - values.mean(axis=0)).sum(axis=1).mean())
     for distance, _ in told:
-        assert distance == pytest.approx(expected, rel={torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 1e-2))
+        assert distance == pytest.approx(
+            expected, rel={torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 1e-2)
+        )
 
 
 def test_consensus_distance_of_equal_replicas_is_zero() -> None:

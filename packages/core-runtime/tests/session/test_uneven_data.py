@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import pytest
 import torch
@@ -140,7 +140,7 @@ def test_accumulation(strategy: tuple[str, ...], counts: tuple[int, ...], every:
     """Every real batch of a step counts the same, wherever the ranks' data end."""
     given = on_ranks(4, lambda rank: accumulating(strategy, rank, counts, every))
     columns = real_batches(counts)
-    steps = [sum(columns[start : start + every], []) for start in range(0, len(columns), every)]
+    steps = [list(chain(*columns[start : start + every])) for start in range(0, len(columns), every)]
     assert_all_close(given, reference(steps))
 
 

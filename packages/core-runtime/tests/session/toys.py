@@ -73,7 +73,9 @@ def gradient_of(model: nn.Module, batch: Batch) -> list[Tensor]:
     return list(torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())))
 
 
-def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, weighted: Sequence[tuple[Batch, float]]) -> None:
+def step_with(
+    model: nn.Module, optimizer: torch.optim.Optimizer, weighted: Sequence[tuple[Batch, float]]
+) -> None:
     """Step with the weighted mean of the batches' gradients; not at all where there is none."""
     if not weighted:
         return
@@ -119,7 +121,7 @@ def replicas(
 
 
 def train(
-    strategy: Sequence[str],
+    strategy: Sequence[Any],
     loader: Any,
     *,
     momentum: float = 0.9,

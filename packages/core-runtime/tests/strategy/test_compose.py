@@ -30,7 +30,7 @@ AGD: dict[str, Any] = {
 
 def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:
     strategy = compose("sgd")
-    exchange = Exchange("gradients", 0, Allreduce(), World(), None, NoCompression(), Model(), 1, Overlap.NONE)
+    exchange = Exchange("gradients", 0, Allreduce(), World(), None, NoCompression(), Bytes(), 1, Overlap.NONE)
     assert strategy == Strategy("sgd", gradients=(exchange,))
     assert strategy.name == "sgd"
     assert strategy.gradients[0].name == "gradients.0"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.compressor import Message, NoCompression
-from hocket.config.network import Network
 from hocket.strategy import World
 from hocket.strategy.segmentation import Bytes
 from hocket.topology import Complete, Neighbours, Topology
@@ -75,8 +74,3 @@ def test_without_compression_a_message_is_added_as_it_is(values: list[float], we
 def test_segments_have_a_finite_size(size_mb: float) -> None:
     with pytest.raises(ValueError, match="size_mb must be finite and more than 0"):
         Bytes(size_mb)
-
-
-@given(st.floats(0, 1), st.floats(1, 1e12), st.integers(0, 10**12))
-def test_a_message_takes_its_latency_and_its_bytes(latency_s: float, bandwidth: float, nbytes: int) -> None:
-    assert Network(latency_s, bandwidth).seconds(nbytes) == latency_s + nbytes / bandwidth

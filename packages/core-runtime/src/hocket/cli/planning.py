@@ -1,8 +1,10 @@
-"""`hocket plan`: what goes where in a step, and what it costs, without starting a rank or reading a sample."""
+"""`hocket plan`: what goes where in a step and what it costs; no rank is started, no sample read."""
 
 from __future__ import annotations
 
 import math
+import shutil
+import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +28,14 @@ _HEADERS = (
     "collective",
     "among",
     "segments",
-    "bytes of a segment",
+    "size of each",
     "every",
     "overlap",
-    "sent per rank and step",
+    "sent per step",
     "time per step",
     "memory",
 )
+_TEXT_WIDTH = 110
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
 
@@ -40,7 +43,7 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     """Carry out `hocket plan`.
 
     Raises:
-        UserError: whatever is wrong with what was asked for, a number of ranks that a strategy cannot have included.
+        UserError: whatever is wrong with what was asked for, the number of ranks included.
     """
     run = load_run(target, overrides)
     run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
@@ -69,35 +72,35 @@ def _model(task: Task) -> nn.Module:
 def _show(run: RunConfig, plan: Plan) -> None:
     name = run.strategy.name or "own strategy"
     print(f"{name}: {run.description}" if run.description else name)
-    print(
-        f"{plan.ranks} rank{'s' * (plan.ranks != 1)}; task {run.task.name}: {plan.num_parameters:,} trainable parameters, "
-        f"{_bytes(plan.model_bytes)}"
-    )
+    ranks = f"{plan.ranks} rank{'s' * (plan.ranks != 1)}"
+    size = f"{plan.num_parameters:,} trainable parameters, {_bytes(plan.model_bytes)}"
+    print(f"{ranks}; task {run.task.name}: {size}")
     print()
     if not plan.exchanges:
         print("Nothing crosses the wire: every rank trains alone.")
         return
     rows = [_row(plan, planned) for planned in plan.exchanges]
     if len(rows) > 1:
-        total = (_bytes(plan.bytes_per_step), _seconds(plan.seconds_per_step), _models(plan, plan.memory_bytes))
-        rows.append(("together", *("",) * 6, *total))
+        sent, seconds = _bytes(plan.bytes_per_step), _seconds(plan.seconds_per_step)
+        rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
+    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
     for line in _assumptions(run, plan):
-        print(f"- {line}")
+        print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
 
 
 def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
     exchange = planned.exchange
     sizes = [layout.wire_bytes for layout in planned.layouts]
     smallest, largest = (_bytes(min(sizes)), _bytes(max(sizes))) if sizes else ("", "")
-    count = f"{len(sizes)} ({_title(exchange.segments)})"
+    size = smallest if smallest == largest else f"{smallest} to {largest}"
     return (
         exchange.name,
         _collective(planned),
         _among(planned),
-        count,
-        smallest if smallest == largest else f"{smallest} to {largest}",
+        f"{len(sizes)} ({_title(exchange.segments)})",
+        size,
         "step" if exchange.every == 1 else f"{exchange.every} steps",
         exchange.overlap.value,
         _bytes(planned.bytes_per_step),
@@ -125,23 +128,22 @@ def _among(planned: PlannedExchange) -> str:
 
 def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
     bandwidth = run.network.bandwidth_bytes_per_s
-    speed = "of unlimited bandwidth" if math.isinf(bandwidth) else f"and {_bytes(bandwidth)} a second per rank"
+    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{_bytes(bandwidth)} a second per rank"
     lines = [
-        "Bytes are what a rank sends, on average over ranks and steps, as a ring (allreduce) or a tree (broadcast) "
-        "sends them, with the padding and the flags that travel with gradients; summary.json counts them in the "
-        "same way.",
-        f"Time is predicted for a latency of {_seconds(run.network.latency_s)} {speed} (network.latency_s, "
-        "network.bandwidth_bytes_per_s), with nothing else on the network, one segment after the other; an "
-        "overlap hides what it can of it.",
-        "Memory is in multiples of the trainable parameters' size, besides parameters and optimizer: what is sent "
-        "and what comes back. Parameters move into flat memory and need no more than before; with gradients "
-        "exchanged, .grad lies in what comes back and needs none of its own. What the MPI library takes is not "
-        "counted.",
+        "Sent: by a rank, on average over ranks and steps, by a ring (allreduce) or a tree (broadcast), with "
+        "the padding and the flags that travel with gradients. summary.json counts in the same way.",
+        f"Time: for a latency of {_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
+        "network.bandwidth_bytes_per_s), nothing else on the network, one segment after the other; what an "
+        "overlap hides is not taken off.",
+        "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
+        "parameters' size. Parameters move into flat memory of the same size. Where gradients are exchanged, "
+        ".grad lies in what comes back and needs no memory of its own. Optimizer, activations and the MPI "
+        "library are not counted.",
     ]
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")
     if any(planned.exchange.every > 1 for planned in plan.exchanges):
-        lines.append("An exchange that does not happen in every step is shared out over the steps between.")
+        lines.append("What does not happen in every step is shared out over the steps.")
     return lines
 
 
@@ -160,12 +162,12 @@ def _bytes(nbytes: float) -> str:
     """Write bytes with three significant digits."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
-            return f"{nbytes / size:#.3g} {unit}".replace(". ", " ")
+            return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} B"
 
 
 def _seconds(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
-            return f"{seconds / size:#.3g} {unit}".replace(". ", " ")
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"

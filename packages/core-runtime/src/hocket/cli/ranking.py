@@ -13,7 +13,7 @@ from hocket.training.loop import train
 from hocket.training.plot import plot
 from hocket.transport import Peer, join
 from hocket.transport.launching import note_pid
-from hocket.transport.virtual import NetworkModel, World
+from hocket.transport.virtual import World
 
 __all__ = ["run_rank", "run_virtual"]
 
@@ -30,8 +30,7 @@ def run_virtual(run: RunConfig, folder: Path) -> None:
     """Train on as many virtual ranks as the run asks for, in this process, one thread each."""
     assert run.ranks is not None
     torch.set_num_threads(1)
-    network = NetworkModel(run.network.latency_s, run.network.bandwidth_bytes_per_s)
-    world = World(run.ranks, network=network, seed=run.seed, timeout_s=run.timeout_s)
+    world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
     world.run(lambda: _train(run, join(), folder))
 
 

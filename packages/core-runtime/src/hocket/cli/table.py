@@ -1,4 +1,4 @@
-"""Tables: with lines and colours on a terminal, as aligned plain text elsewhere, where nothing may be cut off."""
+"""Tables: drawn with lines on a terminal; elsewhere aligned plain text, in which nothing is cut off."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
 
     table = Table()
     for header in headers:
-        table.add_column(header, justify="right" if header in numbers else "left")
+        table.add_column(header, justify="right" if header in numbers else "left", no_wrap=header == headers[0])
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hocket.collective.api import Channel, Collective
 
 if TYPE_CHECKING:
-    from hocket.config.network import Network
+    from hocket.transport.network import NetworkModel
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.transport.peer import Peer
@@ -36,6 +36,5 @@ class Allreduce(Collective):
         """Return 2 (p - 1) / p n: what a ring sends, which no algorithm undercuts (Patarasuk and Yuan 2009)."""
         return 2 * (size - 1) / size * message_bytes
 
-    def seconds_per_round(self, message_bytes: float, size: int, network: Network) -> float:
-        """Return the time of a ring: 2 (p - 1) messages of n / p bytes, one after the other."""
-        return 2 * (size - 1) * network.seconds(message_bytes / size)
+    def seconds_per_round(self, message_bytes: float, size: int, network: NetworkModel) -> float:
+        return network.allreduce_seconds(message_bytes, size)

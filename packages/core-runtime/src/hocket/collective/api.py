@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from hocket.config.network import Network
+    from hocket.transport.network import NetworkModel
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.transport.peer import Peer, Request
@@ -113,5 +113,5 @@ class Collective(ABC):
         """
 
     @abstractmethod
-    def seconds_per_round(self, message_bytes: float, size: int, network: Network) -> float:
+    def seconds_per_round(self, message_bytes: float, size: int, network: NetworkModel) -> float:
         """Return how long one segment takes in one round on an otherwise idle network, in seconds."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hocket.collective.api import Channel, Collective
 
 if TYPE_CHECKING:
-    from hocket.config.network import Network
+    from hocket.transport.network import NetworkModel
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.transport.peer import Peer
@@ -46,6 +46,5 @@ class Broadcast(Collective):
         """Return (p - 1) / p n: p - 1 copies are sent, in a tree by as many ranks."""
         return (size - 1) / size * message_bytes
 
-    def seconds_per_round(self, message_bytes: float, size: int, network: Network) -> float:
-        """Return the time of a binomial tree: ceil(log2 p) whole messages, one after the other."""
-        return (size - 1).bit_length() * network.seconds(message_bytes)
+    def seconds_per_round(self, message_bytes: float, size: int, network: NetworkModel) -> float:
+        return network.broadcast_seconds(message_bytes, size)

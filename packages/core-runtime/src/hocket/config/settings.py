@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from hocket.config.network import Network
+from hocket.transport.network import NetworkModel
 from hocket.config.reference import Reference
 from hocket.plugin import core_version
 
@@ -71,7 +71,7 @@ class RunSettings:
     log_every: int = 10
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR
     steps: int | None = None
-    network: Network = field(default_factory=Network)
+    network: NetworkModel = field(default_factory=NetworkModel)
     delays: Any = None
     phases: Any = field(default_factory=dict)
 

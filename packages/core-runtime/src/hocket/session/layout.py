@@ -11,10 +11,18 @@ from hocket.segment.partition import Span, partition
 from hocket.segment.segment import wire_dtype
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 
-__all__ = ["FIRST_PRESENCE", "NONFINITE", "WEIGHT", "Layout", "gradient_layout", "layouts", "parameter_layout"]
+__all__ = [
+    "FIRST_PRESENCE",
+    "NONFINITE",
+    "WEIGHT",
+    "Layout",
+    "gradient_layout",
+    "layouts",
+    "parameter_layout",
+]
 
-#: The companions of a gradient segment, by their place behind the data: the rank's weight, whether it holds NaN or
-#: Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient.
+#: The companions of a gradient segment, by their place behind the data: the rank's weight, whether it holds
+#: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient.
 WEIGHT, NONFINITE, FIRST_PRESENCE = 0, 1, 2
 
 
@@ -26,7 +34,7 @@ class Layout:
         spans: its parameters and their places.
         dtype: of the numbers on the wire.
         num_companions: numbers that travel behind the data.
-        own_outgoing: whether what is sent has a buffer of its own, and is not sent from where the parameters are.
+        own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
         casts: whether what came back is kept a second time, in the parameters' own dtype.
     """
 

@@ -1,4 +1,4 @@
-"""What a session will exchange, computed from names and shapes alone: bytes, time and memory; no rank is started."""
+"""What a session will exchange, computed from names and shapes alone: bytes, time and memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from statistics import mean
 
 from torch import nn
 
-from hocket.config.network import Network
 from hocket.segment.partition import Span, named_spans
 from hocket.session.layout import Layout, layouts
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.strategy import Strategy
+from hocket.transport.network import NetworkModel
 
 __all__ = ["Plan", "PlannedExchange", "plan"]
 
@@ -25,7 +25,7 @@ class PlannedExchange:
         scopes: the ranks among which it takes place: one tuple, or one for each group.
         layouts: its segments, in the order in which they are sent.
         bytes_per_step: what a rank sends in a step, on average over ranks and steps.
-        seconds_per_step: how long the largest scope takes, one segment after the other, on average over steps.
+        seconds_per_step: how long the slowest scope takes, segment after segment, on average over steps.
         memory_bytes: the buffers of a rank that takes part.
     """
 
@@ -75,7 +75,7 @@ class Plan:
         return nbytes / self.model_bytes if self.model_bytes else 0.0
 
 
-def plan(strategy: Strategy, model: nn.Module, ranks: int, network: Network) -> Plan:
+def plan(strategy: Strategy, model: nn.Module, ranks: int, network: NetworkModel) -> Plan:
     """Plan a strategy for a model.
 
     Args:
@@ -94,7 +94,7 @@ def plan(strategy: Strategy, model: nn.Module, ranks: int, network: Network) -> 
     return Plan(strategy, ranks, sum(span.numel for span in spans), nbytes, exchanges)
 
 
-def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: Network) -> PlannedExchange:
+def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: NetworkModel) -> PlannedExchange:
     collective = exchange.collective
     scope_of = [tuple(exchange.over.ranks(rank, ranks)) for rank in range(ranks)]
     # The size of the scope in which each rank takes part, 1 where it takes part in none.

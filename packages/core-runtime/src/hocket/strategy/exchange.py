@@ -9,7 +9,7 @@ from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
 from hocket.compressor.none import NoCompression
 from hocket.strategy.scope import Scope, World
-from hocket.strategy.segmentation import Model, Segmentation
+from hocket.strategy.segmentation import Bytes, Segmentation
 from hocket.topology.api import Topology
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Exchange", "Overlap"]
@@ -50,7 +50,7 @@ class Exchange:
     over: Scope = field(default_factory=World)
     topology: Topology | None = None
     compressor: Compressor = field(default_factory=NoCompression)
-    segments: Segmentation = field(default_factory=Model)
+    segments: Segmentation = field(default_factory=Bytes)
     every: int = 1
     overlap: Overlap = Overlap.NONE
 

@@ -27,16 +27,17 @@ _LONG_SLEEPS_S = 5.0
 _IDLE_SLEEP_S = 0.005
 
 
-def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[], str]) -> None:
+def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[str], str]) -> None:
     """Poll `done` until it is true.
 
     Args:
         done: advances the operation and says whether it has finished.
         timeout_s: seconds to wait at most.
-        describe: says who waits for whom and in what; called only when the wait stalls.
+        describe: says who waits for whom and in what; called only when the wait stalls, with words on how
+            long it has lasted.
 
     Raises:
-        ExchangeTimeoutError: not finished within `timeout_s`; carries `describe()`.
+        ExchangeTimeoutError: not finished within `timeout_s`; carries what `describe` says.
     """
     if done():
         return
@@ -50,10 +51,10 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[]
             os.sched_yield()
             continue
         if waited_s > timeout_s:
-            raise ExchangeTimeoutError(f"{describe()}: no end after {timeout_s:g} s")
+            raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
         if not reported and waited_s > STALL_REPORT_AFTER_S:
             reported = True
-            print(f"hocket: {describe()}: waiting for {waited_s:.0f} s", file=sys.stderr, flush=True)
+            print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)
         if waited_s < _SHORT_SLEEPS_S:
             time.sleep(_SHORT_SLEEP_S)
         elif waited_s < _LONG_SLEEPS_S:

@@ -1,7 +1,8 @@
 """What every rank of a host is doing, in memory that they share, so that a stall report can say whom it waits for.
 
-A stopped or busy rank answers no message; its row can be read all the same. One row is 128 bytes: when it was
-written (float64, seconds of the host's monotonic clock), the step (int64), the state (int64), and a text.
+A stopped or busy rank answers no message; its row can be read all the same. A row holds when it was written
+(float64, seconds of the host's monotonic clock), the step, the state and the rank (int64), and the lane and the
+operation that it waits for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 
 __all__ = ["Board", "Row", "State"]
 
-_ROW = struct.Struct("=dqqq96s")
-_ROW_BYTES = 128
+_ROW = struct.Struct("=dqqq64s64s")
+# A multiple of a cache line, so that no two ranks write to the same one.
+_ROW_BYTES = 192
 
 
 class State(IntEnum):
@@ -25,27 +27,54 @@ class State(IntEnum):
     WAITING = 1
     LEAVING = 2
     FAILED = 3
+    #: A wait lasted too long, which is rather another rank's fault than this one's.
+    GAVE_UP = 4
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank said of itself last."""
+    """What one rank said of itself last.
+
+    Attributes:
+        rank: its number in the job.
+        since_s: when it said so.
+        step: how many steps it has done.
+        state: what it does.
+        lane: where it waits, or waited when it gave up.
+        what: for which operation.
+    """
 
     rank: int
     since_s: float
     step: int
     state: State
-    text: str
+    lane: str = ""
+    what: str = ""
 
-    def __str__(self) -> str:
-        ago_s = time.monotonic() - self.since_s
+    @property
+    def place(self) -> str:
+        """Where it waits, and for what."""
+        return f"{self.lane} ({self.what})" if self.lane else ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for others, or did when it gave up."""
+        return self.state in (State.WAITING, State.GAVE_UP)
+
+    def is_waiting_in(self, lane: str) -> bool:
+        """Return whether it waits in `lane`."""
+        return self.is_waiting and self.lane == lane
+
+    def doing(self) -> str:
+        """Return what the rank does, for how long and in which step, as the end of a sentence."""
         doing = {
             State.COMPUTING: "computing, in no exchange,",
-            State.WAITING: f"waiting in {self.text}",
+            State.WAITING: f"waiting in {self.place}",
             State.LEAVING: "at the end of its script",
             State.FAILED: "failing",
+            State.GAVE_UP: f"giving up on {self.place}",
         }[self.state]
-        return f"rank {self.rank} has been {doing} for {ago_s:.0f} s (step {self.step})"
+        return f"{doing} for {time.monotonic() - self.since_s:.0f} s, step {self.step}"
 
 
 class Board:
@@ -62,27 +91,39 @@ class Board:
         # World ranks of the host's ranks, by host rank.
         self.ranks: list[int] = self._host.allgather(comm.rank)
         self._window = MPI.Win.Allocate_shared(_ROW_BYTES, 1, comm=self._host)
-        self._rows = [memoryview(self._window.Shared_query(r)[0]).cast("B") for r in range(self._host.size)]
+        self._rows: list[memoryview] = [
+            memoryview(self._window.Shared_query(r)[0]).cast("B") for r in range(self._host.size)
+        ]
         self._own = self._rows[self._host.rank]
         self._rank = comm.rank
         self.step = 0
         self.write(State.COMPUTING)
 
-    def write(self, state: State, text: str = "") -> None:
+    def write(self, state: State, lane: str = "", what: str = "") -> None:
         """Say what this rank is doing from now on."""
-        _ROW.pack_into(self._own, 0, time.monotonic(), self.step, state, self._rank, text.encode()[:96])
+        place = (lane.encode()[:64], what.encode()[:64])
+        _ROW.pack_into(self._own, 0, time.monotonic(), self.step, state, self._rank, *place)
+
+    def own(self) -> Row:
+        """Return this rank's row."""
+        return _read(self._own)
 
     def others(self) -> list[Row]:
         """Return the other ranks' rows, by rank."""
-        rows = []
-        for memory in self._rows:
-            since_s, step, state, rank, text = _ROW.unpack_from(memory, 0)
-            if rank != self._rank:
-                rows.append(Row(rank, since_s, step, State(state), text.rstrip(b"\0").decode(errors="replace")))
-        return sorted(rows, key=lambda row: row.rank)
+        rows = map(_read, self._rows)
+        return sorted((row for row in rows if row.rank != self._rank), key=lambda row: row.rank)
 
     def close(self) -> None:
         """Give the shared memory back; collective."""
         self._rows.clear()
         self._window.Free()
         self._host.Free()
+
+
+def _read(memory: memoryview) -> Row:
+    since_s, step, state, rank, lane, what = _ROW.unpack_from(memory, 0)
+    return Row(rank, since_s, step, State(state), _text(lane), _text(what))
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")

@@ -30,7 +30,8 @@ from hocket.transport.waiting import wait_until  # noqa: E402
 
 __all__ = ["MPIPeer", "join"]
 
-_SINGLE_OPERATION_BYTES = 1 << 30
+# With so many requests under way, finished ones among those that were dropped are looked for.
+_LOOK_AT = 256
 
 _world: MPIPeer | None = None
 
@@ -69,6 +70,8 @@ class MPIRequest(Request):
         self._request = request
         self._what = what
         self._buffers = buffers
+        # MPI still reads and writes the buffers of a request that its caller has dropped.
+        lane.peer.hold(self)
 
     def done(self) -> bool:
         if self._request is None:
@@ -78,9 +81,13 @@ class MPIRequest(Request):
         except MPI.Exception as error:
             raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
         if finished:
-            self._request = None
-            self._buffers = ()
+            self._release()
         return finished
+
+    def _release(self) -> None:
+        self._request = None
+        self._buffers = ()
+        self._lane.peer.let_go(self)
 
     def wait(self, timeout_s: float | None = None) -> None:
         if self.done():
@@ -113,8 +120,7 @@ class _Receive(MPIRequest):
             raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
         if finished:
             expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
-            self._request = None
-            self._buffers = ()
+            self._release()
             if came != expected:
                 raise TransportError(
                     f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}"
@@ -172,7 +178,21 @@ class MPIPeer(Peer):
         self._board = board
         self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
         self.rank, self.size = comm.rank, comm.size
+        self._held: set[MPIRequest] = set()
+        self._look_at = _LOOK_AT
         self._control = MPILane(self, comm, "control")
+
+    def hold(self, request: MPIRequest) -> None:
+        """Keep an unfinished request, and with it its buffers, alive."""
+        self._held.add(request)
+        if len(self._held) > self._look_at:
+            for held in list(self._held):
+                held.done()
+            self._look_at = max(_LOOK_AT, 2 * len(self._held))
+
+    def let_go(self, request: MPIRequest) -> None:
+        """Forget a finished request."""
+        self._held.discard(request)
 
     @property
     def world_rank(self) -> int:

@@ -3,7 +3,7 @@
 For tests that are fast and repeatable, for faults on demand, and for what-if timing.
 """
 
-from hocket.transport.virtual.network import NetworkModel
+from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.peer import VirtualPeer
 from hocket.transport.virtual.world import World, current_peer
 

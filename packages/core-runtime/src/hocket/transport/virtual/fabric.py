@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hocket.transport.virtual.network import NetworkModel
+from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.timeline import Timeline
 
 __all__ = ["Fabric"]

@@ -41,15 +41,15 @@ class NetworkModel:
         if not 0 < self.poll_s < math.inf:
             raise ValueError(f"poll_s must be finite and positive, not {self.poll_s}")
 
-    def link_seconds(self, nbytes: int) -> float:
+    def link_seconds(self, nbytes: float) -> float:
         """Return how long `nbytes` bytes occupy a link, in seconds."""
         return nbytes / self.bandwidth_bytes_per_s
 
-    def message_seconds(self, nbytes: int) -> float:
+    def message_seconds(self, nbytes: float) -> float:
         """Return how long a message of `nbytes` bytes takes between two idle links, in seconds."""
         return self.latency_s + self.link_seconds(nbytes)
 
-    def allreduce_seconds(self, nbytes: int, size: int) -> float:
+    def allreduce_seconds(self, nbytes: float, size: int) -> float:
         """Return the time of an allreduce of `nbytes` bytes per rank among `size` ranks, in seconds.
 
         The better of the ring, 2 (p - 1) (latency + n / (p bandwidth)), and recursive doubling,
@@ -58,7 +58,7 @@ class NetworkModel:
         ring = 2 * (size - 1) * (self.latency_s + self.link_seconds(nbytes) / size)
         return min(ring, _doublings(size) * self.message_seconds(nbytes))
 
-    def broadcast_seconds(self, nbytes: int, size: int) -> float:
+    def broadcast_seconds(self, nbytes: float, size: int) -> float:
         """Return the time of a broadcast of `nbytes` bytes to `size` ranks, the root included, in seconds.
 
         The better of the binomial tree, ceil(log2 p) (latency + n / bandwidth), and scatter followed by a
@@ -69,7 +69,7 @@ class NetworkModel:
         scattered += 2 * (size - 1) / size * self.link_seconds(nbytes)
         return min(tree, scattered)
 
-    def allgather_seconds(self, nbytes: int, size: int) -> float:
+    def allgather_seconds(self, nbytes: float, size: int) -> float:
         """Return the time of an allgather of `nbytes` bytes from each of `size` ranks, in seconds.
 
         Recursive doubling: ceil(log2 p) latency + (p - 1) n / bandwidth.

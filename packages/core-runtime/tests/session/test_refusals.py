@@ -1,0 +1,241 @@
+"""What a session cannot carry is refused by name, before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from toys import mlp, on_ranks
+
+import hocket
+from hocket.errors import AttachError
+
+
+def attach(model: Any, optimizer: Any = None) -> None:
+    """Attach on a single rank, with an optimizer over the model's parameters if no other is given."""
+    if optimizer is None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hocket.attach(model, optimizer, "sgd").close()
+
+
+def refused(message: str, model: Any, optimizer: Any = None) -> None:
+    before = [(p, p.data_ptr()) for p in model.parameters()] if type(model) is nn.Module else []
+    with pytest.raises(AttachError, match=message):
+        attach(model, optimizer)
+    assert all(p.data_ptr() == address for p, address in before)
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_ddp() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(mlp())
+    refused(
+        r"^the model is wrapped in DistributedDataParallel.*attach the plain model \(ddp\.module\)", wrapped
+    )
+    refused("^module '0' is wrapped in DistributedDataParallel", nn.Sequential(wrapped))
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")
+def test_fsdp() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+    refused("^the model is sharded by FSDP: a session needs whole parameters", wrapped)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_fsdp2() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = mlp()
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+    refused("^module '0' is sharded by FSDP: a session needs whole parameters", model)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_dtensor() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    model = mlp()
+    mesh = init_device_mesh("cpu", (1,))
+    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh))
+    refused("^parameter 0.weight is a DTensor: a session needs whole parameters", model)
+
+
+def test_lazy() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    refused("^parameter 0.weight is lazy and has no shape yet: run one forward", model)
+    model(torch.zeros(1, 2))
+    attach(model)
+
+
+def test_meta() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    refused(
+        r"^parameter 1.weight is on the meta device and holds no values: materialise it \(to_empty\)", model
+    )
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_embedding(kind: Callable[..., nn.Module]) -> None:
+    refused(
+        "^module '0' is an embedding with sparse gradients.*sparse=False",
+        nn.Sequential(kind(4, 2, sparse=True)),
+    )
+    attach(nn.Sequential(kind(4, 2)))
+
+
+def test_sparse_parameter() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.eye(2).to_sparse())
+    refused("^parameter weight has layout torch.sparse_coo: only strided", model)
+
+
+def test_compiled() -> None:
+    refused(
+        "^the model is compiled already.*attach the plain model first, then torch.compile it",
+        torch.compile(mlp(), backend="eager"),
+    )
+    inside = mlp()
+    inside[0].compile(backend="eager")
+    refused("^module '0' is compiled already", inside)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            torch.ones(2, 2, dtype=torch.complex64),
+            r"is torch\.complex64: .*float64 can be carried \(keep a complex one",
+        ),
+        (
+            torch.ones(1).expand(4),
+            r"has overlapping or scattered elements \(expanded or sliced\?\): make it contiguous",
+        ),
+        (torch.ones(4, 4)[:, :2], r"has overlapping or scattered elements"),
+        (torch.ones(8)[::2], r"has overlapping or scattered elements"),
+        (torch.ones(4, dtype=torch.float8_e5m2), r"is torch\.float8_e5m2: float16, bfloat16"),
+    ],
+)
+def test_parameter(value: torch.Tensor, message: str) -> None:
+    model = mlp()
+    model.odd = nn.Parameter(value)
+    refused(f"^parameter odd {message}", model)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(()),
+        torch.ones(0),
+        torch.ones(3, 2).t(),
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.ones(2, 1, 3).expand(2, 1, 3),
+        torch.ones(6, 4)[2:4],
+        torch.ones(1, 4).as_strided((1, 4), (7, 1)),
+    ],
+)
+def test_parameters_that_only_look_odd(value: torch.Tensor) -> None:
+    model = nn.Module()
+    model.odd = nn.Parameter(value.clone(memory_format=torch.preserve_format) if value.dim() else value)
+    attach(model)
+    torch.testing.assert_close(model.odd.detach(), value)
+    assert model.odd.stride() == value.stride() or value.numel() <= 4
+
+
+def test_frozen_parameters_of_any_kind() -> None:
+    model = mlp()
+    model.quantised = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    model.wave = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+    attach(model)
+
+
+def test_optimizer_over_other_parameters() -> None:
+    model, other = mlp(), nn.Linear(4, 9)
+    refused(
+        r"^the optimizer's parameter 0 of group 1 \(shape \(9, 4\)\) is not in the model.*would stay on this rank",
+        model,
+        torch.optim.SGD([{"params": model.parameters()}, {"params": other.parameters()}], lr=0.1),
+    )
+    other.requires_grad_(False)
+    refused(
+        "^the optimizer holds none of the model's parameters",
+        model,
+        torch.optim.SGD(other.parameters(), lr=0.1),
+    )
+
+
+def test_optimizer_over_some_of_the_parameters() -> None:
+    model = mlp()
+    attach(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_wrong_types() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    refused("^attach takes a torch.nn.Module, not list", [model], optimizer)
+    refused("^attach takes a torch.optim.Optimizer, not OneCycleLR", model, _schedule(optimizer))
+
+
+def _schedule(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=3)
+
+
+class Checkpointed(nn.Module):
+    """Two layers, the first of which is computed again in backward."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        return self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "agd"])
+def test_reentrant_checkpoint(strategy: str) -> None:
+    def run(rank: int) -> None:
+        model = Checkpointed(reentrant=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.ones(2, 5, requires_grad=True)
+        with (
+            pytest.raises(
+                AttachError, match=r"a backward was called inside another one.*use_reentrant=False"
+            ),
+            hocket.attach(model, optimizer, strategy),
+        ):
+            model(x).sum().backward()
+
+    on_ranks(2, run)
+
+
+def test_other_checkpoint_is_carried() -> None:
+    def run(rank: int) -> torch.Tensor:
+        model = Checkpointed(reentrant=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, "agd"):
+            model(torch.full((2, 5), float(rank))).sum().backward()
+        return model.body.weight.grad
+
+    model = Checkpointed(reentrant=False)
+    model(torch.full((2, 5), 0.5)).sum().backward()
+    for gradient in on_ranks(2, run):
+        torch.testing.assert_close(gradient, model.body.weight.grad)
