@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @st.composite
 def models(draw: st.DrawFn) -> list[Span]:
-    """Draw the parameters of a model: up to five layers of up to three, of mixed dtypes, some without elements."""
+    """Draw a model's parameters: up to five layers of up to three, of mixed dtypes, some empty."""
     parameters = []
     for layer in range(draw(st.integers(1, 5))):
         prefix = draw(st.sampled_from(["", f"block{layer % 2}."])) + f"layer{layer}."
@@ -122,7 +122,7 @@ def test_an_example_by_hand() -> None:
     ],
 )
 def test_order_of_segments(segmentation: Segmentation, forward: list[int], backward: list[list[str]]) -> None:
-    """Forward's segments begin with the first layer, backward's with the last, whose gradients are ready first."""
+    """Forward's segments begin with the first layer, backward's with the last, ready first."""
     spans = named_spans(example())
     assert [len(run) for run in partition(spans, segmentation)] == forward
     assert partition(spans, segmentation)[0][0].name == "0.weight"

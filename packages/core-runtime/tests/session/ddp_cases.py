@@ -1,9 +1,9 @@
-"""The same training with DistributedDataParallel and with a session, case by case; run by test_against_ddp.py.
+"""The same training with DistributedDataParallel and with a session, case by case, for test_against_ddp.py.
 
     mpiexec -n 4 python ddp_cases.py STORE RESULTS.json
 
-A case is written once, against a `Side`, and run on both. On each rank the model is initialised differently, so
-that both sides must begin by giving everyone rank 0's.
+A case is written once, against a `Side`, and run on both. On each rank the model is initialised differently,
+so that both sides must begin by giving everyone rank 0's.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def case(
     return register
 
 
-# --- models, batches, the plain loop -------------------------------------------------------------------------------
+# --- models, batches, the plain loop ---------------------------------------------------------------------
 
 
 def mlp(rank: int, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -125,7 +125,7 @@ def batches(rank: int, steps: int = STEPS, dtype: torch.dtype = torch.float32) -
 
 
 def weights(model: nn.Module) -> Weights:
-    """Copy everything a model holds, but batch norm's statistics, which DDP takes from rank 0 and we average."""
+    """Copy all that a model holds but batch norm's statistics, which DDP takes from rank 0 and we average."""
     return {name: value.clone() for name, value in model.state_dict().items() if "running" not in name}
 
 
@@ -152,7 +152,7 @@ def fit(
     return weights(model)
 
 
-# --- strategies ----------------------------------------------------------------------------------------------------
+# --- strategies ------------------------------------------------------------------------------------------
 
 
 @case("sgd", name="sgd_none_model")
@@ -174,7 +174,7 @@ def the_designs_script(side: Side) -> Weights:
     if not side.is_session:
         return fit(side, model, optimizer)
     # fmt: off
-    strategy = hocket.compose("agd", "gradients.0.segments=layers")   # recipe, file or mapping, then overrides
+    strategy = hocket.compose("agd", "gradients.0.segments=layers")  # recipe, file or mapping, then overrides
     with hocket.attach(model, optimizer, strategy) as session:
         for x, y in session.data(loader):
             optimizer.zero_grad(); loss(model(x), y).backward(); optimizer.step()  # noqa: E702
@@ -183,7 +183,7 @@ def the_designs_script(side: Side) -> Weights:
     return weights(model)
 
 
-# --- what a training loop does between backward and step ---------------------------------------------------------------
+# --- what a training loop does between backward and step -------------------------------------------------
 
 
 @case("sgd", name="clipping_none")
@@ -330,7 +330,7 @@ def _check_copies_are_inert(run: Run, average: nn.Module, x: Tensor) -> None:
     assert run.session is None or run.session.counters.exchanges == exchanges
 
 
-# --- optimizers ------------------------------------------------------------------------------------------------------
+# --- optimizers ------------------------------------------------------------------------------------------
 
 
 @case()
@@ -382,7 +382,7 @@ def lbfgs(side: Side) -> Weights:
     return weights(model)
 
 
-# --- models ------------------------------------------------------------------------------------------------------------
+# --- models ----------------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -534,7 +534,7 @@ def dropout(side: Side) -> Weights:
     return weights(model)
 
 
-# --- compiled ------------------------------------------------------------------------------------------------------------
+# --- compiled --------------------------------------------------------------------------------------------
 
 
 def _compiled(side: Side, backend: str) -> Weights:
@@ -563,7 +563,7 @@ if shutil.which("g++"):
         return _compiled(side, "inductor")
 
 
-# --- precisions ----------------------------------------------------------------------------------------------------------
+# --- precisions ------------------------------------------------------------------------------------------
 
 
 @case(rtol=1e-2, atol=1e-3)
@@ -619,7 +619,7 @@ def float16(side: Side) -> Weights:
 
 @case(rtol=1e-1, atol=1e-2)
 def bfloat16_mean(side: Side) -> Weights:
-    """One mean of bfloat16 gradients: ours is the float64 mean rounded once, which nothing can be closer to."""
+    """One mean of bfloat16 gradients: ours is the float64 mean, rounded once: nothing is closer."""
     model = mlp(side.rank, torch.bfloat16)
     optimizer = sgd(model)
     x, y = batches(side.rank, dtype=torch.bfloat16)[0]
@@ -637,7 +637,7 @@ def bfloat16_mean(side: Side) -> Weights:
     return gradients
 
 
-# --- running and comparing -----------------------------------------------------------------------------------------------
+# --- running and comparing -------------------------------------------------------------------------------
 
 
 def compare(chosen: Case, rank: int, peer: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The session against DistributedDataParallel: 20 steps each, equal to rounding, and the same bits on every rank."""
+"""The session against DistributedDataParallel: 20 steps, equal to rounding, the same bits on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attaching, closing, attaching again; what copies of the model do; what the choice of overlap must not change."""
+"""Attaching, closing, attaching again; copies of the model; what the choice of overlap must not change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any) -> None
 
 
 def test_close_leaves_a_model_to_train_on() -> None:
-    """After close each rank is on its own, with its gradients, momentum and the same numbers as plain torch."""
+    """After close each rank is on its own, with its gradients, its momentum and plain torch's numbers."""
 
     def run(rank: int) -> tuple[Tensor, Tensor]:
         model = mlp()

@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], None], str]] = {
     ),
     "double": (
         lambda model: model.double(),
-        "was torch.float32 (7, 5) on cpu when the session was attached and is torch.float64 (7, 5) on cpu now (.to()?)",
+        "was torch.float32 (7, 5) on cpu when the session was attached and is torch.float64 (7, 5) on cpu now",
     ),
     "unfrozen": (
         lambda model: model.frozen.requires_grad_(),
@@ -102,7 +102,7 @@ def test_replaced_data_is_taken_over(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["sgd", "agd"])
 def test_replaced_gradients_are_what_the_optimizer_gets(strategy: str) -> None:
-    """`p.grad = ...` between backward and step is the user's own business, and does no harm to the next round."""
+    """`p.grad = ...` between backward and step is the user's business, and does the next round no harm."""
 
     def run(rank: int) -> Tensor:
         model = mlp()

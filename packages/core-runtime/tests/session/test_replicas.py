@@ -56,7 +56,7 @@ def test_broadcast_of_a_root() -> None:
 
 
 class Normed(nn.Module):
-    """Parameters, batch norm's buffers, an integer buffer, one that is a transposed view, and one without elements."""
+    """Parameters, batch norm's buffers, an integer one, a transposed one, an empty one, a flag."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

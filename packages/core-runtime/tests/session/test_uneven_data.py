@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches: everyone gets as many as the longest, and repetitions count nothing."""
+"""Ranks with different numbers of batches: all get as many as the longest, and repetitions count nothing."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_accumulation_within_one_batch() -> None:
 
 @pytest.mark.parametrize("every", [None, 1, 3])
 def test_rank_out_of_data_does_not_move_its_parameters(every: int | None) -> None:
-    """Where gradients stay local: no step of its own, momentum and decay included, but it takes part in averages."""
+    """Where gradients stay local: no step of its own, no momentum, no decay; but it is there for averages."""
     strategy = ("local",) if every is None else ("periodic_average", f"parameters.0.every={every}")
     given = on_ranks(4, lambda rank: train(strategy, batches(rank, COUNTS[rank])))
     data = [batches(rank, count) + [None] * (LONGEST - count) for rank, count in enumerate(COUNTS)]
