@@ -71,6 +71,7 @@ def test_close_leaves_a_model_to_train_on() -> None:
             gradients = [p.grad for p in model.parameters()]
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             assert torch.equal(parameter.grad, gradient)
+            assert parameter.grad.data_ptr() != gradient.data_ptr(), "still a part of the segment"
         twin = copy.deepcopy(model)
         twin_optimizer = sgd(twin)
         twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))

@@ -149,6 +149,30 @@ def test_grad_scaler_sees_the_inf_on_all_ranks(strategy: tuple[str, ...], on_non
         assert scale == 2.0
 
 
+def test_grad_scaler_after_an_accumulation_within_the_batch() -> None:
+    """A step that no optimizer made is a step all the same."""
+
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with hocket.attach(model, optimizer, "agd") as session:
+            for x, y in session.data(poisoned(rank, torch.inf)):
+                optimizer.zero_grad()
+                with session.accumulate():
+                    scaler.scale(F.cross_entropy(model(x[:2]), y[:2]) / 2).backward()
+                scaler.scale(F.cross_entropy(model(x[2:]), y[2:]) / 2).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            assert session.step == 5
+        return flat(model)
+
+    steps = synchronous_steps()
+    del steps[STEP]
+    for of_rank in on_ranks(4, run):
+        torch.testing.assert_close(of_rank, reference(steps), rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("every", [1, 2, 4])
 def test_grad_scaler_with_periodic_average(every: int) -> None:
     """Only the rank that found Inf makes no step; it is there when the replicas are averaged."""

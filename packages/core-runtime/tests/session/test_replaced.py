@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], None], str]] = {
     ),
     "double": (
         lambda model: model.double(),
-        "was torch.float32 (7, 5) on cpu when the session was attached and is torch.float64 (7, 5) on cpu now",
+        "was torch.float32 (7, 5) on cpu when the session was attached and is torch.float64 (7, 5) on cpu",
     ),
     "unfrozen": (
         lambda model: model.frozen.requires_grad_(),

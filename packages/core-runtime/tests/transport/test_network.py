@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.transport.virtual import NetworkModel
-from hocket.transport.virtual.reduction import tree_sum
+from hocket.transport.reduction import tree_sum
 
 NETWORK = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=10.0)
 

@@ -26,9 +26,19 @@ def cli() -> None:
 @_TARGET
 @_OVERRIDES
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
-@click.option("--transport", type=click.Choice(["mpi", "virtual"]), help="What moves bytes; default: the file's, or mpi.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for the results; default: runs/NAME-TIME.")
-def run(target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None) -> None:
+@click.option(
+    "--transport",
+    type=click.Choice(["mpi", "virtual"]),
+    help="What moves bytes; default: the file's, or mpi.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the results; default: runs/NAME-TIME.",
+)
+def run(
+    target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None
+) -> None:
     """Train a task with a recipe, or as a file says.
 
     Outside of a launcher this starts its own ranks; inside mpiexec it joins.

@@ -67,9 +67,13 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, pr
     from hocket.cli.ranking import run_rank
 
     if asked is not None and asked != promised:
-        raise UserError(f"{launcher} started {promised} ranks, but {asked} were asked for: leave out -n and `ranks`")
+        raise UserError(
+            f"{launcher} started {promised} ranks, but {asked} were asked for: leave out -n and `ranks`"
+        )
     if run.transport is not TransportName.MPI:
-        raise UserError(f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher")
+        raise UserError(
+            f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher"
+        )
     run = replace(run, ranks=promised)
     run.strategy.check_size(promised)
     run_rank(run, _folder(out, run))
@@ -120,4 +124,6 @@ def _show_results(folder: Path) -> None:
         f"{summary['transport']}: {found}validation loss {summary['valid_loss']:.4f} after {summary['steps']} steps in "
         f"{summary['seconds']:.1f} s, {100 * summary['exposed_wait_fraction']:.0f} % of it waiting for other ranks"
     )
-    print(f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(
+        f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
+    )

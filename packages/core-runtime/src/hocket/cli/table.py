@@ -35,7 +35,9 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
 
     table = Table()
     for header in headers:
-        table.add_column(header, justify="right" if header in numbers else "left", no_wrap=header == headers[0])
+        table.add_column(
+            header, justify="right" if header in numbers else "left", no_wrap=header == headers[0]
+        )
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)

@@ -44,7 +44,7 @@ class NativeChannel(Channel):
 
     def __init__(self, peer: Peer, segments: Sequence[Segment]) -> None:
         self._size = peer.size
-        self._lanes = [peer.lane(segment.name) for segment in segments]
+        self._lanes = [peer.lane(segment.name, segment.wire_bytes) for segment in segments]
 
     @abstractmethod
     def _call(self, lane: Lane, segment: Segment) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -9,12 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from hocket.errors import UserError
+from hocket.transport.job_output import JobOutput, Report
 
 __all__ = ["Mpiexec", "PID_FOLDER_VARIABLE", "find_mpiexec", "launch", "note_pid", "threads_per_rank"]
 
@@ -22,6 +25,8 @@ __all__ = ["Mpiexec", "PID_FOLDER_VARIABLE", "find_mpiexec", "launch", "note_pid
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 
 _TERMINATION_TIMEOUT_S = 10.0
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,9 @@ def find_mpiexec() -> Mpiexec:
     if "HYDRA" in text:
         version = re.search(r"Version:\s*(\S+)", text)
         return Mpiexec(path, "mpich", f"MPICH {version.group(1) if version else ''}".strip())
-    raise UserError(f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it says nothing'}")
+    raise UserError(
+        f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it says nothing'}"
+    )
 
 
 def threads_per_rank(local_ranks: int) -> int:
@@ -85,7 +92,12 @@ def note_pid(rank: int) -> None:
 
 
 def launch(
-    mpiexec: Mpiexec, ranks: int, program: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
+    mpiexec: Mpiexec,
+    ranks: int,
+    program: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run `program` on `ranks` ranks and return the exit status.
 
@@ -105,15 +117,26 @@ def launch(
         PID_FOLDER_VARIABLE: str(folder),
         **(environment or {}),
     }
+    # In a process group of its own: a terminal's Ctrl-C comes here, and is passed on once.
     job = subprocess.Popen(
-        mpiexec.command(ranks, program), env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+        mpiexec.command(ranks, program),
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+        preexec_fn=_end_with_parent,
     )
-    assert job.stderr is not None
-    report = _Report(folder)
-    reader = threading.Thread(target=report.read, args=(job.stderr,), daemon=True)
-    reader.start()
+    report = Report(folder)
+    readers = [
+        threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
+        for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
+    ]
+    for reader in readers:
+        reader.start()
     interrupted = _wait(job)
-    reader.join(_TERMINATION_TIMEOUT_S)
+    for reader in readers:
+        reader.join(_TERMINATION_TIMEOUT_S)
     if interrupted is not None:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
@@ -122,15 +145,29 @@ def launch(
     return job.returncode
 
 
+def _end_with_parent() -> None:
+    """Have the launcher, and so its ranks, ended when this process is killed; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _writer(stream: TextIO) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return write
+
+
 def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
-    """Wait for the job; end it on Ctrl-C or SIGTERM and return which it was."""
+    """Wait for the job; end it on Ctrl-C, SIGTERM or a closed terminal and return which it was."""
     received: list[signal.Signals] = []
 
     def end(number: int, frame: object) -> None:
         received.append(signal.Signals(number))
         job.terminate()
 
-    previous = {s: signal.signal(s, end) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {s: signal.signal(s, end) for s in _ENDING_SIGNALS}
     try:
         while True:
             try:
@@ -143,65 +180,3 @@ def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return received[0] if received else None
-
-
-@dataclass
-class _Report:
-    """What the job prints on standard error, with the launchers' own paragraphs about failed ranks read and left out.
-
-    Attributes:
-        folder: the ranks' process numbers.
-        cause: why the job ended, if a rank died without a word.
-    """
-
-    folder: Path
-    cause: str = ""
-    _block: list[str] = field(default_factory=list)
-    _rule: str = ""
-    _after_mpich: bool = False
-
-    def read(self, stream: IO[bytes]) -> None:
-        """Copy `stream` to standard error until it ends."""
-        for raw in stream:
-            line = raw.decode(errors="replace").strip("\0")
-            if not self._absorbs(line):
-                sys.stderr.write(line)
-                sys.stderr.flush()
-
-    def _absorbs(self, line: str) -> bool:
-        """Take a line of a launcher's paragraph; return whether it was one."""
-        bare = line.strip()
-        if self._rule:
-            self._block.append(line)
-            if bare == self._rule:
-                self._close_block()
-            return True
-        if len(bare) > 60 and set(bare) <= {"-"} or len(bare) > 60 and set(bare) <= {"="}:
-            self._rule = bare
-            self._block = [line]
-            return True
-        if self._after_mpich and bare.startswith(("YOUR APPLICATION", "This typically", "Please see")):
-            return True
-        return bool(re.match(r"Abort\(\d+\) on node \d+", bare)) or bool(
-            re.match(r"\[proxy:|\[mpiexec@", bare) and self.cause
-        )
-
-    def _close_block(self) -> None:
-        text = " ".join("".join(self._block).split())
-        self._rule = ""
-        killed = re.search(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", text)
-        mpich = re.search(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)", text)
-        if killed:
-            self._blame(killed[1], killed[2], int(killed[3]))
-        elif mpich:
-            self._after_mpich = True
-            if int(mpich[3]) in set(signal.Signals):
-                rank = self.folder / mpich[1]
-                self._blame(rank.read_text() if rank.exists() else f"(process {mpich[1]})", mpich[2], int(mpich[3]))
-        elif "MPI_ABORT was invoked" not in text and 'calling "abort"' not in text:
-            sys.stderr.write("".join(self._block))
-
-    def _blame(self, rank: str, host: str, number: int) -> None:
-        name = signal.Signals(number).name
-        hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
-        self.cause = self.cause or f"rank {rank} on {host} was killed by {name}{hint}; all ranks were ended"

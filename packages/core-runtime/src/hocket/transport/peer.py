@@ -117,8 +117,14 @@ class Peer(ABC):
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     @abstractmethod
-    def lane(self, name: str) -> Lane:
-        """Open a lane; collective. `name` stands in messages, for instance `gradients.0[3]`."""
+    def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
+        """Open a lane; collective.
+
+        Args:
+            name: stands in messages, for instance `gradients.0[3]`.
+            capacity_bytes: the largest buffer that native collectives will be given again and again, so that the
+                transport can prepare for it; others work too.
+        """
 
     @abstractmethod
     def group(self, ranks: Sequence[int]) -> Peer | None:
@@ -141,7 +147,8 @@ class Peer(ABC):
     def allocate(self, nbytes: int) -> Array:
         """Return `nbytes` bytes of host memory for a segment, as uint8, 64-byte aligned.
 
-        A transport whose ranks can share memory returns shared memory here; collective for that reason.
+        A transport whose ranks can share memory returns shared memory here, which makes native collectives on it
+        faster: collective for that reason, the same sizes in the same order on all ranks.
         """
         memory = np.empty(nbytes + 64, dtype=np.uint8)
         start = -memory.ctypes.data % 64

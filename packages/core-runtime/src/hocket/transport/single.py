@@ -99,7 +99,7 @@ class SinglePeer(Peer):
     transport = "single"
     rank, size = 0, 1
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         return _SingleLane(name)
 
     def group(self, ranks: Sequence[int]) -> Peer | None:

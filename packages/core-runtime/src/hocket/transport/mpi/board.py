@@ -1,7 +1,7 @@
-"""What every rank of a host is doing, in memory that they share, so that a stall report can say whom it waits for.
+"""What every rank of a host is doing, in memory that they share, so that a stall report can name the culprit.
 
 A stopped or busy rank answers no message; its row can be read all the same. A row holds when it was written
-(float64, seconds of the host's monotonic clock), the step, the state and the rank (int64), and the lane and the
+(float64, seconds of the host's monotonic clock), the step and the state (int64), and the lane and the
 operation that it waits for.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["Board", "Row", "State"]
 
-_ROW = struct.Struct("=dqqq64s64s")
+_ROW = struct.Struct("=dqq64s64s")
 # A multiple of a cache line, so that no two ranks write to the same one.
 _ROW_BYTES = 192
 
@@ -61,7 +61,7 @@ class Row:
         """Whether it waits for others, or did when it gave up."""
         return self.state in (State.WAITING, State.GAVE_UP)
 
-    def is_waiting_in(self, lane: str) -> bool:
+    def waits_in(self, lane: str) -> bool:
         """Return whether it waits in `lane`."""
         return self.is_waiting and self.lane == lane
 
@@ -91,9 +91,8 @@ class Board:
         # World ranks of the host's ranks, by host rank.
         self.ranks: list[int] = self._host.allgather(comm.rank)
         self._window = MPI.Win.Allocate_shared(_ROW_BYTES, 1, comm=self._host)
-        self._rows: list[memoryview] = [
-            memoryview(self._window.Shared_query(r)[0]).cast("B") for r in range(self._host.size)
-        ]
+        memories: list[Any] = [self._window.Shared_query(rank)[0] for rank in range(self._host.size)]
+        self._rows = [memoryview(memory).cast("B") for memory in memories]
         self._own = self._rows[self._host.rank]
         self._rank = comm.rank
         self.step = 0
@@ -102,15 +101,15 @@ class Board:
     def write(self, state: State, lane: str = "", what: str = "") -> None:
         """Say what this rank is doing from now on."""
         place = (lane.encode()[:64], what.encode()[:64])
-        _ROW.pack_into(self._own, 0, time.monotonic(), self.step, state, self._rank, *place)
+        _ROW.pack_into(self._own, 0, time.monotonic(), self.step, state, *place)
 
     def own(self) -> Row:
         """Return this rank's row."""
-        return _read(self._own)
+        return _read(self._own, self._rank)
 
     def others(self) -> list[Row]:
         """Return the other ranks' rows, by rank."""
-        rows = map(_read, self._rows)
+        rows = map(_read, self._rows, self.ranks)
         return sorted((row for row in rows if row.rank != self._rank), key=lambda row: row.rank)
 
     def close(self) -> None:
@@ -120,8 +119,8 @@ class Board:
         self._host.Free()
 
 
-def _read(memory: memoryview) -> Row:
-    since_s, step, state, rank, lane, what = _ROW.unpack_from(memory, 0)
+def _read(memory: memoryview, rank: int) -> Row:
+    since_s, step, state, lane, what = _ROW.unpack_from(memory, 0)
     return Row(rank, since_s, step, State(state), _text(lane), _text(what))
 
 

@@ -23,12 +23,25 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 from mpi4py import MPI  # noqa: E402
 
 from hocket.errors import TransportError  # noqa: E402
-from hocket.transport.mpi.board import Board, State  # noqa: E402
+from hocket.transport.host import (  # noqa: E402
+    MARK_BYTES,
+    HostAllreduce,
+    HostLane,
+    HostMemory,
+    HostProgress,
+    share_bytes,
+    shared_views,
+)
+from hocket.transport.mpi.board import Board, Row, State  # noqa: E402
 from hocket.transport.mpi.endings import Endings  # noqa: E402
+from hocket.transport.mpi.stall import Place, describe_stall, summarise  # noqa: E402
 from hocket.transport.peer import Array, Lane, Peer, Request  # noqa: E402
 from hocket.transport.waiting import wait_until  # noqa: E402
 
 __all__ = ["MPIPeer", "join"]
+
+# A lane remembers where so many arrays lie in shared memory.
+_SHARED_REMEMBERED = 64
 
 # With so many requests under way, finished ones among those that were dropped are looked for.
 _LOOK_AT = 256
@@ -60,15 +73,61 @@ def join() -> MPIPeer:
     return _world
 
 
-class MPIRequest(Request):
-    """One non-blocking MPI operation; keeps its buffers alive."""
+class _Operation(Request):
+    """An operation on a lane, and how it is waited for.
 
-    __slots__ = ("_buffers", "_error", "_lane", "_request", "_what")
+    Args:
+        lane: where it takes place.
+        what: the operation, for messages.
+        other: the rank at the other end of a message, or that broadcasts; None where all wait for all.
+    """
 
-    def __init__(self, lane: MPILane, request: Any, what: str, *buffers: Array) -> None:
+    __slots__ = ("_lane", "_other", "_what")
+
+    def __init__(self, lane: MPILane, what: str, other: int | None = None) -> None:
         self._lane = lane
-        self._request = request
         self._what = what
+        self._other = other
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self.done():
+            return
+        peer = self._lane.peer
+        peer.note_waiting(self._what, self._lane.name)
+        wait_until(self._look, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
+        peer.note_computing()
+
+    def _look(self) -> bool:
+        self._lane.peer.host_progress.advance()
+        return self.done()
+
+    def _describe(self) -> str:
+        return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
+
+    def _describe_stall(self, outcome: str) -> str:
+        peer = self._lane.peer
+        others = [rank for rank in range(peer.size) if rank != peer.rank]
+        awaited = others if self._other is None or self._other == peer.rank else [self._other]
+        ranks = [peer.world_rank_of(rank) for rank in awaited]
+        place = Place(self._lane.name, self._what, ranks, together=self._other is None)
+        return describe_stall(peer.world_rank, place, peer.rows(), outcome)
+
+
+class MPIRequest(_Operation):
+    """One non-blocking MPI operation; keeps its buffers alive.
+
+    Args:
+        request: MPI's own.
+        buffers: what MPI reads and writes.
+    """
+
+    __slots__ = ("_buffers", "_request")
+
+    def __init__(
+        self, lane: MPILane, request: Any, what: str, *buffers: Array, other: int | None = None
+    ) -> None:
+        super().__init__(lane, what, other)
+        self._request = request
         self._buffers = buffers
         # MPI still reads and writes the buffers of a request that its caller has dropped.
         lane.peer.hold(self)
@@ -89,20 +148,19 @@ class MPIRequest(Request):
         self._buffers = ()
         self._lane.peer.let_go(self)
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        if self.done():
-            return
-        peer = self._lane.peer
-        peer.note_waiting(self._what, self._lane.name)
-        wait_until(self.done, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
-        peer.note_computing()
 
-    def _describe(self) -> str:
-        return f"rank {self._lane.peer.world_rank}: {self._what} in {self._lane.name}"
+class _HostRequest(_Operation):
+    """An exchange over memory that the host's ranks share."""
 
-    def _describe_stall(self) -> str:
-        known = self._lane.peer.describe_waiting()
-        return f"{self._describe()}" + (f"; {known}" if known else "")
+    __slots__ = ("_exchange",)
+
+    def __init__(self, lane: MPILane, exchange: HostAllreduce, what: str) -> None:
+        super().__init__(lane, what)
+        self._exchange = exchange
+        lane.peer.host_progress.add(exchange)
+
+    def done(self) -> bool:
+        return self._exchange.advance()
 
 
 class _Receive(MPIRequest):
@@ -129,10 +187,16 @@ class _Receive(MPIRequest):
 
 
 class MPILane(Lane):
-    """A communicator of its own."""
+    """A communicator of its own.
 
-    def __init__(self, peer: MPIPeer, comm: Any, name: str) -> None:
+    Args:
+        host: for allreduces over shared memory; None where messages are all there is.
+    """
+
+    def __init__(self, peer: MPIPeer, comm: Any, name: str, host: HostLane | None = None) -> None:
         self.peer = peer
+        self._host = host
+        self._shared: dict[int, tuple[Array, list[Array]]] = {}
         self.name = name
         self.rank, self.size = peer.rank, peer.size
         self._comm = comm
@@ -140,20 +204,24 @@ class MPILane(Lane):
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         request = self._comm.Isend([_bytes(data), MPI.BYTE], to, round % self._tags)
-        return MPIRequest(self, request, f"send to rank {self.peer.world_rank_of(to)}, round {round},", data)
+        what = f"send to rank {self.peer.world_rank_of(to)}, round {round}"
+        return MPIRequest(self, request, what, data, other=to)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         request = self._comm.Irecv([_bytes(data), MPI.BYTE], source, round % self._tags)
-        return _Receive(
-            self, request, f"receive from rank {self.peer.world_rank_of(source)}, round {round},", data
-        )
+        what = f"receive from rank {self.peer.world_rank_of(source)}, round {round}"
+        return _Receive(self, request, what, data, other=source)
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
+        if self._host is not None and self._host.suits(send):
+            contributions = self._everybodys(send)
+            if contributions is not None:
+                return _HostRequest(self, self._host.start(contributions, receive), "allreduce")
         return MPIRequest(self, self._comm.Iallreduce(send, receive, MPI.SUM), "allreduce", send, receive)
 
     def ibroadcast(self, data: Array, root: int) -> Request:
         what = f"broadcast from rank {self.peer.world_rank_of(root)}"
-        return MPIRequest(self, self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data)
+        return MPIRequest(self, self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data, other=root)
 
     def ibarrier(self) -> Request:
         return MPIRequest(self, self._comm.Ibarrier(), "barrier")
@@ -162,6 +230,20 @@ class MPILane(Lane):
         self.ibarrier().wait()
         self._comm.Free()
 
+    def _everybodys(self, send: Array) -> list[Array] | None:
+        """Return what lies at `send`'s place on every rank, or None if it is not in shared memory."""
+        known = self._shared.get(id(send))
+        if known is not None:
+            return known[1]
+        peer = self.peer
+        views = shared_views(send, [peer.world_rank_of(rank) for rank in range(self.size)], peer.world_rank)
+        if views is not None:
+            if len(self._shared) >= _SHARED_REMEMBERED:
+                self._shared.clear()
+            # With the array itself, so that its id stays its own.
+            self._shared[id(send)] = (send, views)
+        return views
+
 
 class MPIPeer(Peer):
     """This process's endpoint in a communicator.
@@ -169,11 +251,19 @@ class MPIPeer(Peer):
     Args:
         comm: an mpi4py communicator, owned from now on.
         board: what the ranks of this host are doing; None in a job of one rank.
+        ranks: the group's ranks in the job; all of them where None.
+        host_progress: the process's exchanges over shared memory, one for the world and all of its groups.
     """
 
     transport = "mpi"
 
-    def __init__(self, comm: Any, board: Board | None, ranks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        board: Board | None,
+        ranks: Sequence[int] | None = None,
+        host_progress: HostProgress | None = None,
+    ) -> None:
         self._comm = comm
         self._board = board
         self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
@@ -181,6 +271,10 @@ class MPIPeer(Peer):
         self._held: set[MPIRequest] = set()
         self._look_at = _LOOK_AT
         self._control = MPILane(self, comm, "control")
+        self.host_progress = HostProgress() if host_progress is None else host_progress
+        self.memory = HostMemory(self)
+        if board is None or not set(self._world_ranks) <= set(board.ranks):
+            self.memory.refused = "the ranks are on several hosts"
 
     def hold(self, request: MPIRequest) -> None:
         """Keep an unfinished request, and with it its buffers, alive."""
@@ -203,26 +297,47 @@ class MPIPeer(Peer):
         """Translate a rank of this group into the job's."""
         return self._world_ranks[rank]
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         comm, request = self._comm.Idup()
         MPIRequest(self._control, request, f"opening {name}").wait()
-        return MPILane(self, comm, name)
+        return MPILane(self, comm, name, self._host_lane(capacity_bytes))
+
+    def _host_lane(self, capacity_bytes: int) -> HostLane | None:
+        if capacity_bytes == 0 or self.size == 1:
+            return None
+        everybodys = []
+        for nbytes in (MARK_BYTES, share_bytes(capacity_bytes, self.size)):
+            own = self.memory.allocate(nbytes)
+            if own is None:
+                return None
+            views = shared_views(own, self._world_ranks, self.world_rank)
+            assert views is not None
+            everybodys.append(views)
+        return HostLane(self.rank, *everybodys)
+
+    def allocate(self, nbytes: int) -> Array:
+        memory = self.memory.allocate(nbytes) if self.size > 1 else None
+        return super().allocate(nbytes) if memory is None else memory
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = list(ranks)
         self._control.ibarrier().wait()
         member = self.rank in members
-        comm = self._comm.Split(min(members) if member else MPI.UNDEFINED, members.index(self.rank) if member else 0)
+        comm = self._comm.Split(
+            min(members) if member else MPI.UNDEFINED, members.index(self.rank) if member else 0
+        )
         if not member:
             return None
-        peer = MPIPeer(comm, self._board, [self._world_ranks[rank] for rank in members])
+        peer = MPIPeer(comm, self._board, [self._world_ranks[rank] for rank in members], self.host_progress)
         peer.timeout_s = self.timeout_s
         return peer
 
     def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
         lengths = np.zeros(self.size, dtype=np.int64)
         own = np.array([len(data)], dtype=np.int64)
-        MPIRequest(self._control, self._comm.Iallgather(own, lengths), "allgather", own, lengths).wait(timeout_s)
+        MPIRequest(self._control, self._comm.Iallgather(own, lengths), "allgather", own, lengths).wait(
+            timeout_s
+        )
         gathered = np.empty(int(lengths.sum()), dtype=np.uint8)
         mine = np.frombuffer(data, dtype=np.uint8)
         starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -235,24 +350,26 @@ class MPIPeer(Peer):
     def now(self) -> float:
         return time.perf_counter()
 
-    def describe_waiting(self) -> str:
+    def rows(self) -> list[Row]:
+        """Return what is known of the other ranks of the group: those of this host."""
         if self._board is None:
-            return ""
-        told = [str(row) for row in self._board.others() if row.rank in self._world_ranks]
-        elsewhere = len(set(self._world_ranks) - set(self._board.ranks))
-        if elsewhere:
-            told.append(f"{elsewhere} ranks are on other hosts")
-        return "; ".join(told)
+            return []
+        return [row for row in self._board.others() if row.rank in self._world_ranks]
+
+    def describe_waiting(self) -> str:
+        told = summarise(self.rows())
+        elsewhere = len(set(self._world_ranks) - set(self._board.ranks)) if self._board is not None else 0
+        return "; ".join(filter(None, [told, f"{elsewhere} ranks are on other hosts" if elsewhere else ""]))
 
     def report_progress(self, step: int, doing: str = "") -> None:
         if self._board is not None:
             self._board.step = step
-            self._board.write(State.COMPUTING, doing)
+            self._board.write(State.COMPUTING)
 
     def note_waiting(self, what: str, lane: str) -> None:
         """Show the other ranks of the host that this one waits."""
         if self._board is not None:
-            self._board.write(State.WAITING, f"{what} in {lane}")
+            self._board.write(State.WAITING, lane, what)
 
     def note_computing(self) -> None:
         """Show the other ranks of the host that this one computes again."""

@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from hocket.transport.mpi.board import Row, State
 
-__all__ = ["describe_stall", "number_ranks", "summarise"]
+__all__ = ["Place", "describe_stall", "number_ranks", "summarise"]
 
 _MOST_NAMED = 8
 
 
-def describe_stall(
-    rank: int, place: tuple[str, str], awaited: Collection[int], rows: Sequence[Row], outcome: str
-) -> str:
+@dataclass(frozen=True)
+class Place:
+    """What a rank waits for.
+
+    Attributes:
+        lane: the lane's name.
+        what: the operation in it, for instance `allreduce`.
+        awaited: the ranks, numbered as in the whole job, without which it cannot end.
+        together: whether all wait for all, so that who waits there too is not to blame.
+    """
+
+    lane: str
+    what: str
+    awaited: Collection[int]
+    together: bool
+
+
+def describe_stall(rank: int, place: Place, rows: Sequence[Row], outcome: str) -> str:
     """Return a sentence on a wait that does not end; whom it is for comes first.
 
     Args:
-        rank: who waits.
-        place: the lane, and the operation in it.
-        awaited: the ranks without which the operation cannot end: one for a message, else all others.
+        rank: who waits, numbered as in the whole job.
+        place: where.
         rows: what is known of the other ranks of the group, those of this host.
         outcome: how long it has lasted or what becomes of it, for instance `no end after 5 s`.
     """
-    lane, what = place
     known = {row.rank: row for row in rows}
-    collective = len(awaited) > 1 or what in ("allreduce", "barrier", "allgather")
-    arrived = [r for r in awaited if collective and r in known and known[r].is_waiting_in(lane)]
-    missing = [r for r in awaited if r not in arrived]
-    # Who neither waits nor is awaited may hold up the one that is.
-    idle = [row for row in rows if row.rank not in awaited and not row.is_waiting]
-    parts = [f"rank {rank} waits for {number_ranks(missing or awaited)} in {lane} ({what}): {outcome}"]
-    parts += [f"rank {r} has not arrived: {known[r].doing()}" for r in missing[:_MOST_NAMED] if r in known]
+    there = [r for r in place.awaited if place.together and r in known and known[r].waits_in(place.lane)]
+    missing = [r for r in place.awaited if r not in there]
+    whom = number_ranks(missing or place.awaited)
+    parts = [f"rank {rank} waits for {whom} in {place.lane} ({place.what}): {outcome}"]
+    verb = "has not arrived:" if place.together else "is"
+    parts += [f"rank {r} {verb} {known[r].doing()}" for r in missing[:_MOST_NAMED] if r in known]
     elsewhere = [r for r in missing if r not in known]
     if elsewhere:
-        parts.append(f"{number_ranks(elsewhere)} on another host, where this one cannot look")
+        be = "is" if len(elsewhere) == 1 else "are"
+        parts.append(f"{number_ranks(elsewhere)} {be} on another host, where this one cannot look")
+    # Who is in no exchange at all may hold up the one that is awaited.
+    idle = [row for row in rows if row.rank not in place.awaited and not row.is_waiting]
     parts += [f"rank {row.rank} is {row.doing()}" for row in idle[:_MOST_NAMED]]
-    if arrived:
-        parts.append(f"{number_ranks(arrived)} wait{'s' * (len(arrived) == 1)} there too")
+    if there:
+        parts.append(f"{number_ranks(there)} {'waits' if len(there) == 1 else 'wait'} there too")
     return "; ".join(parts)
 
 
 def summarise(rows: Iterable[Row]) -> str:
-    """Return what ranks do, those together that wait for the same: `ranks 1, 3 wait in a (barrier) for 5 s`."""
+    """Return what ranks do; those that wait for the same stand together."""
     by_place: dict[str, list[Row]] = {}
     for row in rows:
         alone = "" if row.state is State.WAITING else str(row.rank)

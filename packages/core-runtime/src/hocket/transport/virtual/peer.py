@@ -44,7 +44,7 @@ class VirtualPeer(Peer):
         self._station = station
         self._closed = False
 
-    def lane(self, name: str) -> VirtualLane:
+    def lane(self, name: str, capacity_bytes: int = 0) -> VirtualLane:
         def conclude(_: list[Any]) -> Sequence[LaneState]:
             return [LaneState(name, self._state.ranks)] * self.size
 

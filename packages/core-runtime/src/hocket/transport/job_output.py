@@ -1,0 +1,128 @@
+"""What a job prints, without the launchers' own paragraphs about ranks that failed, and what these say."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = ["JobOutput", "Report"]
+
+# More lines than these between two rules are somebody's own.
+_MOST_LINES = 40
+
+# What Open MPI and MPICH print outside of paragraphs.
+_REMARK = re.compile(
+    r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
+    r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress"
+)
+_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+_LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
+_MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
+_ABORTED = re.compile(r'MPI_ABORT was invoked|calling "abort"')
+
+
+@dataclass
+class Report:
+    """Why a job ended, where a rank died without a word of its own.
+
+    Attributes:
+        folder: holds a file for each rank, named by its process number, with the rank.
+        cause: a sentence; empty where no rank died so.
+    """
+
+    folder: Path
+    cause: str = ""
+
+    def read(self, paragraph: str) -> bool:
+        """Take in a paragraph; return whether it is a launcher's report of a failed rank."""
+        text = " ".join(paragraph.split())
+        if killed := _KILLED.search(text):
+            self._killed(f"rank {killed[1]}", killed[2], int(killed[3]))
+        elif left := _LEFT.search(text):
+            self._tell(f"rank {left[1]} ended with exit code {left[2]}")
+        elif mpich := _MPICH.search(text):
+            process, host, code = mpich[1], mpich[2], int(mpich[3])
+            file = self.folder / process
+            who = f"rank {file.read_text()}" if file.exists() else f"a rank (process {process})"
+            if code in set(signal.Signals):
+                self._killed(who, host, code)
+        else:
+            return bool(_ABORTED.search(text))
+        return True
+
+    def _killed(self, who: str, host: str, number: int) -> None:
+        name = signal.Signals(number).name
+        hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
+        self._tell(f"{who} on {host} was killed by {name}{hint}")
+
+    def _tell(self, cause: str) -> None:
+        self.cause = self.cause or f"{cause}; all ranks were ended"
+
+
+class JobOutput:
+    """One of a job's two streams, filtered.
+
+    Args:
+        report: takes what launchers say about failed ranks.
+        rule: the character of the lines around a launcher's paragraph: `-` for Open MPI, on standard error, `=`
+            for MPICH, on standard output.
+        write: takes all else, as soon as it comes: a line that is not ended yet may be a progress bar.
+    """
+
+    def __init__(self, report: Report, rule: str, write: Callable[[str], object]) -> None:
+        self._report = report
+        self._rule = re.compile(f"{rule}{{74,90}}")
+        self._write = write
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._paragraph: list[str] = []
+        self._pending = ""
+        self._in_line = False
+
+    def copy(self, stream: IO[bytes]) -> None:
+        """Read `stream` to its end."""
+        while data := os.read(stream.fileno(), 1 << 16):
+            self.feed(data)
+        self.close()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        *lines, self._pending = (self._pending + self._decode(data)).split("\n")
+        for line in lines:
+            self._take(f"{line}\n")
+        # A line that has begun as none of a launcher's does.
+        if self._pending and not self._paragraph and (self._in_line or self._pending[0] not in "-=[AYTP\0"):
+            self._in_line = True
+            self._write(self._pending)
+            self._pending = ""
+
+    def close(self) -> None:
+        """Give out what has been kept back."""
+        self._write("".join(self._paragraph) + self._pending)
+        self._paragraph, self._pending = [], ""
+
+    def _take(self, line: str) -> None:
+        bare = line.strip("\0 \n")
+        if self._in_line:
+            self._in_line = False
+            self._write(line)
+        elif self._paragraph:
+            self._paragraph.append(line)
+            if self._rule.fullmatch(bare):
+                self._end_paragraph(known=self._report.read("".join(self._paragraph)))
+            elif len(self._paragraph) > _MOST_LINES:
+                self._end_paragraph(known=False)
+        elif self._rule.fullmatch(bare):
+            self._paragraph = [line]
+        elif not _REMARK.match(bare):
+            self._write(line)
+
+    def _end_paragraph(self, *, known: bool) -> None:
+        if not known:
+            self._write("".join(self._paragraph))
+        self._paragraph = []
