@@ -53,10 +53,12 @@ def rank() -> None:
     waits = {name: 1e3 * session.counters.exposed_wait_s / max(1, session.step) for name, session in sessions}
     if peer.rank == 0:
         print(f"{peer.size} ranks, torch {torch.__version__}, local step {ms['local']:.1f} ms")
-        for name in ms:
+        for name, taken in ms.items():
             if name != "local":
-                added = ms[name] - ms["local"]
-                line = f"{name:>6}: {ms[name]:7.1f} ms, adds {added:7.2f} ms ({100 * added / ms['local']:.1f} %)"
+                added = taken - ms["local"]
+                line = (
+                    f"{name:>6}: {taken:7.1f} ms, adds {added:7.2f} ms ({100 * added / ms['local']:.1f} %)"
+                )
                 if "ddp" in ms and name != "ddp":
                     line += f", {added / (ms['ddp'] - ms['local']):.2f} of what DDP adds"
                 if name in waits:

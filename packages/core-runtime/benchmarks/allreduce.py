@@ -22,10 +22,9 @@ def rank() -> None:
     """Measure, as one of the ranks."""
     import torch
     import torch.distributed as dist
+    from mpi4py import MPI
 
     from hocket.transport import mpi  # first: it starts MPI as Hocket needs it
-
-    from mpi4py import MPI
 
     torch.set_num_threads(1)
     peer = mpi.join()
@@ -34,7 +33,9 @@ def rank() -> None:
     lane = peer.lane("allreduce")
     if peer.rank == 0:
         print(f"{peer.size} ranks, {MPI.Get_library_version().split(',')[0]}, torch {torch.__version__}")
-        print(f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'ratio':>6} {'to MPI':>6}")
+        print(
+            f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'ratio':>6} {'to MPI':>6}"
+        )
     for nbytes in SIZES:
         send = np.ones(nbytes // 4, dtype=np.float32)
         receive = np.empty_like(send)

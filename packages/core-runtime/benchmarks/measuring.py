@@ -46,9 +46,7 @@ def init_gloo(peer: Peer) -> None:
     dist.init_process_group("gloo", init_method=address, rank=peer.rank, world_size=peer.size)
 
 
-def medians(
-    peer: Peer, sides: Sequence[tuple[str, Callable[[], object]]], repeats: int
-) -> dict[str, float]:
+def medians(peer: Peer, sides: Sequence[tuple[str, Callable[[], object]]], repeats: int) -> dict[str, float]:
     """Return each side's median over repeats of the slowest rank's seconds.
 
     The sides take turns, so that what else the machine does hits them alike; ranks start each turn together.

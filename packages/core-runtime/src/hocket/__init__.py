@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.session import Session, attach
-    from hocket.strategy import Strategy, compose
+    from hocket.strategy import Strategy
+    from hocket.strategy.compose import compose
     from hocket.transport import join
     from hocket.transport.virtual import World as virtual  # noqa: N813
 

@@ -19,7 +19,7 @@ from hocket.collective.broadcast import Broadcast
 from hocket.compressor import NoCompression
 from hocket.errors import CompositionError
 from hocket.plugin import default_registry
-from hocket.strategy import Bytes, Exchange, Layers, Model, Overlap, Strategy, World, compose
+from hocket.strategy import Bytes, Exchange, Layers, Overlap, Strategy, World, compose
 
 RECIPES = ("agd", "local", "periodic_average", "sgd")
 

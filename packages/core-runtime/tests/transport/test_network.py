@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.transport.virtual import NetworkModel
 from hocket.transport.reduction import tree_sum
+from hocket.transport.virtual import NetworkModel
 
 NETWORK = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=10.0)
 

@@ -303,7 +303,7 @@ class TestWaiting:
     def test_a_deadlock_says_who_waits_for_whom(self) -> None:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("gradients.0[3]")
-            peer.report_progress(7, "backward")
+            peer.report_progress(7)
             if peer.rank < 2:
                 lane.irecv(words(1), 1 - peer.rank, 4).wait()
             elif peer.rank == 2:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from hocket.transport.network import NetworkModel
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
+    from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer, Request
 
 __all__ = ["Channel", "Collective", "Outcome"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from hocket.collective.api import Channel, Collective
 
 if TYPE_CHECKING:
-    from hocket.transport.network import NetworkModel
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
+    from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
 
 __all__ = ["Broadcast"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from hocket.transport.network import NetworkModel
 from hocket.config.reference import Reference
 from hocket.plugin import core_version
+from hocket.transport.network import NetworkModel
 
 __all__ = ["DEFAULTS", "ROOT_KEYS", "OnNonfinite", "RunSettings", "TransportName"]
 

@@ -62,11 +62,14 @@ class Span:
 def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[Span]:
     """Describe parameters (name, tensor), each as if alone in its segment."""
     return [
-        Span(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device) for name, p in parameters
+        Span(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
+        for name, p in parameters
     ]
 
 
-def partition(spans: Sequence[Span], segmentation: Segmentation, *, backward: bool = False) -> list[list[Span]]:
+def partition(
+    spans: Sequence[Span], segmentation: Segmentation, *, backward: bool = False
+) -> list[list[Span]]:
     """Cut a model into segments.
 
     Args:

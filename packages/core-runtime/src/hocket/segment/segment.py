@@ -32,7 +32,9 @@ class Segment:
             lie on a GPU.
     """
 
-    def __init__(self, name: str, index: int, spans: Sequence[Span], outgoing: Tensor, incoming: Tensor) -> None:
+    def __init__(
+        self, name: str, index: int, spans: Sequence[Span], outgoing: Tensor, incoming: Tensor
+    ) -> None:
         self.name = name
         self.index = index
         self.spans = tuple(spans)
@@ -41,8 +43,12 @@ class Segment:
         self.incoming = incoming
         self.num_companions = outgoing.numel() - self.numel
         self._staged = outgoing.device.type != "cpu"
-        self._outgoing_host = torch.empty_like(outgoing, device="cpu", pin_memory=True) if self._staged else outgoing
-        self._incoming_host = torch.empty_like(incoming, device="cpu", pin_memory=True) if self._staged else incoming
+        self._outgoing_host = (
+            torch.empty_like(outgoing, device="cpu", pin_memory=True) if self._staged else outgoing
+        )
+        self._incoming_host = (
+            torch.empty_like(incoming, device="cpu", pin_memory=True) if self._staged else incoming
+        )
         self.outgoing_array: Array = self._outgoing_host.detach().numpy()
         self.incoming_array: Array = self._incoming_host.detach().numpy()
 
@@ -95,5 +101,3 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
 def view_of(flat: Tensor, span: Span) -> Tensor:
     """Return the parameter's view of a flat buffer, with its own shape and strides."""
     return flat.as_strided(span.shape, span.stride, flat.storage_offset() + span.start)
-
-

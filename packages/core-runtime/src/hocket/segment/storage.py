@@ -79,14 +79,13 @@ class ParameterStorage:
                 the session was attached.
         """
         for bound in self._bound:
-            parameter = bound.parameter
-            if bound.owner.get(bound.key) is not parameter:
+            if bound.owner.get(bound.key) is not bound.parameter:
                 raise ReplacedError(
                     f"parameter {bound.name} was replaced by another object after attach "
                     "(load_state_dict(assign=True)?): the optimizer still holds the old one. Load with assign=False, "
                     "or before the optimizer is built"
                 )
-            if parameter.data_ptr() != bound.address:
+            if bound.parameter.data_ptr() != bound.address:
                 self._take_over(bound)
         for name, parameter in self._frozen:
             if parameter.requires_grad:

@@ -33,7 +33,9 @@ class SessionData:
         weight: how much a batch counts in the step's means, relative to 1; one each where None.
     """
 
-    def __init__(self, session: Session, loader: Iterable[Any], weight: Callable[[Any], float] | None) -> None:
+    def __init__(
+        self, session: Session, loader: Iterable[Any], weight: Callable[[Any], float] | None
+    ) -> None:
         self._session = session
         self._loader = loader
         self._weight = weight
@@ -51,7 +53,7 @@ class SessionData:
         batches = iter(self._loader)
         following = first = next(batches, _END)
         last: Any = _END
-        for _ in self._common_steps(first, lambda: following is not _END):
+        for _ in self._common_steps(first, lambda: following is not _END):  # noqa: B023 (the current one)
             if following is not _END:
                 last, following = following, next(batches, _END)
                 weight = 1.0 if self._weight is None else float(self._weight(last))
@@ -90,7 +92,10 @@ class SessionData:
         except TypeError:
             length = None
         peer = self._session.peer
-        told = [json.loads(data) for data in peer.allgather_bytes(json.dumps([length, first is not _END]).encode())]
+        told = [
+            json.loads(data)
+            for data in peer.allgather_bytes(json.dumps([length, first is not _END]).encode())
+        ]
         having = [rank for rank, (_, has) in enumerate(told) if has]
         if having and len(having) < peer.size:
             self._borrow(having[0], first)

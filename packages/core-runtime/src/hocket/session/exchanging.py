@@ -64,7 +64,9 @@ class OpenExchange:
         request = self.channel.start(segment, self.round)
         self._requests[segment.index] = request
         self.progress.watch(request)
-        self.counters.bytes_sent += self.exchange.collective.bytes_per_round(segment.wire_bytes, self.peer.size)
+        self.counters.bytes_sent += self.exchange.collective.bytes_per_round(
+            segment.wire_bytes, self.peer.size
+        )
         self.counters.exchanges += 1
 
     def wait(self, segment: Segment) -> Outcome:

@@ -43,7 +43,9 @@ class ForwardMerge:
             owned.setdefault(name.rpartition(".")[0], []).append(name)
         for path, names in owned.items():
             if path:
-                self._hook_module(model.get_submodule(path), sorted({self._segment_of[name] for name in names}))
+                self._hook_module(
+                    model.get_submodule(path), sorted({self._segment_of[name] for name in names})
+                )
         self._model = model
         before = _only_for(model, self._before_forward)
         after = _only_for(model, self._after_forward)
@@ -116,7 +118,11 @@ class _Probe(TorchFunctionMode):
             self._running.pop()
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))

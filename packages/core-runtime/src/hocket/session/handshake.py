@@ -43,14 +43,12 @@ def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
 
 
 def _flattened(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        children = value.items()
-    elif isinstance(value, list):
-        children = ((str(index), child) for index, child in enumerate(value))
-    else:
+    if isinstance(value, list):
+        value = {str(index): child for index, child in enumerate(value)}
+    if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}
-    for key, child in children:
+    for key, child in value.items():
         flat.update(_flattened(child, f"{prefix}.{key}" if prefix else key))
     return flat
 

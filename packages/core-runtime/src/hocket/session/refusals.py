@@ -37,9 +37,14 @@ def _check_modules(model: nn.Module) -> None:
                 f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: "
                 "attach the plain model (ddp.module)"
             )
-        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(module, "_get_fsdp_state"):
+        if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(
+            module, "_get_fsdp_state"
+        ):
             raise AttachError(f"{what} is sharded by FSDP: a session needs whole parameters on every rank")
-        if _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule") or module._compiled_call_impl is not None:
+        if (
+            _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule")
+            or module._compiled_call_impl is not None
+        ):
             raise AttachError(
                 f"{what} is compiled already, and compiled code ignores hooks that come later: attach the plain model "
                 "first, then torch.compile it"
@@ -53,12 +58,18 @@ def _check_modules(model: nn.Module) -> None:
 def _check_parameter(name: str, parameter: Any) -> None:
     if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
         raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
-    if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(parameter.data, "torch.distributed", "DTensor"):
+    if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(
+        parameter.data, "torch.distributed", "DTensor"
+    ):
         raise AttachError(f"parameter {name} is a DTensor: a session needs whole parameters on every rank")
     if parameter.is_meta:
-        raise AttachError(f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)")
+        raise AttachError(
+            f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)"
+        )
     if parameter.is_sparse or parameter.layout != torch.strided:
-        raise AttachError(f"parameter {name} has layout {parameter.layout}: only strided parameters can be carried")
+        raise AttachError(
+            f"parameter {name} has layout {parameter.layout}: only strided parameters can be carried"
+        )
     if not parameter.requires_grad:
         return
     if not parameter.is_floating_point() or parameter.dtype.itemsize < torch.float16.itemsize:

@@ -110,7 +110,9 @@ class Session:
                 for i, (spans, target) in enumerate(zip(cut, targets, strict=True))
             ]
             exchanges.append(ParameterExchange(self._open(exchange, peer, segments), targets, self.rank))
-        self._forward_merges = [ForwardMerge(self.model, e) for e in exchanges if e.overlap is Overlap.FORWARD]
+        self._forward_merges = [
+            ForwardMerge(self.model, e) for e in exchanges if e.overlap is Overlap.FORWARD
+        ]
         return ParameterMoment(exchanges)
 
     def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
@@ -212,7 +214,7 @@ class Session:
     def _end_step(self) -> None:
         self.step += 1
         self._parameters.after_step(self.step)
-        self.peer.report_progress(self.step, "")
+        self.peer.report_progress(self.step)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
 
     # ---- replicas ----------------------------------------------------------------------------------------------

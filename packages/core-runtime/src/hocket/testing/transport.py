@@ -400,7 +400,7 @@ def reopen_lanes(peer: Peer) -> None:
 def look_at_the_clock(peer: Peer) -> None:
     before = peer.now()
     peer.elapse(0.01)
-    peer.report_progress(1, "forward")
+    peer.report_progress(1)
     peer.lane("a").ibarrier().wait()
     assert peer.now() >= before
     assert isinstance(peer.describe_waiting(), str)

@@ -51,9 +51,12 @@ def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizer = build_optimizer(run.optimizer, model.parameters())
     peer.timeout_s = run.timeout_s
-    with attach(model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer) as session:
-        with (out / "metrics.jsonl" if peer.rank == 0 else Path(os.devnull)).open("w") as metrics:
-            return _Run(run, task, data, session, metrics).train()
+    written = out / "metrics.jsonl" if peer.rank == 0 else Path(os.devnull)
+    with (
+        written.open("w") as metrics,
+        attach(model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer) as session,
+    ):
+        return _Run(run, task, data, session, metrics).train()
 
 
 class _Run:
@@ -64,7 +67,7 @@ class _Run:
         self._session = session
         self._metrics = metrics
         self._stepper = build_engine(run).open(session)
-        num_samples = len(data.train)  # type: ignore[arg-type]
+        num_samples = len(data.train)
         self._sampler = ShardSampler(num_samples, run.batch_size, session.rank, session.size, run.seed)
         per_epoch = -(-num_samples // (run.batch_size * session.size))
         self._steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
@@ -108,7 +111,12 @@ class _Run:
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
         session = self._session
-        row = {"epoch": epoch, "step": session.step, "seconds": self._seconds(), "train_loss": self._mean_loss()}
+        row: dict[str, Any] = {
+            "epoch": epoch,
+            "step": session.step,
+            "seconds": self._seconds(),
+            "train_loss": self._mean_loss(),
+        }
         if last_of_epoch:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
@@ -166,4 +174,3 @@ class _Run:
         valid: Any = self._data.valid
         own: Evaluation = evaluate(self._session.model, self._task, valid, range(len(valid)))
         return own.mean("accuracy")
-

@@ -39,7 +39,11 @@ class ProgressBar:
         console = Console(file=sys.stdout, force_terminal=True, width=int(os.environ.get("COLUMNS", "100")))
         self._steps = steps
         self._progress = Progress(
-            BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"), console=console
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
         )
         self._task = self._progress.add_task("", total=steps)
         self._progress.start()

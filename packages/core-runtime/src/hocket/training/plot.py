@@ -24,11 +24,15 @@ def plot(metrics: Path, picture: Path, title: str) -> bool:
         if points:
             losses.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     losses.set(xlabel="step", ylabel="loss", title=title)
-    accuracy = [(row["step"], 100 * row["valid_accuracy"]) for row in rows if row.get("valid_accuracy") is not None]
+    accuracy = [
+        (row["step"], 100 * row["valid_accuracy"]) for row in rows if row.get("valid_accuracy") is not None
+    ]
     lines = list(losses.get_lines())
     if accuracy:
         right = losses.twinx()
-        lines += right.plot(*zip(*accuracy, strict=True), "s--", color="tab:green", markersize=4, label="accuracy")
+        lines += right.plot(
+            *zip(*accuracy, strict=True), "s--", color="tab:green", markersize=4, label="accuracy"
+        )
         right.set(ylabel="validation accuracy, %")
     losses.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
     figure.savefig(picture, dpi=120)

@@ -141,7 +141,7 @@ class Peer(ABC):
     def now(self) -> float:
         """This rank's clock, in seconds: the wall's, or the virtual one."""
 
-    def elapse(self, seconds: float) -> None:
+    def elapse(self, seconds: float) -> None:  # noqa: B027 (nothing to do on a real clock)
         """Charge computing time to a virtual clock; nothing where the clock is the wall's."""
 
     def allocate(self, nbytes: int) -> Array:
@@ -158,8 +158,8 @@ class Peer(ABC):
         """Say what is known of the other ranks, for a stall report: which computes, waits or is gone."""
         return ""
 
-    def report_progress(self, step: int, doing: str) -> None:
-        """Note what this rank is doing, for the other ranks' stall reports. Costs about a microsecond."""
+    def report_progress(self, step: int) -> None:  # noqa: B027 (nothing to do where nobody asks)
+        """Note how many steps this rank has ended, for the other ranks' stall reports; a microsecond."""
 
     @abstractmethod
     def abort(self, message: str, code: int = 1) -> None:

@@ -49,7 +49,9 @@ class HostLane:
 
     def suits(self, array: Array) -> bool:
         """Return whether the shares are large enough for `array`, and `array` for this to be the faster way."""
-        return array.nbytes >= _SMALLEST_BYTES and share_bytes(array.nbytes, self.size) <= self.shares[0].nbytes
+        return (
+            array.nbytes >= _SMALLEST_BYTES and share_bytes(array.nbytes, self.size) <= self.shares[0].nbytes
+        )
 
     def start(self, contributions: Sequence[Array], receive: Array) -> HostAllreduce:
         """Queue an allreduce; `contributions` are everybody's [n], by rank."""

@@ -22,7 +22,7 @@ from hocket.transport.peer import Array
 __all__ = ["FOLDER", "HostMemory", "shared_views"]
 
 #: Where shared memory lives on Linux.
-FOLDER = Path("/dev/shm")  # noqa: S108
+FOLDER = Path("/dev/shm")
 
 _ARENA_BYTES = 1 << 20
 _ALIGNMENT = 64
@@ -69,7 +69,7 @@ class HostMemory:
         self.refused = ""
 
     def allocate(self, nbytes: int) -> Array | None:
-        """Return `nbytes` zeroed bytes [uint8] that the other ranks can read, or None where there are none; collective."""
+        """Return `nbytes` zeroed bytes [uint8] that the others can read, None where there are none; collective."""
         if self.refused:
             return None
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
@@ -92,7 +92,9 @@ class HostMemory:
                 return None
             arena = _map(_Arena, path, nbytes)
             arena.parts = {
-                self._members.world_rank_of(rank): np.frombuffer(_map(mmap.mmap, name.decode(), nbytes), dtype=np.uint8)
+                self._members.world_rank_of(rank): np.frombuffer(
+                    _map(mmap.mmap, name.decode(), nbytes), dtype=np.uint8
+                )
                 for rank, name in enumerate(told)
                 if rank != self._members.rank
             }
@@ -116,7 +118,7 @@ def shared_views(array: Array, world_ranks: Sequence[int], world_rank: int) -> l
     address = array.__array_interface__["data"][0]
     for arena in _arenas:
         start = address - arena.address
-        if 0 <= start and start + array.nbytes <= len(arena):
+        if start >= 0 and start + array.nbytes <= len(arena):
             if any(rank != world_rank and rank not in arena.parts for rank in world_ranks):
                 return None
             flat = array.reshape(-1)

@@ -200,7 +200,7 @@ class MPILane(Lane):
         self.name = name
         self.rank, self.size = peer.rank, peer.size
         self._comm = comm
-        self._tags = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1
+        self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         request = self._comm.Isend([_bytes(data), MPI.BYTE], to, round % self._tags)
@@ -361,7 +361,7 @@ class MPIPeer(Peer):
         elsewhere = len(set(self._world_ranks) - set(self._board.ranks)) if self._board is not None else 0
         return "; ".join(filter(None, [told, f"{elsewhere} ranks are on other hosts" if elsewhere else ""]))
 
-    def report_progress(self, step: int, doing: str = "") -> None:
+    def report_progress(self, step: int) -> None:
         if self._board is not None:
             self._board.step = step
             self._board.write(State.COMPUTING)

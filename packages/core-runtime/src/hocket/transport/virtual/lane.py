@@ -8,8 +8,8 @@ import numpy as np
 
 from hocket.errors import TransportError
 from hocket.transport.peer import Array, Lane, Request
-from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.reduction import tree_sum
+from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, Rendezvous
 from hocket.transport.virtual.request import Station, VirtualRequest
 

@@ -113,8 +113,8 @@ class VirtualPeer(Peer):
     def describe_waiting(self) -> str:
         return self._station.scheduler.timeline.describe()
 
-    def report_progress(self, step: int, doing: str) -> None:
-        self._station.scheduler.running(self._station.rank).note = f"step {step}, {doing}"
+    def report_progress(self, step: int) -> None:
+        self._station.scheduler.running(self._station.rank).note = f"step {step}"
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         """End every rank of the world: `World.run` raises TransportError with `message`.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.errors import TransportError
+from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Request
 from hocket.transport.virtual.fabric import Fabric
-from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.task import Signal
 

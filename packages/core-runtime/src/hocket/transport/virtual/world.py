@@ -7,9 +7,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+from hocket.transport.network import NetworkModel
 from hocket.transport.peer import DEFAULT_TIMEOUT_S
 from hocket.transport.virtual.fabric import Fabric
-from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.peer import GroupState, VirtualPeer
 from hocket.transport.virtual.request import Station
 from hocket.transport.virtual.scheduler import Scheduler

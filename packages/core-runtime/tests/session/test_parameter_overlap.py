@@ -1,0 +1,148 @@
+"""Parameter exchanges that are hidden: forward gives the numbers of none, delayed those of its formula."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
+
+import hocket
+
+RANKS, STEPS = 3, 6
+
+
+class Tied(nn.Module):
+    """The first layer's weight is read again, outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.own = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(F.linear(x * self.own, self.first.weight))
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Attention(nn.Module):
+    """Reads the weights of its output projection outside of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(5, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)[:, None]
+        return self.head(self.attention(x, x, x)[0][:, 0])
+
+
+def trained(make: Callable[[], nn.Module], overlap: str, every: int) -> list[Tensor]:
+    overrides = (
+        f"parameters.0.overlap={overlap}",
+        f"parameters.0.every={every}",
+        "parameters.0.segments=layers",
+    )
+
+    def run(rank: int) -> Tensor:
+        torch.manual_seed(0)
+        model = make().double()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, hocket.compose("periodic_average", *overrides)) as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, STEPS))):
+                if number == 4 and rank == 1:
+                    continue
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return flat(model)
+
+    return on_ranks(RANKS, run)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("make", [mlp, Tied, Attention])
+def test_forward_changes_no_bit(make: Callable[[], nn.Module], every: int) -> None:
+    expected = trained(make, "none", every)
+    assert all(
+        torch.equal(one, other) for one, other in zip(trained(make, "forward", every), expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_delayed_adds_what_the_mean_differed_by(every: int) -> None:
+    """After each step x += mean of what all sent one step ago - what this rank sent then."""
+    models = [mlp() for _ in range(RANKS)]
+    optimizers = [sgd(model) for model in models]
+    sent: list[Tensor] = []
+
+    def merge() -> None:
+        for model, own in zip(models, list(sent), strict=False):
+            nn.utils.vector_to_parameters(flat(model) + torch.stack(sent).mean(0) - own, model.parameters())
+        sent.clear()
+
+    for number, of_ranks in enumerate(zip(*(batches(r, STEPS) for r in range(RANKS)), strict=True), start=1):
+        for model, optimizer, batch in zip(models, optimizers, of_ranks, strict=True):
+            step_with(model, optimizer, [(batch, 1.0)])
+        if sent:
+            merge()
+        if number % every == 0:
+            sent[:] = [flat(model) for model in models]
+    if sent:
+        merge()
+    strategy = ("periodic_average", f"parameters.0.every={every}", "parameters.0.overlap=delayed")
+    for given, model in zip(
+        on_ranks(RANKS, lambda rank: train(strategy, batches(rank, STEPS))), models, strict=True
+    ):
+        torch.testing.assert_close(given, flat(model), rtol=1e-12, atol=1e-13)
+
+
+def test_copies_read_and_keep_their_own() -> None:
+    """A forward of a deep copy merges nothing, and what is merged later does not reach it."""
+
+    def run(rank: int) -> None:
+        model = mlp(rank)
+        optimizer = sgd(model)
+        strategy = hocket.compose(
+            "periodic_average",
+            "parameters.0.every=1",
+            "parameters.0.overlap=forward",
+            "parameters.0.segments=layers",
+        )
+        with hocket.attach(model, optimizer, strategy, initial="keep") as session:
+            for x, y in session.data(batches(rank, 2)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                own = flat(model)
+                twin = copy.deepcopy(model)
+                twin(x)
+                assert torch.equal(flat(twin), own)
+                assert torch.equal(flat(model), own), "the copy's forward merged into the model"
+                model(x)
+                assert not torch.equal(flat(model), own)
+                assert torch.equal(flat(twin), own)
+
+    on_ranks(2, run)
+
+
+def test_state_dict_is_merged() -> None:
+    def run(rank: int) -> Tensor:
+        model = mlp(rank)
+        optimizer = sgd(model)
+        strategy = hocket.compose("periodic_average", "parameters.0.every=1", "parameters.0.overlap=forward")
+        with hocket.attach(model, optimizer, strategy, initial="keep") as session:
+            for x, y in session.data(batches(rank, 1)):
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                return torch.cat([value.reshape(-1).clone() for value in model.state_dict().values()])
+        raise AssertionError
+
+    first, second = on_ranks(2, run)
+    assert torch.equal(first, second)
