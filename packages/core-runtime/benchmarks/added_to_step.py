@@ -56,9 +56,7 @@ def rank() -> None:
         for name, taken in ms.items():
             if name != "local":
                 added = taken - ms["local"]
-                line = (
-                    f"{name:>6}: {taken:7.1f} ms, adds {added:7.2f} ms ({100 * added / ms['local']:.1f} %)"
-                )
+                line = f"{name:>6}: {taken:7.1f} ms, adds {added:7.2f} ms ({100 * added / ms['local']:.1f} %)"
                 if "ddp" in ms and name != "ddp":
                     line += f", {added / (ms['ddp'] - ms['local']):.2f} of what DDP adds"
                 if name in waits:

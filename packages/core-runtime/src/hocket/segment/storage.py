@@ -79,7 +79,8 @@ class ParameterStorage:
                 the session was attached.
         """
         for bound in self._bound:
-            if bound.owner.get(bound.key) is not bound.parameter:
+            replaced = bound.owner.get(bound.key) is not bound.parameter
+            if replaced:
                 raise ReplacedError(
                     f"parameter {bound.name} was replaced by another object after attach "
                     "(load_state_dict(assign=True)?): the optimizer still holds the old one. Load with assign=False, "

@@ -21,6 +21,8 @@ _REMARK = re.compile(
     r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
     r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress"
 )
+# How a launcher's lines begin.
+_BEGINNINGS = tuple("-=[AYTP\0")
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 _LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
@@ -49,8 +51,11 @@ class Report:
         elif mpich := _MPICH.search(text):
             process, host, code = mpich[1], mpich[2], int(mpich[3])
             file = self.folder / process
-            who = f"rank {file.read_text()}" if file.exists() else f"a rank (process {process})"
-            if code in set(signal.Signals):
+            who = f"rank {file.read_text()}" if file.exists() else f"process {process}"
+            if code == signal.SIGKILL:
+                # The proxy kills all ranks when one is gone, and may report one of these.
+                self._tell(f"a rank on {host} was killed by SIGKILL or ended without a word, possibly {who}")
+            elif code in set(signal.Signals):
                 self._killed(who, host, code)
         else:
             return bool(_ABORTED.search(text))
@@ -95,15 +100,15 @@ class JobOutput:
         *lines, self._pending = (self._pending + self._decode(data)).split("\n")
         for line in lines:
             self._take(f"{line}\n")
-        # A line that has begun as none of a launcher's does.
-        if self._pending and not self._paragraph and (self._in_line or self._pending[0] not in "-=[AYTP\0"):
+        begun_otherwise = self._pending[:1] not in _BEGINNINGS
+        if self._pending and not self._paragraph and (self._in_line or begun_otherwise):
             self._in_line = True
             self._write(self._pending)
             self._pending = ""
 
     def close(self) -> None:
         """Give out what has been kept back."""
-        self._write("".join(self._paragraph) + self._pending)
+        self._write("".join(self._paragraph) + self._pending.strip("\0"))
         self._paragraph, self._pending = [], ""
 
     def _take(self, line: str) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 _TERMINATION_TIMEOUT_S = 10.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+# Seconds that a rank may take to end by itself after SIGTERM.
+_STRAGGLING_TIMEOUT_S = 3.0
+_STRAGGLING_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Mpiexec:
     version: str
 
     def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """Return the command that starts `ranks` ranks of `program` on this machine, also more than it has cores."""
+        """Return the command that starts `ranks` ranks of `program` here, also more than there are cores."""
         if self.vendor == "openmpi":
             # Ranks are not bound to cores: a rank's threads would all share its one.
             options = ["--oversubscribe", "--bind-to", "none"]
@@ -65,7 +69,8 @@ def find_mpiexec() -> Mpiexec:
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
         raise UserError(
-            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport virtual, which needs none"
+            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport virtual, "
+            "which needs none"
         )
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     text = (told.stdout + told.stderr).strip()
@@ -125,7 +130,7 @@ def launch(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         process_group=0,
-        preexec_fn=_end_with_parent,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 (it takes no lock, and no thread of ours runs yet)
     )
     report = Report(folder)
     readers = [
@@ -135,6 +140,8 @@ def launch(
     for reader in readers:
         reader.start()
     interrupted = _wait(job)
+    if job.returncode != 0:
+        _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
     if interrupted is not None:
@@ -167,7 +174,9 @@ def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
         received.append(signal.Signals(number))
         job.terminate()
 
-    previous = {s: signal.signal(s, end) for s in _ENDING_SIGNALS}
+    # nohup has a closed terminal ignored.
+    heeded = [s for s in _ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    previous = {s: signal.signal(s, end) for s in heeded}
     try:
         while True:
             try:
@@ -180,3 +189,27 @@ def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return received[0] if received else None
+
+
+def _end_stragglers(folder: Path) -> None:
+    """End what is left of a job whose launcher has ended: Open MPI's may leave before its ranks have."""
+    deadline_s = time.monotonic() + _STRAGGLING_TIMEOUT_S
+    while left := _processes_of(folder):
+        late = time.monotonic() > deadline_s
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
+        if late:
+            return
+        time.sleep(_STRAGGLING_POLL_S)
+
+
+def _processes_of(folder: Path) -> list[int]:
+    """Return the processes of this host that were started with this folder for their numbers."""
+    mark = f"{PID_FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found

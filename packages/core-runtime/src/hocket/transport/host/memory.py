@@ -7,6 +7,7 @@ to messages.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import uuid
@@ -84,18 +85,17 @@ class HostMemory:
     def _arena(self, nbytes: int) -> Array | None:
         path = FOLDER / f"hocket-{uuid.uuid4().hex}"
         try:
-            failure = _reserve(path, nbytes)
-            told = self._members.allgather_bytes(failure.encode() if failure else str(path).encode())
-            failures = [t.decode() for t in told if not t.startswith(str(FOLDER).encode())]
-            if failures:
-                self.refused = failures[0]
+            told = self._members.allgather_bytes(json.dumps([str(path), _reserve(path, nbytes)]).encode())
+            paths, failures = zip(*map(json.loads, told), strict=True)
+            if any(failures):
+                self.refused = next(filter(None, failures))
                 return None
             arena = _map(_Arena, path, nbytes)
             arena.parts = {
                 self._members.world_rank_of(rank): np.frombuffer(
-                    _map(mmap.mmap, name.decode(), nbytes), dtype=np.uint8
+                    _map(mmap.mmap, name, nbytes), dtype=np.uint8
                 )
-                for rank, name in enumerate(told)
+                for rank, name in enumerate(paths)
                 if rank != self._members.rank
             }
             self._members.allgather_bytes(b"")  # everybody has opened it: the name can go
