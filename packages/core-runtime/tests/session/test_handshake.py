@@ -66,7 +66,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Callable[[], Any]], str]] = {
         {"model": lambda: mlp(1)[:2]},
         r'parameter\.2\.bias: "float64\[3\]" on ranks 0, 2, "nothing" on rank 1',
     ),
-    "frozen": ({"model": frozen_mlp}, r'"float64\[7, 5\], no gradient" on rank 1'),
+    "frozen": ({"model": frozen_mlp}, r'frozen\.0\.weight: "nothing" on ranks 0, 2, true on rank 1'),
     "buffer": ({"model": with_buffer}, r'buffer\.mask: "nothing" on ranks 0, 2, "float32\[2\].*" on rank 1'),
     "optimizer": (
         {"optimizer": lambda: torch.optim.Adam},

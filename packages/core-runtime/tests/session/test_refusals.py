@@ -239,3 +239,10 @@ def test_other_checkpoint_is_carried() -> None:
     model(torch.full((2, 5), 0.5)).sum().backward()
     for gradient in on_ranks(2, run):
         torch.testing.assert_close(gradient, model.body.weight.grad)
+
+
+def test_a_buffer_whose_elements_share_memory() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_buffer("table", torch.zeros(1).expand(4))
+    with pytest.raises(AttachError, match="buffer table has overlapping or scattered elements"):
+        hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), "sgd")

@@ -50,6 +50,10 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], None], str]] = {
         lambda model: model.double(),
         "was torch.float32 (7, 5) on cpu when the session was attached and is torch.float64 (7, 5) on cpu",
     ),
+    "module": (
+        lambda model: setattr(model, "2", nn.Linear(7, 3)),
+        "module 2 was replaced by another object after attach",
+    ),
     "unfrozen": (
         lambda model: model.frozen.requires_grad_(),
         "parameter frozen was frozen when the session was attached, and requires a gradient now",
@@ -69,11 +73,12 @@ def test_named(name: str, strategy: str) -> None:
     on_ranks(2, run)
 
 
-def test_another_shape_is_named() -> None:
+@pytest.mark.parametrize("strategy", ["local", "sgd"])
+def test_another_shape_is_named(strategy: str) -> None:
     message = r"parameter 2\.bias was torch\.float32 \(3,\) .* and is torch\.float32 \(1,\) on cpu now"
 
     def run(rank: int) -> None:
-        train_on = change_and_train(lambda model: setattr(model[2].bias, "data", torch.zeros(1)), "local")
+        train_on = change_and_train(lambda model: setattr(model[2].bias, "data", torch.zeros(1)), strategy)
         with pytest.raises(ReplacedError, match=message):
             train_on(rank)
 

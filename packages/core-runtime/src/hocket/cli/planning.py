@@ -137,8 +137,9 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
         "overlap hides is not taken off.",
         "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
         "parameters' size. Parameters move into flat memory of the same size. Where gradients are exchanged, "
-        ".grad lies in what comes back and needs no memory of its own. Optimizer, activations and the MPI "
-        "library are not counted.",
+        ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer, the "
+        "activations, and what the transport takes: among the ranks of one host, mpi takes 1 / ranks of what an "
+        "allreduce carries.",
     ]
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")

@@ -48,6 +48,11 @@ class ParameterStorage:
         self._places: dict[str, tuple[Tensor, int]] = {}
         self._bound: list[_Bound] = []
         owners = _owners(model)
+        self._children = [
+            (f"{path}.{key}".lstrip("."), module._modules, key, child)
+            for path, module in model.named_modules()
+            for key, child in module._modules.items()
+        ]
         for spans in partition(self.spans, Model()):
             flat = allocate(peer, spans[-1].start + spans[-1].padded_numel, spans[0].dtype, spans[0].device)
             self._flats.append((spans, flat))
@@ -75,9 +80,15 @@ class ParameterStorage:
         """Notice what was replaced under the session; take new values over where shape and dtype still fit.
 
         Raises:
-            ReplacedError: a parameter is another object, has another dtype, shape or device, or was frozen when
-                the session was attached.
+            ReplacedError: a module or a parameter is another object, or a parameter has another dtype, shape or
+                device, or was frozen when the session was attached.
         """
+        for path, children, key, child in self._children:
+            if children.get(key) is not child:
+                raise ReplacedError(
+                    f"module {path} was replaced by another object after attach: its parameters are not carried. "
+                    "Close the session, and attach again with an optimizer over the new ones"
+                )
         for bound in self._bound:
             replaced = bound.owner.get(bound.key) is not bound.parameter
             if replaced:

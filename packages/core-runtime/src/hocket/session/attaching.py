@@ -77,18 +77,18 @@ def _facts(
     return {
         "hocket-core": hocket.__version__,
         "torch": torch.__version__,
-        "strategy": strategy.resolved(),
+        "strategy": {key: value for key, value in strategy.resolved().items() if key != "name"},
         "initial": initial,
         "on_nonfinite": on_nonfinite,
         "optimizer": type(optimizer).__name__,
         "parameter": {name: _description(p) for name, p in model.named_parameters()},
+        "frozen": {name: True for name, p in model.named_parameters() if not p.requires_grad},
         "buffer": {name: _description(b) for name, b in model.named_buffers()},
     }
 
 
 def _description(tensor: Tensor) -> str:
-    trained = "" if tensor.requires_grad else ", no gradient"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{trained}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _broadcast(session: Session, model: nn.Module) -> None:

@@ -3,7 +3,8 @@
 A module's forward pre-hook merges the segments of the parameters that it owns. Some parameters are read outside of
 the module that owns them (`MultiheadAttention.out_proj.weight`, an embedding's weight tied to the output layer):
 the first forward is watched to find these, and from then on their segments are merged before the model's own
-forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters.
+forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters. A model
+whose later forwards read other parameters that way is beyond this: settle the session before them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class ForwardMerge:
                 )
         self._model = model
         before = _only_for(model, self._before_forward)
-        after = _only_for(model, self._after_forward)
+
+        def after(given: nn.Module, _: Any, output: Any) -> None:
+            if given is model:
+                self._after_forward(output is not None)
+
         self._handles += [
             model.register_forward_pre_hook(before, prepend=True),
             model.register_forward_hook(after, always_call=True),
@@ -77,12 +82,13 @@ class ForwardMerge:
             for index in self._early:
                 self._exchange.merge(index)
 
-    def _after_forward(self) -> None:
+    def _after_forward(self, succeeded: bool) -> None:
         self._inside = False
         if self._probe is not None:
             self._probe.__exit__(None, None, None)
-            own = {name for name in self._segment_of if "." not in name}
-            self._early = {self._segment_of[name] for name in self._probe.read_outside | own}
+            if succeeded:
+                own = {name for name in self._segment_of if "." not in name}
+                self._early = {self._segment_of[name] for name in self._probe.read_outside | own}
             self._probe = None
         self._settle()
 

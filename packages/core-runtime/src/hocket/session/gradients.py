@@ -81,6 +81,7 @@ class GradientMoment:
         model_parameters: the trainable parameters by name.
         opened: the slot's exchange, over more than one rank.
         contribution: what this rank puts into the step's mean; asked for once per backward.
+        check: raises where the parameters are no longer what they were; called once per backward.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class GradientMoment:
         model_parameters: dict[str, nn.Parameter],
         opened: OpenExchange,
         contribution: Callable[[], Contribution],
+        check: Callable[[], None],
     ) -> None:
         self._open = opened
         self._contribution_of_step = contribution
         self._contribution = NOTHING
+        self._check = check
         self._early = opened.exchange.overlap is Overlap.BACKWARD
         self._places = [_Place(segment) for segment in opened.segments]
         self._backward: int | None = None
@@ -139,6 +142,7 @@ class GradientMoment:
                 "the last backward() failed after it had begun to send gradients: this rank cannot go on training "
                 "with the others"
             )
+        self._check()
         self._backward = current_backward()
         self._begin_round(self._contribution_of_step())
         at_end_of_backward(self._end_backward)

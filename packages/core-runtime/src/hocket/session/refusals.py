@@ -26,6 +26,12 @@ def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         _check_parameter(name, parameter)
+    for name, buffer in model.named_buffers():
+        if not _is_dense(buffer):
+            raise AttachError(
+                f"buffer {name} has overlapping or scattered elements (expanded or sliced?): make it contiguous "
+                "before attach"
+            )
     _check_optimizer(optimizer, model, names)
 
 
@@ -104,10 +110,10 @@ def _is_a(given: Any, where: str, name: str) -> bool:
     return any(kind.__name__ == name and kind.__module__.startswith(where) for kind in type(given).__mro__)
 
 
-def _is_dense(parameter: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill their memory without gaps and without sharing, in any order of axes."""
     expected = 1
-    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
             if stride != expected:
                 return False

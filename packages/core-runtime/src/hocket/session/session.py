@@ -93,7 +93,10 @@ class Session:
             cut = partition(self._storage.spans, exchange.segments, backward=True)
             segments = [gradient_segment(f"{exchange.name}[{i}]", i, s, self.peer) for i, s in enumerate(cut)]
             return GradientMoment(
-                self._storage.parameters, self._open(exchange, peer, segments), self._weights.contribution
+                self._storage.parameters,
+                self._open(exchange, peer, segments),
+                self._weights.contribution,
+                self._storage.check,
             )
         return None
 

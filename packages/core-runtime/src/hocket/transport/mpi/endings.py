@@ -108,6 +108,7 @@ class Endings:
         leaving = MPI.COMM_WORLD.Ibarrier()
         try:
             while not leaving.Test():
+                self._peer.host_progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
                 if waiting and self._board:

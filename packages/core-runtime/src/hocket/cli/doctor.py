@@ -1,0 +1,247 @@
+"""`hocket doctor`: what this machine has, and what that means for a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hocket import __version__
+from hocket.errors import UserError
+from hocket.transport.launching import Mpiexec, find_mpiexec
+
+__all__ = ["Finding", "Verdict", "doctor_command", "examine"]
+
+_SMALL_SHARED_MEMORY_BYTES = 1 << 30
+_INSTALL_MPI = "pip install 'hocket-core[mpi]'"
+_QUERY_TIMEOUT_S = 30.0
+# Run by a process of its own: MPI starts when it is imported, and a broken one may end the process.
+_QUERY_MPI = """
+import json, mpi4py
+mpi4py.rc.thread_level = "multiple"
+from mpi4py import MPI
+levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized",
+          MPI.THREAD_MULTIPLE: "multiple"}
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version(),
+                  "threads": levels[MPI.Query_thread()]}))
+"""
+# What a launcher tells its ranks; the query is none of them.
+_LAUNCHERS_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_")
+
+
+class Verdict(StrEnum):
+    """How good a finding is."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        verdict: whether it keeps anything from working.
+        subject: what was looked at.
+        text: what was found, what it means and what to do about it.
+    """
+
+    verdict: Verdict
+    subject: str
+    text: str
+
+
+def doctor_command() -> None:
+    """Carry out `hocket doctor`."""
+    problems = 0
+    for finding in examine():
+        problems += finding.verdict is Verdict.PROBLEM
+        print(f"{finding.verdict.value:<8} {finding.subject:<14} {finding.text}", flush=True)
+    if problems:
+        plural = "s" * (problems != 1)
+        print(
+            f"\n{problems} problem{plural}: runs on virtual ranks (--transport virtual) may work all the same"
+        )
+
+
+def examine() -> Iterator[Finding]:
+    """Yield everything that is worth knowing of this machine."""
+    yield _ok("python", f"{platform.python_version()} ({sys.executable})")
+    yield _ok("hocket-core", __version__)
+    yield _torch()
+    yield _cores()
+    yield _memory()
+    yield shared_memory(Path("/dev/shm"))
+    mpi = query_mpi()
+    yield mpi_finding(mpi)
+    yield from mpiexec_findings(mpi)
+    if os.geteuid() == 0:
+        yield _note(
+            "user", "root: mpiexec of Open MPI refuses it unless told otherwise, which `hocket run` does"
+        )
+    yield _gpu()
+    yield _matplotlib()
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except Exception as error:
+        return _problem("torch", f"does not import: {type(error).__name__}: {error}: pip install torch")
+    threads = torch.get_num_threads()
+    return _ok(
+        "torch", f"{torch.__version__}, {threads} compute thread{'s' * (threads != 1)} in this process"
+    )
+
+
+def _cores() -> Finding:
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 0
+    text = f"{usable} usable"
+    if usable < present:
+        text += f" of {present} (affinity or a container's limit)"
+    meaning = "more ranks than that share them, each with one thread"
+    return _ok("cores", f"{text}: {meaning}") if usable > 1 else _note("cores", f"{text}: {meaning}")
+
+
+def _memory() -> Finding:
+    told = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
+    total, available = (int(told[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    text = f"{_gib(available)} of {_gib(total)} available; a rank that imports torch takes about 0.25 GiB"
+    return _ok("memory", text) if available > 1 << 30 else _note("memory", f"{text}: run few ranks")
+
+
+def shared_memory(folder: Path) -> Finding:
+    """Say whether the ranks of a host have enough memory to share."""
+    if not folder.is_dir():
+        return _note(
+            str(folder), "missing: ranks of one host exchange by messages, which is several times slower"
+        )
+    usage = shutil.disk_usage(folder)
+    text = f"{_gib(usage.free)} of {_gib(usage.total)} free"
+    if usage.free < _SMALL_SHARED_MEMORY_BYTES:
+        return _note(
+            str(folder),
+            f"{text}: models that do not fit are exchanged by messages, which is several times slower (in a "
+            "container: docker run --shm-size=8g)",
+        )
+    return _ok(str(folder), text)
+
+
+def query_mpi(python: str = sys.executable) -> dict[str, str]:
+    """Ask mpi4py in a process of its own; return what it said, or why it said nothing under `error`."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)}
+    try:
+        told = subprocess.run(
+            [python, "-c", _QUERY_MPI],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_QUERY_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"MPI did not start within {_QUERY_TIMEOUT_S:g} s"}
+    lines = told.stdout.splitlines()
+    if told.returncode == 0 and lines:
+        answer: dict[str, str] = json.loads(lines[-1])
+        return answer
+    words = (told.stderr.strip() or told.stdout.strip() or f"exit status {told.returncode}").splitlines()
+    return {"error": words[-1]}
+
+
+def mpi_finding(mpi: dict[str, str]) -> Finding:
+    """Say what MPI there is, from what `query_mpi` returned."""
+    if "error" in mpi:
+        if find_spec("mpi4py") is None:
+            return _note("mpi", f"mpi4py is not installed, so there is no transport mpi: {_INSTALL_MPI}")
+        return _problem("mpi", f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}")
+    library = _library(mpi["library"])
+    text = f"mpi4py {mpi['mpi4py']} over {library}, threads: {mpi['threads']}"
+    if mpi["threads"] != "multiple":
+        return _problem("mpi", f"{text}: Hocket needs `multiple`; install another MPI: {_INSTALL_MPI}")
+    return _ok("mpi", text)
+
+
+def mpiexec_findings(mpi: dict[str, str]) -> Iterator[Finding]:
+    """Say whether there is an mpiexec, and whether it belongs to mpi4py's MPI."""
+    try:
+        mpiexec = find_mpiexec()
+    except UserError as error:
+        yield _note("mpiexec", str(error))
+        return
+    text = f"{mpiexec.path} ({mpiexec.version})"
+    if "error" in mpi:
+        yield _note("mpiexec", text)
+        return
+    yield match(mpiexec, _library(mpi["library"]), text)
+
+
+def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
+    """Compare an mpiexec with the MPI library that the ranks would load."""
+    vendor = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(library.rpartition(" ")[0])
+    number = library.rpartition(" ")[2]
+    if vendor != mpiexec.vendor:
+        return _problem(
+            "mpiexec",
+            f"{text} starts ranks that know nothing of each other, since mpi4py uses {library}: install the "
+            f"mpiexec of that one beside this Python ({_INSTALL_MPI})",
+        )
+    if number not in mpiexec.version:
+        return _note("mpiexec", f"{text} is another version than mpi4py's {library}, which mostly works")
+    return _ok("mpiexec", f"{text}, of the same MPI")
+
+
+def _library(text: str) -> str:
+    """Return an MPI library's name and version from what it says of itself."""
+    for pattern, name in ((r"Open MPI v?([\w.]+)", "Open MPI"), (r"MPICH Version:\s*(\S+)", "MPICH")):
+        found = re.search(pattern, text)
+        if found:
+            return f"{name} {found[1].rstrip(',')}"
+    return text.strip("\0\n ").splitlines()[0][:80] if text.strip("\0\n ") else "an unknown MPI"
+
+
+def _gpu() -> Finding:
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return _note("gpu", "none that torch can use: runs compute on the CPU")
+        names: list[Any] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        return _ok("gpu", f"{', '.join(names)} (CUDA {torch.version.cuda})")
+    except Exception as error:
+        return _note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
+
+
+def _matplotlib() -> Finding:
+    try:
+        return _ok("matplotlib", f"{version('matplotlib')}: runs draw metrics.png")
+    except PackageNotFoundError:
+        return _note("matplotlib", "missing: runs draw no picture; pip install 'hocket-core[plot]'")
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def _ok(subject: str, text: str) -> Finding:
+    return Finding(Verdict.OK, subject, text)
+
+
+def _note(subject: str, text: str) -> Finding:
+    return Finding(Verdict.NOTE, subject, text)
+
+
+def _problem(subject: str, text: str) -> Finding:
+    return Finding(Verdict.PROBLEM, subject, text)

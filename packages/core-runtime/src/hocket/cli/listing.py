@@ -1,0 +1,58 @@
+"""`hocket plugins`: what is installed, and what each plugin registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from hocket.errors import MissingPluginError
+from hocket.plugin import CORE, KNOWN_WORDS, Kind, Plugin, RecipeFile, Registry, default_registry
+
+__all__ = ["describe_plugins", "plugins_command"]
+
+
+def plugins_command() -> None:
+    """Carry out `hocket plugins`."""
+    for line in describe_plugins(default_registry()):
+        print(line)
+
+
+def describe_plugins(registry: Registry) -> Iterator[str]:
+    """Yield lines on core and every installed plugin, loaded for this; one that does not load is told why."""
+    yield from _describe(CORE, registry)
+    for word in registry.installed():
+        try:
+            plugin = registry.load(word)
+        except MissingPluginError as error:
+            yield ""
+            yield f"{word}: {error}"
+            continue
+        yield ""
+        yield from _describe(plugin, registry)
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in registry.installed()]
+    if absent:
+        yield ""
+        yield f"Not installed: {', '.join(absent)} (pip install NAME)"
+
+
+def _describe(plugin: Plugin, registry: Registry) -> Iterator[str]:
+    yield f"{plugin}" if plugin == CORE else f"{plugin} ({plugin.word})"
+    mine = [registration for registration in registry.components() if registration.plugin == plugin]
+    for kind in Kind:
+        names = [registration.name for registration in mine if registration.kind == kind]
+        if names:
+            yield f"  {kind.value:<13} {', '.join(names)}"
+    recipes = [recipe for recipe in registry.recipes() if recipe.plugin == plugin]
+    width = max((len(recipe.name) for recipe in recipes), default=0)
+    for position, recipe in enumerate(recipes):
+        title = "" if position else "recipes"
+        yield f"  {title:<13} {recipe.name:<{width}}  {_description(recipe)}".rstrip()
+
+
+def _description(recipe: RecipeFile) -> str:
+    try:
+        content = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return f"(cannot be read: {str(error).splitlines()[0]})"
+    return str(content.get("description", "")) if isinstance(content, dict) else "(no mapping)"
