@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -11,6 +12,9 @@ from hocket import __version__
 from hocket.errors import HocketError, UserError
 
 __all__ = ["main"]
+
+# Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
+_FIRST_SPEAKS_S = 2.0
 
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml")
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -84,14 +88,33 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
+        _let_the_first_speak()
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        if _is_joined():
+            raise KeyboardInterrupt from None
         print("hocket: interrupted", file=sys.stderr)
         sys.exit(130)
-    except UserError as error:
-        print(f"hocket: {error}", file=sys.stderr)
-        sys.exit(2)
     except HocketError as error:
+        if _is_joined():
+            raise
+        _let_the_first_speak()
+        if isinstance(error, UserError):
+            print(f"hocket: {error}", file=sys.stderr)
+            sys.exit(2)
         print(f"hocket: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_joined() -> bool:
+    """Return whether this process is a rank of a job, whose excepthook ends the other ranks too."""
+    return sys.excepthook is not sys.__excepthook__
+
+
+def _let_the_first_speak() -> None:
+    """Leave rank 0 of a launcher time to report what all ranks find: with its exit the launcher ends all."""
+    from hocket.transport.joining import launched_rank
+
+    if launched_rank() > 0:
+        time.sleep(_FIRST_SPEAKS_S)

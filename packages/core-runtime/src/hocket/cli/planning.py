@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import textwrap
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.table import show_table
 from hocket.config.component import describe
-from hocket.config.run import RunConfig, build_engine, build_task, load_run
+from hocket.config.run import RunConfig, load_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,10 +50,11 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
     assert run.ranks is not None
     run.strategy.check_size(run.ranks)  # before torch is imported
-    task = build_task(run)
-    build_engine(run)
 
+    from hocket.cli.checking import check_run
     from hocket.session.planned import plan
+
+    task = check_run(run)
 
     _show(run, plan(run.strategy, _model(task), run.ranks, run.network))
 
@@ -61,12 +63,10 @@ def _model(task: Task) -> nn.Module:
     """Build the task's model without memory, or, where it looks at values while it is built, with."""
     import torch
 
-    try:
-        with torch.device("meta"):
-            return task.model()
-    except Exception:
-        # If the model itself is at fault, this fails in the user's own words.
+    with contextlib.suppress(Exception), torch.device("meta"):
         return task.model()
+    # If the model itself is at fault, this fails in the user's own words.
+    return task.model()
 
 
 def _show(run: RunConfig, plan: Plan) -> None:

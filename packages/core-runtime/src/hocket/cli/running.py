@@ -18,8 +18,8 @@ from hocket.config.run import RunConfig, load_run
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.training.observer import TERMINAL_VARIABLE
-from hocket.transport.joining import launched_ranks
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.joining import launched_ranks, local_ranks
+from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
 
 __all__ = ["run_command"]
 
@@ -43,7 +43,9 @@ def run_command(
     run = replace(run, ranks=ranks or run.ranks or 1)
     assert run.ranks is not None
     run.strategy.check_size(run.ranks)
-    _check_task(run)
+    from hocket.cli.checking import check_run
+
+    check_run(run).data(run.seed)
     folder = _new_folder(out, run)
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
@@ -76,16 +78,20 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, pr
         )
     run = replace(run, ranks=promised)
     run.strategy.check_size(promised)
-    run_rank(run, _folder(out, run))
+
+    import torch
+
+    from hocket.transport import join
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_per_rank(local_ranks()))
+    first = join().rank == 0
+    # The others write nothing, and their clocks may give another name.
+    folder = _new_folder(out, run) if first else _folder(out, run)
+    run_rank(run, folder)
+    if first:
+        _show_results(folder)
     return 0
-
-
-def _check_task(run: RunConfig) -> None:
-    """Find out here what every rank would find out: a missing folder, a wrong argument."""
-    from hocket.config.run import build_engine, build_task
-
-    build_task(run).data(run.seed)
-    build_engine(run)
 
 
 def _launch(run: RunConfig, folder: Path) -> int:

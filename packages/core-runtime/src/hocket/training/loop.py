@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
@@ -20,7 +22,7 @@ from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
 from hocket.transport.peer import Peer
 
-__all__ = ["train"]
+__all__ = ["save_model", "train"]
 
 
 @dataclass
@@ -41,7 +43,7 @@ def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
     Args:
         run: the run's file.
         peer: this rank's endpoint; the same number of ranks as the file says.
-        out: an existing folder, in which rank 0 writes `metrics.jsonl`.
+        out: an existing folder, in which rank 0 writes `metrics.jsonl` and the consensus as `model.safetensors`.
     """
     task = build_task(run)
     data = task.data(run.seed)
@@ -56,7 +58,17 @@ def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
         written.open("w") as metrics,
         attach(model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer) as session,
     ):
-        return _Run(run, task, data, session, metrics).train()
+        summary = _Run(run, task, data, session, metrics).train()
+        with session.consensus():
+            if peer.rank == 0:
+                save_model(model, out / "model.safetensors")
+        return summary
+
+
+def save_model(model: nn.Module, path: Path) -> None:
+    """Write parameters and buffers by name; `model.load_state_dict(safetensors.torch.load_file(path))` reads them."""
+    # Clones: the parameters are views of one flat buffer, which the format refuses.
+    save_file({name: value.detach().cpu().clone() for name, value in model.state_dict().items()}, path)
 
 
 class _Run:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from hocket.errors import UserError
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
 
-__all__ = ["join", "launched_ranks"]
+__all__ = ["join", "launched_rank", "launched_ranks", "local_ranks"]
 
 # (name of the launcher, variable with the number of ranks it started). The first that is set counts.
 _LAUNCHERS = (
@@ -17,6 +18,9 @@ _LAUNCHERS = (
     ("torchrun", "WORLD_SIZE"),
     ("srun", "SLURM_STEP_NUM_TASKS"),
 )
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 
 
 def launched_ranks() -> tuple[str, int] | None:
@@ -32,6 +36,21 @@ def launched_ranks() -> tuple[str, int] | None:
                 raise UserError(f"{variable}={value!r} in the environment is no number of ranks")
             return launcher, int(value)
     return None
+
+
+def launched_rank() -> int:
+    """Return which rank the launcher has made this process, known before MPI starts; 0 where it does not say."""
+    return _first_number(_RANKS, 0)
+
+
+def local_ranks() -> int:
+    """Return how many ranks the launcher has started on this host; 1 where it does not say."""
+    return _first_number(_LOCAL_RANKS, 1)
+
+
+def _first_number(variables: Sequence[str], default: int) -> int:
+    values = (os.environ.get(variable, "") for variable in variables)
+    return next((int(value) for value in values if value.isdigit()), default)
 
 
 def join() -> Peer:

@@ -1,0 +1,25 @@
+"""Find out before ranks are started what every one of them would find out."""
+
+from __future__ import annotations
+
+from hocket.config.run import RunConfig, build_engine, build_task
+from hocket.task.api import Task
+
+__all__ = ["check_run"]
+
+
+def check_run(run: RunConfig) -> Task:
+    """Build the parts of a run that need torch, and return its task.
+
+    Raises:
+        ConfigError: a wrong name, argument or value.
+    """
+    import torch
+
+    from hocket.config.optimizer import build_optimizer
+
+    task = build_task(run)
+    build_engine(run)
+    # Of two axes: some optimizers take only matrices.
+    build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])
+    return task
