@@ -22,23 +22,23 @@ def rank() -> None:
     """Measure, as one of the ranks."""
     import torch
     import torch.distributed as dist
-    from mpi4py import MPI
-
-    from hocket.transport import mpi  # first: it starts MPI as Hocket needs it
+    from hocket.transport import mpi
+    from hocket.transport.mpi.peer import MPI
 
     torch.set_num_threads(1)
     peer = mpi.join()
     init_gloo(peer)
     comm = MPI.COMM_WORLD.Dup()
-    lane = peer.lane("allreduce")
     if peer.rank == 0:
         print(f"{peer.size} ranks, {MPI.Get_library_version().split(',')[0]}, torch {torch.__version__}")
         print(
             f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'ratio':>6} {'to MPI':>6}"
         )
     for nbytes in SIZES:
-        send = np.ones(nbytes // 4, dtype=np.float32)
-        receive = np.empty_like(send)
+        # As a session does it: its segments lie in the transport's memory, each with a lane of its own.
+        send, receive = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
+        send[:] = 1
+        lane = peer.lane("allreduce", nbytes)
         tensor = torch.ones(nbytes // 4)
 
         def polled(send: np.ndarray = send, receive: np.ndarray = receive) -> None:
@@ -50,9 +50,9 @@ def rank() -> None:
             ("gloo", lambda tensor=tensor: dist.all_reduce(tensor)),
             ("allreduce", lambda send=send, receive=receive: comm.Allreduce(send, receive)),
             ("iallreduce", polled),
-            ("hocket", lambda send=send, receive=receive: lane.iallreduce(send, receive).wait()),
+            ("hocket", lambda send=send, receive=receive, lane=lane: lane.iallreduce(send, receive).wait()),
         ]
-        ms = {name: 1e3 * s for name, s in medians(peer, sides, 31 if nbytes < 8 << 20 else 11).items()}
+        ms = {name: 1e3 * s for name, s in medians(peer, sides, 101 if nbytes < 2 << 20 else 31 if nbytes < 8 << 20 else 11).items()}
         if peer.rank == 0:
             best = min(ms["allreduce"], ms["iallreduce"])
             print(

@@ -243,7 +243,8 @@ def drop_requests(peer: Peer) -> None:
     gc.collect()
     for _ in range(1000):
         num_finished = np.zeros(1)
-        finished = np.array([float(received.all() and total.all())])
+        # An allreduce under way may have left a part of the sum in `total`.
+        finished = np.array([float(received.all() and (total == peer.size).all())])
         other.iallreduce(finished, num_finished).wait()
         if num_finished[0] == peer.size:
             break

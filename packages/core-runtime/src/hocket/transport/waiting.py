@@ -1,8 +1,8 @@
 """How a thread waits for something that only polling moves, without burning a core.
 
-A wait first yields its core between polls (a small exchange ends within microseconds), then sleeps a little
-(large ones need a poll now and then to move on), then sleeps longer, by the time since it began. Measured on
-2 cores with 4 ranks: an allreduce of 100 MB polled every 50 us takes as long as one polled without a pause.
+A wait first polls without a pause (a small exchange ends within microseconds), then sleeps a little between polls
+(large ones need a poll now and then to move on), then sleeps longer, by the time since it began. Measured on 2 cores
+with 4 ranks: with these sleeps an allreduce of 1 to 100 MB takes as long as with none.
 """
 
 from __future__ import annotations
@@ -14,17 +14,37 @@ from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
 
-__all__ = ["STALL_REPORT_AFTER_S", "wait_until"]
+__all__ = ["STALL_REPORT_AFTER_S", "poll_briefly", "wait_until"]
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
 STALL_REPORT_AFTER_S = 30.0
 
-_YIELDING_S = 0.002
-_SHORT_SLEEP_S = 50e-6
+_EAGER_S = 0.0005
+_POLLS_A_LOOK = 32  # between looks at the clock
+_SHORT_SLEEP_S = 20e-6
 _SHORT_SLEEPS_S = 0.5
 _LONG_SLEEP_S = 0.001
 _LONG_SLEEPS_S = 5.0
 _IDLE_SLEEP_S = 0.005
+
+
+def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
+    """Poll `done` for half a millisecond and return whether it came true.
+
+    Args:
+        done: advances the operation and says whether it has finished.
+        yields: give the core to other ranks between polls, where `done` does not do so itself. (Open MPI does
+            where there are more ranks than cores; doing it twice costs a tenth of a small exchange.)
+    """
+    end_s = time.monotonic() + _EAGER_S
+    while True:
+        for _ in range(_POLLS_A_LOOK):
+            if done():
+                return True
+            if yields:
+                os.sched_yield()
+        if time.monotonic() > end_s:
+            return False
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[str], str]) -> None:
@@ -39,17 +59,12 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[s
     Raises:
         ExchangeTimeoutError: not finished within `timeout_s`; carries what `describe` says.
     """
-    if done():
-        return
     start = time.monotonic()
     reported = False
     while True:
         if done():
             return
         waited_s = time.monotonic() - start
-        if waited_s < _YIELDING_S:
-            os.sched_yield()
-            continue
         if waited_s > timeout_s:
             raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
         if not reported and waited_s > STALL_REPORT_AFTER_S:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import mpi4py
 import numpy as np
@@ -36,7 +36,7 @@ from hocket.transport.mpi.board import Board, Row, State  # noqa: E402
 from hocket.transport.mpi.endings import Endings  # noqa: E402
 from hocket.transport.mpi.stall import Place, describe_stall, summarise  # noqa: E402
 from hocket.transport.peer import Array, Lane, Peer, Request  # noqa: E402
-from hocket.transport.waiting import wait_until  # noqa: E402
+from hocket.transport.waiting import poll_briefly, wait_until  # noqa: E402
 
 __all__ = ["MPIPeer", "join"]
 
@@ -84,13 +84,15 @@ class _Operation(Request):
 
     __slots__ = ("_lane", "_other", "_what")
 
+    _yields: ClassVar[bool] = False
+
     def __init__(self, lane: MPILane, what: str, other: int | None = None) -> None:
         self._lane = lane
         self._what = what
         self._other = other
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if self.done():
+        if poll_briefly(self._look, self._yields):
             return
         peer = self._lane.peer
         peer.note_waiting(self._what, self._lane.name)
@@ -98,6 +100,7 @@ class _Operation(Request):
         peer.note_computing()
 
     def _look(self) -> bool:
+        """Advance everything that other ranks need of this one, and return whether this is done."""
         self._lane.peer.host_progress.advance()
         return self.done()
 
@@ -153,6 +156,8 @@ class _HostRequest(_Operation):
     """An exchange over memory that the host's ranks share."""
 
     __slots__ = ("_exchange",)
+
+    _yields = True
 
     def __init__(self, lane: MPILane, exchange: HostAllreduce, what: str) -> None:
         super().__init__(lane, what)
