@@ -13,7 +13,7 @@ from hocket.transport.host.allreduce import HostAllreduce
 from hocket.transport.peer import Peer
 from hocket.transport.reduction import tree_sum
 
-BIG = 40_000  # elements: enough for the host path to be taken
+BIG = 60_000  # elements: enough for the host path to be taken
 
 
 def contribution(rank: int, round: int, numel: int, dtype: str) -> np.ndarray:

@@ -90,9 +90,10 @@ class JobOutput:
         self._in_line = False
 
     def copy(self, stream: IO[bytes]) -> None:
-        """Read `stream` to its end."""
-        while data := os.read(stream.fileno(), 1 << 16):
-            self.feed(data)
+        """Read `stream` to its end and close it."""
+        with stream:
+            while data := os.read(stream.fileno(), 1 << 16):
+                self.feed(data)
         self.close()
 
     def feed(self, data: bytes) -> None:

@@ -73,13 +73,13 @@ def join() -> Peer:
     if promised == 1:
         return SinglePeer()
     try:
-        from hocket.transport import mpi
+        from hocket.transport.mpi import join as join_mpi
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"{launcher} started {promised} ranks, but MPI cannot be used ({error}): "
             "pip install 'hocket-core[mpi]'"
         ) from error
-    world = mpi.join()
+    world = join_mpi()
     if world.size != promised:
         raise UserError(
             f"{launcher} started {promised} ranks, but MPI finds {world.size}: start the script with the mpiexec "

@@ -20,12 +20,12 @@ import numpy as np
 from hocket.transport.peer import Array
 from hocket.transport.reduction import TreeSum
 
-__all__ = ["MARK_BYTES", "HostAllreduce", "HostLane", "HostProgress", "share_bytes"]
+__all__ = ["MARK_BYTES", "SMALLEST_BYTES", "HostAllreduce", "HostLane", "HostProgress", "share_bytes"]
 
 MARK_BYTES = 64
 
-# Below this a message-based allreduce is faster: its waits are fewer and not Python's.
-_SMALLEST_BYTES = 128 << 10
+#: Below this a message-based allreduce is faster: its waits are fewer and not Python's.
+SMALLEST_BYTES = 192 << 10
 _READY, _SUMMED = 0, 1
 _fence = threading.Lock()
 
@@ -43,15 +43,14 @@ class HostLane:
         self.rank, self.size = rank, len(marks)
         self._marks = [mark.view(np.int64) for mark in marks]
         self.shares = shares
+        self._largest_bytes = self.size * shares[0].nbytes
         self.queue: deque[HostAllreduce] = deque()
         self._started = 0
         self._sums: dict[np.dtype[np.generic], TreeSum] = {}
 
     def suits(self, array: Array) -> bool:
         """Return whether the shares are large enough for `array`, and `array` for this to be the faster way."""
-        return (
-            array.nbytes >= _SMALLEST_BYTES and share_bytes(array.nbytes, self.size) <= self.shares[0].nbytes
-        )
+        return SMALLEST_BYTES <= array.nbytes <= self._largest_bytes
 
     def start(self, contributions: Sequence[Array], receive: Array) -> HostAllreduce:
         """Queue an allreduce; `contributions` are everybody's [n], by rank."""
@@ -140,6 +139,11 @@ class HostProgress:
         """Begin an exchange."""
         if not exchange.advance():
             self._unfinished.append(exchange)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is not done."""
+        return bool(self._unfinished)
 
     def advance(self) -> None:
         """Look once at everything that is not done."""

@@ -25,6 +25,7 @@ from mpi4py import MPI  # noqa: E402
 from hocket.errors import TransportError  # noqa: E402
 from hocket.transport.host import (  # noqa: E402
     MARK_BYTES,
+    SMALLEST_BYTES,
     HostAllreduce,
     HostLane,
     HostMemory,
@@ -42,9 +43,6 @@ __all__ = ["MPIPeer", "join"]
 
 # A lane remembers where so many arrays lie in shared memory.
 _SHARED_REMEMBERED = 64
-
-# With so many requests under way, finished ones among those that were dropped are looked for.
-_LOOK_AT = 256
 
 _world: MPIPeer | None = None
 
@@ -92,9 +90,9 @@ class _Operation(Request):
         self._other = other
 
     def wait(self, timeout_s: float | None = None) -> None:
-        if poll_briefly(self._look, self._yields):
-            return
         peer = self._lane.peer
+        if poll_briefly(self._look if peer.host_progress.busy else self.done, self._yields):
+            return
         peer.note_waiting(self._what, self._lane.name)
         wait_until(self._look, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
         peer.note_computing()
@@ -132,8 +130,11 @@ class MPIRequest(_Operation):
         super().__init__(lane, what, other)
         self._request = request
         self._buffers = buffers
+
+    def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
-        lane.peer.hold(self)
+        if self._request is not None:
+            self._lane.peer.adopt(self)
 
     def done(self) -> bool:
         if self._request is None:
@@ -149,7 +150,6 @@ class MPIRequest(_Operation):
     def _release(self) -> None:
         self._request = None
         self._buffers = ()
-        self._lane.peer.let_go(self)
 
 
 class _HostRequest(_Operation):
@@ -273,25 +273,17 @@ class MPIPeer(Peer):
         self._board = board
         self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
         self.rank, self.size = comm.rank, comm.size
-        self._held: set[MPIRequest] = set()
-        self._look_at = _LOOK_AT
+        self._dropped: list[MPIRequest] = []
         self._control = MPILane(self, comm, "control")
         self.host_progress = HostProgress() if host_progress is None else host_progress
         self.memory = HostMemory(self)
         if board is None or not set(self._world_ranks) <= set(board.ranks):
             self.memory.refused = "the ranks are on several hosts"
 
-    def hold(self, request: MPIRequest) -> None:
-        """Keep an unfinished request, and with it its buffers, alive."""
-        self._held.add(request)
-        if len(self._held) > self._look_at:
-            for held in list(self._held):
-                held.done()
-            self._look_at = max(_LOOK_AT, 2 * len(self._held))
-
-    def let_go(self, request: MPIRequest) -> None:
-        """Forget a finished request."""
-        self._held.discard(request)
+    def adopt(self, request: MPIRequest) -> None:
+        """Keep an unfinished request that its caller has dropped, and with it its buffers, until it is done."""
+        self._dropped = [dropped for dropped in self._dropped if not dropped.done()]
+        self._dropped.append(request)
 
     @property
     def world_rank(self) -> int:
@@ -308,7 +300,7 @@ class MPIPeer(Peer):
         return MPILane(self, comm, name, self._host_lane(capacity_bytes))
 
     def _host_lane(self, capacity_bytes: int) -> HostLane | None:
-        if capacity_bytes == 0 or self.size == 1:
+        if capacity_bytes < SMALLEST_BYTES or self.size == 1:
             return None
         everybodys = []
         for nbytes in (MARK_BYTES, share_bytes(capacity_bytes, self.size)):

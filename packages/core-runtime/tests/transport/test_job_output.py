@@ -1,0 +1,116 @@
+"""Launchers' paragraphs about failed ranks are read and left out; everything else comes through, whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.transport.job_output import JobOutput, Report
+
+DASHES, EQUALS = "-" * 74, "=" * 83
+
+OPENMPI_KILLED = f"""{DASHES}
+prterun noticed that process rank 2 with PID 3056 on node vm exited on
+signal 9 (Killed).
+{DASHES}
+"""
+OPENMPI_LEFT = f"""{DASHES}
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-3058@1,1]
+   Exit code:    4
+{DASHES}
+"""
+OPENMPI_ABORTED = f"""{DASHES}
+MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
+  Proc: [[48506,1],0]
+  Errorcode: 2
+{DASHES}
+{DASHES}
+prterun has exited due to process rank 0 with PID 0 on node vm calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+{DASHES}
+"""
+MPICH_KILLED = f"""
+{EQUALS}
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 77 RUNNING AT vm
+=   EXIT CODE: CODE
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+{EQUALS}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+
+
+def filtered(text: str, folder: Path, rule: str = "-", step: int = 7) -> tuple[str, str]:
+    """Return what comes through of `text`, given `step` bytes at a time, and the cause that was found."""
+    report, out = Report(folder), []
+    output = JobOutput(report, rule, out.append)
+    data = text.encode()
+    for start in range(0, len(data), step):
+        output.feed(data[start : start + step])
+    output.close()
+    return "".join(out), report.cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            OPENMPI_KILLED,
+            "rank 2 on vm was killed by SIGKILL (out of memory? the kernel's log would tell); all ranks were ended",
+        ),
+        (OPENMPI_KILLED.replace("signal 9", "signal 11"), "rank 2 on vm was killed by SIGSEGV; all ranks were ended"),
+        (OPENMPI_LEFT, "rank 1 ended with exit code 4; all ranks were ended"),
+        (OPENMPI_ABORTED, ""),
+    ],
+)  # fmt: skip
+def test_open_mpi(text: str, cause: str, tmp_path: Path) -> None:
+    for step in (1, 7, 4096):
+        assert filtered(f"before\n{text}after\n", tmp_path, step=step) == ("before\nafter\n", cause)
+
+
+def test_mpich_may_name_a_rank_that_it_has_killed_itself(tmp_path: Path) -> None:
+    (tmp_path / "77").write_text("3")
+    rest, cause = filtered(MPICH_KILLED.replace("CODE: CODE", "CODE: 9"), tmp_path, "=")
+    assert rest.strip() == ""
+    assert cause == (
+        "a rank on vm was killed by SIGKILL or ended without a word, possibly rank 3; all ranks were ended"
+    )
+    rest, cause = filtered(MPICH_KILLED.replace("CODE: CODE", "CODE: 11"), tmp_path, "=")
+    assert (rest.strip(), cause) == ("", "rank 3 on vm was killed by SIGSEGV; all ranks were ended")
+
+
+def test_the_first_cause_counts(tmp_path: Path) -> None:
+    _, cause = filtered(OPENMPI_LEFT + OPENMPI_KILLED, tmp_path)
+    assert cause.startswith("rank 1 ended")
+
+
+def test_other_paragraphs_come_through(tmp_path: Path) -> None:
+    warning = f"{DASHES}\nThere is no InfiniBand here.\n{DASHES}\n"
+    assert filtered(warning, tmp_path) == (warning, "")
+    table = f"{DASHES}\n" + "a line of the user's table\n" * 100
+    assert filtered(table, tmp_path) == (table, "")
+
+
+def test_a_line_that_has_not_ended_comes_through_at_once(tmp_path: Path) -> None:
+    out: list[str] = []
+    output = JobOutput(Report(tmp_path), "-", out.append)
+    output.feed(b"step 1\rstep 2")
+    assert "".join(out) == "step 1\rstep 2"
+    output.feed("\rstep 3 \N{CHECK MARK}".encode()[:-1])
+    output.feed("\N{CHECK MARK}".encode()[-1:] + b" done\n")
+    assert "".join(out) == "step 1\rstep 2\rstep 3 \N{CHECK MARK} done\n"
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.integers(1, 9))
+def test_anything_else_is_not_touched(text: str, step: int) -> None:
+    assert filtered(f"x{text}", Path(), step=step) == (f"x{text}", "")

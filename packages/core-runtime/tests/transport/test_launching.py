@@ -1,0 +1,115 @@
+"""Finding an mpiexec and starting ranks with it; how jobs end is in `tests/endings`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hocket.errors import UserError
+from hocket.transport import launching
+from hocket.transport.launching import Mpiexec, find_mpiexec, launch, note_pid, threads_per_rank
+
+
+def fake(folder: Path, says: str) -> Path:
+    program = folder / "mpiexec"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that is the only one on PATH, with a Python that has no mpiexec beside it."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python" / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
+    monkeypatch.setattr(launching.shutil, "which", lambda name: _which(tmp_path / "bin" / name))
+    return tmp_path / "bin"
+
+
+def _which(path: Path) -> str | None:
+    return str(path) if path.exists() else None
+
+
+def test_without_mpiexec_the_message_says_what_to_install(elsewhere: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^no mpiexec found: pip install 'hocket-core\[mpi\]' brings one, or use"
+    ):
+        find_mpiexec()
+
+
+@pytest.mark.parametrize(
+    ("says", "vendor", "version"),
+    [
+        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs", "openmpi", "mpiexec (Open MPI) 5.0.11"),
+        ("HYDRA build details:\n    Version:           5.0.2\n", "mpich", "MPICH 5.0.2"),
+    ],
+)
+def test_the_two_vendors(says: str, vendor: str, version: str, elsewhere: Path) -> None:
+    program = fake(elsewhere, says)
+    assert find_mpiexec() == Mpiexec(str(program), vendor, version)
+
+
+def test_another_mpiexec_is_refused_by_what_it_says(elsewhere: Path) -> None:
+    program = fake(elsewhere, "Intel(R) MPI Library")
+    with pytest.raises(UserError, match=rf"^{program} is neither Open MPI's nor MPICH's: Intel"):
+        find_mpiexec()
+
+
+def test_the_one_beside_this_python_comes_first(elsewhere: Path) -> None:
+    fake(elsewhere, "mpiexec (Open MPI) 4")
+    beside = Path(sys.executable).parent
+    beside.mkdir()
+    program = fake(beside, "mpiexec (Open MPI) 5")
+    assert find_mpiexec().path == str(program)
+
+
+def test_root_and_more_ranks_than_cores_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpiexec = Mpiexec("/mpiexec", "openmpi", "")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert mpiexec.command(2, ["a", "b"]) == [
+        *("/mpiexec", "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-n", "2", "a", "b")
+    ]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "--allow-run-as-root" not in mpiexec.command(2, ["a"])
+    assert Mpiexec("/mpiexec", "mpich", "").command(3, ["a"]) == [
+        "/mpiexec",
+        "-bind-to",
+        "none",
+        "-n",
+        "3",
+        "a",
+    ]
+
+
+def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert [threads_per_rank(ranks) for ranks in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
+
+
+def test_a_rank_leaves_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launching.PID_FOLDER_VARIABLE, raising=False)
+    note_pid(2)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(launching.PID_FOLDER_VARIABLE, str(tmp_path))
+    note_pid(2)
+    assert (tmp_path / str(os.getpid())).read_text() == "2"
+
+
+def test_a_job_passes_on_what_it_prints(
+    elsewhere: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = elsewhere / "mpiexec"
+    program.write_text(
+        '#!/bin/sh\necho "out $OMP_NUM_THREADS $HOCKET_PID_FOLDER $MORE"; echo err >&2; exit 3\n'
+    )
+    program.chmod(0o755)
+    mpiexec = Mpiexec(str(program), "mpich", "")
+    assert (
+        launch(mpiexec, 1000, ["x"], folder=tmp_path, environment={"MORE": "more", "OMP_NUM_THREADS": "1"})
+        == 3
+    )
+    assert capfd.readouterr() == (f"out 1 {tmp_path} more\n", "err\n")
