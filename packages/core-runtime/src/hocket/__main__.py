@@ -1,0 +1,5 @@
+"""`python -m hocket`."""
+
+from hocket.cli.main import main
+
+main()

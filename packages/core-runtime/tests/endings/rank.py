@@ -1,0 +1,62 @@
+"""A rank that exchanges step after step, and at step 3 does to itself what it is told; no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hocket.errors import ConfigError
+from hocket.transport import join
+from hocket.transport.launching import note_pid
+from hocket.transport.peer import Lane
+
+_FOR_EVER = 10**9
+
+
+def fail() -> None:
+    raise ValueError("broken on purpose")
+
+
+def mistake() -> None:
+    raise ConfigError("run.yaml: epochs: got 'x'")
+
+
+def skip(other: Lane) -> None:
+    other.ibarrier().wait()
+
+
+def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
+    peer = join()
+    note_pid(peer.rank)
+    peer.timeout_s = float(timeout_s)
+    lane, other = peer.lane("gradients.0[0]"), peer.lane("session")
+    acts: dict[str, Callable[[], object]] = {
+        "fail": fail,
+        "mistake": mistake,
+        "sys.exit": lambda: sys.exit(3),
+        "os._exit": lambda: os._exit(4),
+        "skip": lambda: skip(other),
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
+    }
+    send, receive = np.ones(1000), np.empty(1000)
+    for step in range(3 if how == "finish" else _FOR_EVER):
+        if step == 3:
+            (ready / str(peer.rank)).touch()
+            if who in ("all", str(peer.rank)) and how == "end":
+                return
+            if who in ("all", str(peer.rank)) and how in acts:
+                acts[how]()
+        lane.iallreduce(send, receive).wait()
+        peer.report_progress(step + 1)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], Path(sys.argv[4]))

@@ -1,0 +1,182 @@
+"""However a rank ends, the job ends soon, with one message that names the rank, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.transport.launching import find_mpiexec
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
+
+HERE = Path(__file__).parent
+RANKS = 3
+LANE = "gradients.0[0] (allreduce)"
+
+
+@pytest.fixture
+def begin(start: Callable, tmp_path: Path) -> Callable:
+    """Return a function that starts ranks of which `who` does `how` at step 3, and that waits until then."""
+
+    def begin_job(
+        how: str = "nothing", who: int | str = "none", timeout_s: float = 60, launcher: str = "hocket"
+    ):
+        ready = tmp_path / "ready"
+        ready.mkdir()
+        rank = [sys.executable, str(HERE / "rank.py"), how, str(who), str(timeout_s), str(ready)]
+        if launcher == "hocket":
+            return start([sys.executable, str(HERE / "job.py"), str(RANKS), str(tmp_path / "pids"), *rank])
+        import os
+
+        environment = {**os.environ, "HOCKET_PID_FOLDER": str(tmp_path / "pids")}
+        return start(find_mpiexec().command(RANKS, rank), env=environment)
+
+    return begin_job
+
+
+def messages(errors: str) -> list[str]:
+    """Return what is in `errors`: lines, of which a traceback before one is a part; no launcher's paragraph."""
+    assert "MPI_ABORT" not in errors
+    assert "prterun" not in errors
+    assert "-----" not in errors
+    return [line for line in errors.splitlines() if line.startswith("hocket:")]
+
+
+def test_an_exception_on_one_rank(begin: Callable) -> None:
+    ended = begin("fail", 1).end()
+    assert messages(ended.errors) == [
+        "hocket: rank 1 at step 3: ValueError: broken on purpose; all ranks end"
+    ]
+    assert ended.errors.count("Traceback") == 1
+    assert ended.errors.startswith("Traceback (most recent call last):\n")
+    assert ended.status == 1
+
+
+def test_the_same_exception_on_all_ranks_is_told_once(begin: Callable) -> None:
+    ended = begin("fail", "all").end()
+    [message] = messages(ended.errors)
+    assert message.endswith(" at step 3: ValueError: broken on purpose; all ranks end")
+    assert ended.errors.count("Traceback") == 1
+    assert ended.status == 1
+
+
+def test_a_users_mistake_on_all_ranks_has_no_traceback(begin: Callable) -> None:
+    ended = begin("mistake", "all").end()
+    [line] = ended.errors.strip("\0\n").splitlines()
+    assert line.endswith(" at step 3: run.yaml: epochs: got 'x'")
+    assert ended.status == 2
+
+
+def test_sys_exit_on_one_rank(begin: Callable) -> None:
+    ended = begin("sys.exit", 1).end()
+    [message] = messages(ended.errors)
+    assert message.startswith(
+        "hocket: rank 1 left at step 3 (sys.exit, or the end of its script) while ranks 0, 2 "
+    )
+    assert f"wait in {LANE} for " in message
+    assert ended.status == 1
+
+
+def test_the_end_of_the_script_on_rank_0(begin: Callable) -> None:
+    ended = begin("end", 0).end()
+    [message] = messages(ended.errors)
+    assert message.startswith(
+        "hocket: rank 0 left at step 3 (sys.exit, or the end of its script) while ranks 1, 2 "
+    )
+    assert ended.status == 1
+
+
+def test_sys_exit_on_all_ranks(begin: Callable) -> None:
+    ended = begin("sys.exit", "all").end()
+    [message] = messages(ended.errors)
+    assert message.endswith("ended with exit code 3; all ranks were ended")
+    assert ended.status == 3
+
+
+def test_an_exit_past_python(begin: Callable) -> None:
+    ended = begin("os._exit", 2).end()
+    assert ended.status != 0
+    [message] = messages(ended.errors)
+    if find_mpiexec().vendor == "openmpi":
+        assert message == "hocket: rank 2 ended with exit code 4; all ranks were ended"
+
+
+def test_an_interrupt_on_one_rank(begin: Callable) -> None:
+    ended = begin("interrupt", 2).end()
+    assert ended.errors.strip("\0\n") == "hocket: rank 2 at step 3: interrupted; all ranks end"
+    assert ended.status == 130
+
+
+def test_a_killed_rank(begin: Callable, tmp_path: Path) -> None:
+    import os
+
+    job = begin()
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
+    os.kill(job.pid_of(1), signal.SIGKILL)
+    ended = job.end()
+    [message] = messages(ended.errors)
+    assert "rank 1" in message or find_mpiexec().vendor == "mpich"
+    assert "was killed by SIGKILL" in message
+    assert ended.status != 0
+
+
+def test_a_stopped_rank(begin: Callable) -> None:
+    ended = begin("stop", 1, timeout_s=5).end()
+    [message] = messages(ended.errors)
+    assert message.startswith("hocket: at step 3, rank ")
+    assert (
+        f" waits for rank 1 in {LANE}: no end after 5 s; rank 1 has not arrived: computing, in no " in message
+    )
+    assert message.endswith(" waits there too; all ranks end")
+    assert ended.status == 1
+
+
+def test_a_skipped_collective(begin: Callable) -> None:
+    ended = begin("skip", 1, timeout_s=2).end()
+    [message] = messages(ended.errors)
+    if message.startswith("hocket: at step 3, rank 1 "):
+        assert (
+            " waits for ranks 0, 2 in session (barrier): no end after 2 s; rank 0 has not arrived: "
+            in message
+        )
+    else:
+        assert f" waits for rank 1 in {LANE}: no end after 2 s; " in message
+        assert "rank 1 has not arrived: waiting in session (barrier) for 2 s, step 3" in message
+    assert ended.status == 1
+
+
+@pytest.mark.parametrize(("number", "group"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", False)])
+def test_a_signal_to_who_started_the_job(number: str, group: bool, begin: Callable, tmp_path: Path) -> None:
+    job = begin()
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
+    job.signal(signal.Signals[number], group=group)
+    ended = job.end()
+    assert ended.errors.strip("\0\n") == f"hocket: {number}: all ranks were ended"
+    assert ended.status == 128 + signal.Signals[number]
+
+
+def test_a_killed_parent_takes_its_ranks_along(begin: Callable, tmp_path: Path) -> None:
+    job = begin()
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
+    job.signal(signal.SIGKILL)
+    assert job.end().status == -signal.SIGKILL
+
+
+def test_under_a_bare_mpiexec_the_message_is_the_same(begin: Callable) -> None:
+    ended = begin("fail", 1, launcher="mpiexec").end()
+    lines = [line for line in ended.errors.splitlines() if line.startswith("hocket:")]
+    assert lines == ["hocket: rank 1 at step 3: ValueError: broken on purpose; all ranks end"]
+    assert ended.status != 0
+
+
+def test_a_good_end_says_nothing(begin: Callable) -> None:
+    ended = begin("finish").end()
+    assert (ended.status, ended.errors) == (0, "")
