@@ -9,9 +9,6 @@ after the other. With one rank it shows what a session costs where nothing has t
 from __future__ import annotations
 
 import copy
-import sys
-import tempfile
-from pathlib import Path
 
 from measuring import init_gloo, medians, run_ranks
 
@@ -70,9 +67,4 @@ def rank() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank()
-    else:
-        ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-        with tempfile.TemporaryDirectory() as folder:
-            run_ranks(__file__, ranks, Path(folder))
+    run_ranks(__file__, rank)

@@ -8,10 +8,6 @@ better of MPI's two.
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from pathlib import Path
-
 import numpy as np
 from measuring import init_gloo, medians, run_ranks
 
@@ -22,6 +18,7 @@ def rank() -> None:
     """Measure, as one of the ranks."""
     import torch
     import torch.distributed as dist
+
     from hocket.transport import mpi
     from hocket.transport.mpi.peer import MPI
 
@@ -52,7 +49,12 @@ def rank() -> None:
             ("iallreduce", polled),
             ("hocket", lambda send=send, receive=receive, lane=lane: lane.iallreduce(send, receive).wait()),
         ]
-        ms = {name: 1e3 * s for name, s in medians(peer, sides, 101 if nbytes < 2 << 20 else 31 if nbytes < 8 << 20 else 11).items()}
+        ms = {
+            name: 1e3 * s
+            for name, s in medians(
+                peer, sides, 101 if nbytes < 2 << 20 else 31 if nbytes < 8 << 20 else 11
+            ).items()
+        }
         if peer.rank == 0:
             best = min(ms["allreduce"], ms["iallreduce"])
             print(
@@ -65,8 +67,4 @@ def rank() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank()
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            run_ranks(__file__, int(sys.argv[1]) if len(sys.argv) > 1 else 4, Path(folder))
+    run_ranks(__file__, rank)

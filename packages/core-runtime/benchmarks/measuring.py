@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,17 +26,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(script: str, ranks: int, folder: Path, *arguments: str) -> None:
-    """Run `script` on `ranks` ranks over MPI, one compute thread each."""
-    status = launch(
-        find_mpiexec(),
-        ranks,
-        [sys.executable, script, "--rank", *arguments],
-        folder=folder,
-        environment={"OMP_NUM_THREADS": "1", PORT_VARIABLE: str(free_port())},
-    )
-    if status:
-        sys.exit(status)
+def run_ranks(script: str, rank: Callable[[], None]) -> None:
+    """Be the script: start the ranks its argument asks for (4), or, started as one of them, call `rank`."""
+    if sys.argv[1:2] == ["--rank"]:
+        rank()
+        return
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    with tempfile.TemporaryDirectory() as folder:
+        status = launch(
+            find_mpiexec(),
+            ranks,
+            [sys.executable, script, "--rank"],
+            folder=Path(folder),
+            environment={"OMP_NUM_THREADS": "1", PORT_VARIABLE: str(free_port())},
+        )
+    sys.exit(status)
 
 
 def init_gloo(peer: Peer) -> None:

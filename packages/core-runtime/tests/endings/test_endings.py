@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -34,8 +35,6 @@ def begin(start: Callable, tmp_path: Path) -> Callable:
         rank = [sys.executable, str(HERE / "rank.py"), how, str(who), str(timeout_s), str(ready)]
         if launcher == "hocket":
             return start([sys.executable, str(HERE / "job.py"), str(RANKS), str(tmp_path / "pids"), *rank])
-        import os
-
         environment = {**os.environ, "HOCKET_PID_FOLDER": str(tmp_path / "pids")}
         return start(find_mpiexec().command(RANKS, rank), env=environment)
 
@@ -116,8 +115,6 @@ def test_an_interrupt_on_one_rank(begin: Callable) -> None:
 
 
 def test_a_killed_rank(begin: Callable, tmp_path: Path) -> None:
-    import os
-
     job = begin()
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
     os.kill(job.pid_of(1), signal.SIGKILL)
@@ -129,11 +126,11 @@ def test_a_killed_rank(begin: Callable, tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank(begin: Callable) -> None:
-    ended = begin("stop", 1, timeout_s=5).end()
+    ended = begin("stop", 1, timeout_s=3).end()
     [message] = messages(ended.errors)
     assert message.startswith("hocket: at step 3, rank ")
     assert (
-        f" waits for rank 1 in {LANE}: no end after 5 s; rank 1 has not arrived: computing, in no " in message
+        f" waits for rank 1 in {LANE}: no end after 3 s; rank 1 has not arrived: computing, in no " in message
     )
     assert message.endswith(" waits there too; all ranks end")
     assert ended.status == 1

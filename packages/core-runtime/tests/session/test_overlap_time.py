@@ -32,7 +32,9 @@ def exposed_wait_s(recipe: str) -> float:
         torch.manual_seed(0)
         model = nn.Sequential(*(charging(nn.Linear(WIDTH, WIDTH)) for _ in range(LAYERS)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with hocket.attach(model, optimizer, hocket.compose(recipe, "gradients.0.segments=layers")) as session:
+        with hocket.attach(
+            model, optimizer, hocket.compose(recipe, "gradients.0.segments=layers")
+        ) as session:
             for x in session.data([torch.randn(2, WIDTH) for _ in range(STEPS)]):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()

@@ -3,8 +3,8 @@
 A module's forward pre-hook merges the segments of the parameters that it owns. Some parameters are read outside of
 the module that owns them (`MultiheadAttention.out_proj.weight`, an embedding's weight tied to the output layer):
 the first forward is watched to find these, and from then on their segments are merged before the model's own
-forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters. A model
-whose later forwards read other parameters that way is beyond this: settle the session before them.
+forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters.
+A model whose later forwards read other parameters that way is beyond this: settle the session before them.
 """
 
 from __future__ import annotations

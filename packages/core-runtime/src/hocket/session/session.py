@@ -14,19 +14,14 @@ from torch import Tensor, nn
 
 from hocket.errors import HocketError, NonFiniteError
 from hocket.plugin import default_registry
-from hocket.progress.inline import InlineProgress
-from hocket.segment.partition import Span, partition
-from hocket.segment.segment import Segment, allocate
 from hocket.segment.storage import ParameterStorage
 from hocket.session.batches import SessionData
 from hocket.session.consensus import Consensus, distance_from_mean
-from hocket.session.exchanging import Counters, OpenExchange
+from hocket.session.exchanging import Counters
 from hocket.session.forward_merge import ForwardMerge
-from hocket.session.gradients import GradientMoment, gradient_segment
-from hocket.session.layout import parameter_layout
-from hocket.session.parameters import ParameterExchange, ParameterMoment
+from hocket.session.opening import Opening
 from hocket.session.weights import BatchWeights
-from hocket.strategy.exchange import Exchange, Overlap
+from hocket.strategy.exchange import Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
@@ -69,11 +64,16 @@ class Session:
         self._on_nonfinite = on_nonfinite
         self.replicas_equal = replicas_equal
         self._weights = BatchWeights(storage.parameters.values())
-        self._progress = InlineProgress()
-        self._opened: list[OpenExchange] = []
-        self._gradients = self._open_gradients()
+        opening = Opening(peer, storage, self.counters)
+        self._gradients = opening.gradients(strategy, self._weights)
         self._weights.gradients_stay_local = self._gradients is None
-        self._parameters = self._open_parameters()
+        self._parameters = opening.parameters(strategy)
+        self._opened = opening.opened
+        self._forward_merges = [
+            ForwardMerge(model, exchange)
+            for exchange in self._parameters.exchanges
+            if exchange.overlap is Overlap.FORWARD
+        ]
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -82,47 +82,6 @@ class Session:
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
         self._closed = False
-
-    # ---- opening -----------------------------------------------------------------------------------------------
-
-    def _open_gradients(self) -> GradientMoment | None:
-        for exchange in self.strategy.gradients:
-            peer = exchange.over.peer_for(self.peer)
-            if peer is None or peer.size == 1:
-                continue
-            cut = partition(self._storage.spans, exchange.segments, backward=True)
-            segments = [gradient_segment(f"{exchange.name}[{i}]", i, s, self.peer) for i, s in enumerate(cut)]
-            return GradientMoment(
-                self._storage.parameters,
-                self._open(exchange, peer, segments),
-                self._weights.contribution,
-                self._storage.check,
-            )
-        return None
-
-    def _open_parameters(self) -> ParameterMoment:
-        exchanges = []
-        for exchange in self.strategy.parameters:
-            peer = exchange.over.peer_for(self.peer)
-            if peer is None or peer.size == 1:
-                continue
-            cut = partition(self._storage.spans, exchange.segments)
-            targets = [self._storage.slice_for(spans) for spans in cut]
-            segments = [
-                _parameter_segment(f"{exchange.name}[{i}]", i, spans, target, self.peer, exchange.overlap)
-                for i, (spans, target) in enumerate(zip(cut, targets, strict=True))
-            ]
-            exchanges.append(ParameterExchange(self._open(exchange, peer, segments), targets, self.rank))
-        self._forward_merges = [
-            ForwardMerge(self.model, e) for e in exchanges if e.overlap is Overlap.FORWARD
-        ]
-        return ParameterMoment(exchanges)
-
-    def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
-        channel = exchange.collective.open(peer, segments, self._progress)
-        opened = OpenExchange(exchange, peer, segments, channel, self._progress, self.counters)
-        self._opened.append(opened)
-        return opened
 
     @property
     def weight(self) -> float:
@@ -288,16 +247,6 @@ class Session:
         else:
             # The other ranks may not be here: closing together would wait for them.
             self._unhook()
-
-
-def _parameter_segment(
-    name: str, index: int, spans: list[Span], target: Tensor, peer: Peer, overlap: Overlap
-) -> Segment:
-    layout = parameter_layout(spans, overlap)
-    outgoing, incoming = target, allocate(peer, layout.numel, layout.dtype, target.device)
-    if layout.own_outgoing:
-        outgoing = allocate(peer, layout.numel, layout.dtype, target.device)
-    return Segment(name, index, spans, outgoing, incoming)
 
 
 def _some(names: list[str]) -> str:

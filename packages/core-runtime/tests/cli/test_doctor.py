@@ -1,0 +1,118 @@
+"""`hocket doctor`: whatever is wrong with a machine is a line of the report, and nothing makes it fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hocket.cli import doctor
+from hocket.cli.doctor import Verdict, examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
+from hocket.errors import UserError
+from hocket.transport.launching import Mpiexec
+
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"
+MPICH = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25\n"
+
+
+def told(library: str, threads: str = "multiple") -> dict[str, str]:
+    return {"mpi4py": "4.1.2", "library": library, "threads": threads}
+
+
+def test_the_command_reports_without_starting_mpi_itself(tmp_path: Path) -> None:
+    code = (
+        "import sys; from hocket.cli.doctor import doctor_command; doctor_command()\n"
+        "assert 'mpi4py.MPI' not in sys.modules"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = [line.split(None, 2) for line in ended.stdout.splitlines() if line and line[0].islower()]
+    assert {verdict for verdict, *_ in lines} <= {"ok", "note", "problem"}
+    subjects = [subject for _, subject, _ in lines]
+    for subject in ("python", "hocket-core", "torch", "cores", "memory", "/dev/shm", "mpi", "mpiexec", "gpu"):
+        assert subject in subjects
+    assert "matplotlib" in subjects
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_the_mpi_of_this_environment_is_asked() -> None:
+    mpi = query_mpi()
+    assert mpi["threads"] == "multiple"
+    assert mpi_finding(mpi).verdict is Verdict.OK
+    assert [finding.verdict for finding in mpiexec_findings(mpi)] == [Verdict.OK]
+
+
+def test_a_broken_mpi_is_a_problem_and_no_failure(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'libmpi.so: cannot open shared object file' >&2\nexit 1\n")
+    python.chmod(0o755)
+    mpi = query_mpi(str(python))
+    assert mpi == {"error": "libmpi.so: cannot open shared object file"}
+    python.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    assert query_mpi(str(python)) == {"error": "exit status -11"}
+
+
+def test_a_missing_mpi4py_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    finding = mpi_finding({"error": "No module named 'mpi4py'"})
+    assert finding.verdict is Verdict.NOTE
+    assert "pip install 'hocket-core[mpi]'" in finding.text
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+    finding = mpi_finding({"error": "libmpi.so.40: cannot open shared object file"})
+    assert finding.verdict is Verdict.PROBLEM
+    assert "libmpi.so.40" in finding.text
+
+
+def test_too_low_a_thread_level_is_a_problem() -> None:
+    assert mpi_finding(told(OPEN_MPI)).text == "mpi4py 4.1.2 over Open MPI 5.0.11, threads: multiple"
+    assert mpi_finding(told(MPICH)).text == "mpi4py 4.1.2 over MPICH 5.0.2, threads: multiple"
+    assert mpi_finding(told(OPEN_MPI, "funneled")).verdict is Verdict.PROBLEM
+
+
+def test_an_mpiexec_of_another_mpi_is_a_problem() -> None:
+    openmpi = Mpiexec("/a/mpiexec", "openmpi", "mpiexec (Open MPI) 5.0.11")
+    assert match(openmpi, "Open MPI 5.0.11", "it").verdict is Verdict.OK
+    assert match(openmpi, "Open MPI 4.1.0", "it").verdict is Verdict.NOTE
+    finding = match(openmpi, "MPICH 5.0.2", "it")
+    assert finding.verdict is Verdict.PROBLEM
+    assert finding.text.startswith(
+        "it starts ranks that know nothing of each other, since mpi4py uses MPICH 5.0.2"
+    )
+
+
+def test_without_an_mpiexec_there_are_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Mpiexec:
+        raise UserError("no mpiexec found: pip install 'hocket-core[mpi]' brings one")
+
+    monkeypatch.setattr(doctor, "find_mpiexec", none)
+    [finding] = mpiexec_findings(told(OPEN_MPI))
+    assert (finding.verdict, finding.text[:16]) == (Verdict.NOTE, "no mpiexec found")
+
+
+def test_shared_memory_that_is_too_small_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert shared_memory(tmp_path / "absent").verdict is Verdict.NOTE
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 << 20, total=64 << 20)
+    )
+    finding = shared_memory(tmp_path)
+    assert finding.verdict is Verdict.NOTE
+    assert "--shm-size" in finding.text
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 << 30, total=8 << 30)
+    )
+    assert shared_memory(tmp_path).verdict is Verdict.OK
+
+
+def test_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "query_mpi", lambda: told(OPEN_MPI))
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    assert any(finding.subject == "user" for finding in examine())
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
+    assert not any(finding.subject == "user" for finding in examine())

@@ -1,0 +1,165 @@
+"""A user's mistake is answered by `hocket` with one message that says what to change, and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.transport.launching import find_mpiexec
+
+HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
+HOCKET_SCRIPT = Path(sys.executable).with_name("hocket")
+
+BROKEN_TASK = """
+from dataclasses import dataclass
+from hocket.task import Digits
+
+@dataclass(frozen=True)
+class Broken(Digits):
+    def model(self):
+        return undefined_name
+"""
+
+
+def hocket(*args: str, cwd: Path, command: list[str] = HOCKET) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [*command, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def refused(*args: str, cwd: Path) -> str:
+    """Run `hocket`, check that it refuses, and return the one message."""
+    ended = hocket(*args, cwd=cwd)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    [message] = ended.stderr.strip("\0\n").splitlines()
+    assert message.startswith("hocket: ")
+    return message.removeprefix("hocket: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["sgd", "epoch=3"], "override 'epoch=3': epoch: unknown key; allowed: name, ... Did you mean 'epochs'?"),
+        (["sgd", "epochs=many"], "override 'epochs=many': epochs: got 'many'; allowed: an integer"),
+        (["sgd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': gradients.0.overlap: gradients cannot be hidden behind forward: use none or backward"),
+        (["crossover"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
+        (["crossover.hierarchical"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
+        (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd'?"),
+        (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
+        (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
+        (["broken.yaml"], "broken.yaml: line 2, column 2: not valid YAML: ..."),
+        (["absent.yaml"], "absent.yaml: cannot read the file: No such file or directory"),
+        (["sgd", "steps"], "override 'steps': not of the form KEY=VALUE, such as gradients.0.overlap=backward"),
+        (["sgd", "epochs=[1"], "override 'epochs=[1': line 1, column 3: not valid YAML: ..."),
+        (["sgd", "transport=torch"], "transport torch is not available in this version; there are mpi and virtual"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "negative.yaml").write_text("recipe: sgd\nranks: -1\n")
+    (tmp_path / "broken.yaml").write_text("a: [1, 2\nb: 3\n")
+    beginning, _, ending = expected.partition("...")
+    message = refused("run", *args, cwd=tmp_path)
+    assert message.startswith(beginning)
+    assert message.endswith(ending.strip() if ending.strip() else message)
+    if not ending and "..." not in expected:
+        assert message == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["task=fashion_mnist", "task.folder=/nowhere"], "task.folder: the folder /nowhere does not exist."),
+        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits, fashion_mnist. Did you"),
+        (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
+        (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd; allowed: lr, "),
+        (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),
+        (["engine=pipeline"], "override 'engine=pipeline': engine: there is no engine 'pipeline'; there are: data_par"),
+        (["--out", "FILE/folder"], "--out FILE/folder: cannot be written: Not a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_found_before_ranks_are_started(args: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text("")
+    assert expected in refused("run", "sgd", "-n", "2", *args, cwd=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["run", "sgd", "-n", "0"], "Error: Invalid value for '-n': 0 is not in the range x>=1."),
+        (["run", "sgd", "-n", "two"], "Error: Invalid value for '-n': 'two' is not a valid integer range."),
+        (["run", "sgd", "--transport", "carrier_pigeon"], "Error: Invalid value for '--transport': 'carrier_pigeon' is not one of"),
+        (["run", "sgd", "--out", "FILE"], "Error: Invalid value for '--out': Directory 'FILE' is a file."),
+        (["run"], "Error: Missing argument 'RECIPE|FILE.yaml'."),
+        (["rnu", "sgd"], "Error: No such command 'rnu'."),
+        (["plan", "sgd", "-n", "-4"], "Error: Invalid value for '-n': -4 is not in the range x>=1."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_in_the_command_itself(args: list[str], expected: str, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text("")
+    ended = hocket(*args, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith("Usage: ")
+    [error] = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert error.startswith(expected)
+
+
+def test_plan_answers_as_run_does(tmp_path: Path) -> None:
+    for args in (["sdg"], ["sgd", "epoch=3"], ["crossover"]):
+        assert refused("plan", *args, cwd=tmp_path) == refused("run", *args, cwd=tmp_path)
+
+
+@pytest.mark.skipif(not HOCKET_SCRIPT.exists(), reason="the script hocket is not installed beside Python")
+def test_the_installed_script_answers_too(tmp_path: Path) -> None:
+    ended = hocket("run", "sdg", cwd=tmp_path, command=[str(HOCKET_SCRIPT)])
+    assert (ended.returncode, ended.stderr.startswith("hocket: there is no recipe 'sdg'")) == (2, True)
+
+
+def test_a_bug_in_the_users_model_shows_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(BROKEN_TASK)
+    for command in ("run", "plan"):
+        ended = hocket(command, "sgd", "task=my_task:Broken", cwd=tmp_path)
+        assert ended.returncode == 1
+        assert ended.stderr.count("Traceback") == 1
+        assert f'File "{tmp_path}/my_task.py", line 8, in model' in ended.stderr
+        assert ended.stderr.rstrip().endswith("NameError: name 'undefined_name' is not defined")
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+class TestUnderALauncher:
+    def test_what_only_the_ranks_find_is_told_once(self, tmp_path: Path) -> None:
+        # Muon takes no bias, which is known when there is a model.
+        ended = hocket("run", "sgd", "-n", "2", "optimizer=muon", "optimizer.lr=0.1", cwd=tmp_path)
+        assert ended.returncode == 2
+        [message] = ended.stderr.strip("\0\n").splitlines()
+        assert message.startswith("hocket: rank ")
+        assert "optimizer: muon refuses lr: 0.1" in message
+        assert "Muon only supports 2D parameters" in message
+
+    def test_a_number_of_ranks_that_the_launcher_did_not_start(self, tmp_path: Path) -> None:
+        command = find_mpiexec().command(2, HOCKET)
+        ended = hocket("run", "sgd", "-n", "3", cwd=tmp_path, command=command)
+        assert ended.returncode == 2
+        [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
+        assert message.endswith("mpiexec started 2 ranks, but 3 were asked for: leave out -n and `ranks`")
+        assert "Traceback" not in ended.stderr
+
+    def test_a_transport_that_the_launcher_does_not_start(self, tmp_path: Path) -> None:
+        command = find_mpiexec().command(2, HOCKET)
+        ended = hocket("run", "sgd", "--transport", "virtual", cwd=tmp_path, command=command)
+        assert ended.returncode == 2
+        [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
+        assert message.endswith("starts ranks for transport mpi, not virtual: leave out the launcher")

@@ -1,0 +1,240 @@
+"""What `hocket plan` promises is what a session then does: bytes as counted, memory as allocated."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hocket
+from hocket.cli.planning import plan_command
+from hocket.config.run import load_run
+from hocket.errors import CompositionError, ConfigError
+from hocket.session.planned import plan
+from hocket.task.models import build
+from hocket.transport.network import NetworkModel
+
+RECIPES = ("agd", "local", "periodic_average", "sgd")
+NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+
+
+class Mixed(nn.Module):
+    """Two dtypes, a frozen parameter, a shared one, sizes that need padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 3)
+        self.sixteen = nn.Linear(3, 3, dtype=torch.bfloat16)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.last = nn.Linear(3, 3)
+        self.last.weight = nn.Parameter(self.last.weight.detach().clone())
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.last.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tied(self.last(self.sixteen(self.first(x).bfloat16()).float()))
+
+
+def model_of(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if name == "mixed":
+        return Mixed(), torch.randn(4, 5)
+    return build(name, (1, 8, 8), 10, (32,)), torch.randn(4, 1, 8, 8)
+
+
+def train(name: str, strategy: Any, steps: int) -> tuple[nn.Module, hocket.Session]:
+    model, inputs = model_of(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = hocket.attach(model, optimizer, strategy)
+    for _ in session.data([None] * steps):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+    session.settle()
+    return model, session
+
+
+def tensor_bytes() -> int:
+    """Return the bytes of all memory that tensors hold, but for the states of random generators."""
+    gc.collect()
+    state = torch.get_rng_state()
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor) and thing.device.type == "cpu" and thing.shape != state.shape:
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None:
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "mixed"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bytes_are_those_that_a_session_counts(recipe: str, model: str, ranks: int) -> None:
+    strategy = hocket.compose(recipe)
+    with torch.device("meta"):
+        planned = plan(strategy, model_of(model)[0], ranks, NETWORK)
+    steps = 8
+    sent = hocket.virtual(ranks).run(lambda: train(model, strategy, steps)[1].counters.bytes_sent / steps)
+    assert sent == [pytest.approx(planned.bytes_per_step, rel=1e-12)] * ranks
+    assert (planned.bytes_per_step > 0) == (recipe != "local")
+
+
+@pytest.mark.parametrize("model", ["cnn", "mixed"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["recipe=sgd"],
+        ["recipe=agd"],
+        ["recipe=periodic_average", "parameters.0.every=1"],
+        ["recipe=periodic_average", "parameters.0.every=1", "parameters.0.overlap=delayed"],
+        ["recipe=agd", "parameters=[{collective: broadcast, segments: layers}]"],
+        ["recipe=local"],
+    ],
+    ids=" ".join,
+)
+def test_memory_is_what_is_allocated(model: str, overrides: list[str]) -> None:
+    strategy = load_run({}, overrides).strategy
+    ranks = 3
+    before = tensor_bytes()
+    alone, _ = model_of(model)
+    model_bytes = tensor_bytes() - before
+    planned = plan(strategy, alone, ranks, NETWORK)
+    del alone
+    before = tensor_bytes()
+    # What the ranks return holds everything that they have allocated.
+    ended = hocket.virtual(ranks).run(lambda: train(model, strategy, 2))
+    allocated = (tensor_bytes() - before) / ranks - model_bytes
+    assert len(ended) == ranks
+    if not strategy.gradients:
+        # The gradients of plain training, which stay on the rank.
+        allocated -= planned.model_bytes
+    # Parameters are padded when they move into flat memory, and memory is rounded up to 64 bytes.
+    padding = 0.1 * model_bytes if model == "cnn" else 64 * 12
+    assert allocated == pytest.approx(planned.memory_bytes, rel=0.1, abs=padding)
+
+
+def test_memory_in_multiples_of_the_model() -> None:
+    model, _ = model_of("mlp")
+
+    def models(*overrides: str) -> float:
+        planned = plan(load_run({}, overrides).strategy, model, 4, NETWORK)
+        return planned.in_models(planned.memory_bytes)
+
+    assert models("recipe=sgd") == pytest.approx(2, rel=0.05)
+    assert models("recipe=agd") == pytest.approx(2, rel=0.05)
+    assert models("recipe=periodic_average") == pytest.approx(1, rel=0.05)
+    assert models("recipe=periodic_average", "parameters.0.overlap=delayed") == pytest.approx(2, rel=0.05)
+    assert models("recipe=local") == 0
+
+
+def test_sixteen_bits_travel_as_thirty_two() -> None:
+    model = nn.Linear(320, 320, bias=False, dtype=torch.float16)
+    numel = 320 * 320
+    gradients = plan(hocket.compose("sgd"), model, 4, NETWORK)
+    assert gradients.model_bytes == 2 * numel
+    assert gradients.bytes_per_step == pytest.approx(2 * 3 / 4 * 4 * numel, rel=1e-3)
+    # Sent and received in 32 bits, and handed to the optimizer in 16.
+    assert gradients.in_models(gradients.memory_bytes) == pytest.approx(5, rel=1e-3)
+    parameters = plan(hocket.compose("periodic_average"), model, 4, NETWORK)
+    assert parameters.in_models(parameters.memory_bytes) == pytest.approx(4, rel=1e-3)
+
+
+@given(ranks=st.integers(2, 64), every=st.integers(1, 20))
+def test_what_is_not_done_in_every_step_is_shared_out(ranks: int, every: int) -> None:
+    model = nn.Linear(16, 16, bias=False)
+    strategy = load_run("periodic_average", [f"parameters.0.every={every}"]).strategy
+    planned = plan(strategy, model, ranks, NETWORK)
+    assert planned.bytes_per_step == pytest.approx(2 * (ranks - 1) / ranks * 1024 / every)
+    [exchange] = planned.exchanges
+    round_s = exchange.exchange.collective.seconds_per_round(1024, ranks, NETWORK)
+    assert planned.seconds_per_step == pytest.approx(round_s / every)
+    assert exchange.scopes == (tuple(range(ranks)),)
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    planned = plan(hocket.compose("agd"), nn.Linear(4, 4), 1, NETWORK)
+    assert (planned.bytes_per_step, planned.seconds_per_step, planned.memory_bytes) == (0, 0, 0)
+
+
+def test_nothing_trainable_is_planned_for_too() -> None:
+    planned = plan(hocket.compose("sgd"), nn.ReLU(), 4, NETWORK)
+    assert (planned.model_bytes, planned.memory_bytes, planned.in_models(0)) == (0, 0, 0)
+
+
+def test_the_command_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command("agd", ("task.network=cnn",), 3)
+    shown = capsys.readouterr().out
+    assert shown.startswith("agd: Synchronous SGD with each layer's allreduce hidden behind")
+    assert "3 ranks; task digits: 13,706 trainable parameters, 54.8 kB" in shown
+    header, row = (line for line in shown.splitlines() if re.match(r"exchange |gradients", line))
+    assert re.split(r"  +", row) == [
+        *("gradients.0", "allreduce", "world: 3 ranks", "4 (layers)", "656 B to 33 kB", "step", "backward"),
+        *("73.2 kB", "248 us", "2.00 x"),
+    ]
+    assert len(re.split(r"  +", header)) == 10
+    for word in ("Sent:", "Time: for a latency of ", "Memory: of the buffers"):
+        assert f"- {word}" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command("sgd", ("parameters=[{collective: broadcast, every: 4}]",), None)
+    shown = capsys.readouterr().out
+    assert "4 ranks" in shown
+    assert re.search(r"^parameters\.0 +broadcast \{root: 0\} .* 4 steps ", shown, re.MULTILINE)
+    assert re.search(r"^together .* 3\.0\d x$", shown, re.MULTILINE)
+    assert "shared out over the steps" in shown
+
+
+def test_the_files_own_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command("local", ("ranks=7",), None)
+    assert "7 ranks" in capsys.readouterr().out
+
+
+def test_a_model_that_looks_at_its_values_is_built_for_real(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "looking_task.py").write_text(
+        "from dataclasses import dataclass\nfrom hocket.task import Digits\n\n@dataclass(frozen=True)\n"
+        "class Looking(Digits):\n    def model(self):\n        model = super().model()\n"
+        "        assert next(model.parameters()).sum().item() != 0\n        return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan_command("sgd", ("task=looking_task:Looking",), None)
+    assert "9,610 trainable parameters" in capsys.readouterr().out
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(CompositionError, match=r"gradients\.0\.overlap"):
+        plan_command("agd", ("gradients.0.overlap=forward",), None)
+    with pytest.raises(ConfigError, match="Invalid learning rate"):
+        plan_command("agd", ("optimizer.lr=-1",), None)
+
+
+def test_on_a_terminal_it_is_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    plan_command("sgd", (), None)
+    assert re.search(r"│ gradients\.0 +│ allreduce +│", capsys.readouterr().out)
+
+
+def test_no_sample_is_read_and_no_mpi_started() -> None:
+    code = (
+        "import sys; from hocket.task import Digits; Digits.data = None\n"
+        "from hocket.cli.planning import plan_command; plan_command('sgd', (), 2)\n"
+        "assert not any(name.startswith('mpi4py') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
