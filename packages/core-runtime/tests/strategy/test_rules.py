@@ -107,3 +107,12 @@ def test_a_refusal_names_the_override_that_caused_it() -> None:
 def test_a_compressor_prepares_exactly_if_it_says_how() -> None:
     assert Clipped().prepares
     assert not NoCompression().prepares
+
+
+def test_only_the_last_exchange_of_parameters_overlaps() -> None:
+    averages = [exchange(overlap="forward"), exchange()]
+    with pytest.raises(
+        CompositionError, match=r"parameters\.0\.overlap: forward leaves it under way when parameters\.1"
+    ):
+        compose({"parameters": averages})
+    assert len(compose({"parameters": averages[::-1]}).parameters) == 2

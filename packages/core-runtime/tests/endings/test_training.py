@@ -1,0 +1,116 @@
+"""How whole runs of `hocket run` end that do not reach their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.transport.launching import PID_FOLDER_VARIABLE, find_mpiexec
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
+
+HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
+NUM_STEPS = 100_000
+
+# A task whose loss fails on rank 1 in its fourth step.
+TASK = """
+from dataclasses import dataclass
+from hocket.task import Digits
+from hocket.transport import join
+
+calls = 0
+
+@dataclass(frozen=True)
+class Failing(Digits):
+    def loss(self, output, target):
+        global calls
+        calls += 1
+        if calls == 4 and join().rank == 1:
+            raise ValueError("broken on purpose")
+        return super().loss(output, target)
+"""
+
+
+@pytest.fixture
+def train(start: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Return a function that begins a run of two ranks which leave their numbers where the job looks."""
+
+    def begin(*args: str):
+        arguments = [
+            "run",
+            "sgd",
+            *args,
+            f"epochs={NUM_STEPS}",
+            "log_every=1",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        ranks = find_mpiexec().command(2, [*HOCKET, *arguments])
+        environment = {**os.environ, PID_FOLDER_VARIABLE: str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"}
+        return start(ranks, env=environment, cwd=tmp_path)
+
+    return begin
+
+
+def is_training(out: Path) -> bool:
+    return (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0
+
+
+def messages(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if line.startswith("hocket:")]
+
+
+def test_an_error_in_the_users_task_on_one_rank(start: Callable, tmp_path: Path) -> None:
+    (tmp_path / "failing_task.py").write_text(TASK)
+    job = start([*HOCKET, "run", "sgd", "task=failing_task:Failing", "-n", "2"], cwd=tmp_path)
+    ended = job.end()
+    assert messages(ended.errors) == [
+        "hocket: rank 1 at step 3: ValueError: broken on purpose; all ranks end"
+    ]
+    assert ended.errors.count("Traceback") == 1
+    assert f'File "{tmp_path}/failing_task.py", line 14, in loss' in ended.errors
+    assert "MPI_ABORT" not in ended.errors
+    assert ended.status == 1
+
+
+def test_ctrl_c_while_training(start: Callable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["run", "sgd", "-n", "2", f"epochs={NUM_STEPS}", "log_every=1", "--out", str(out)]
+    job = start([*HOCKET, *arguments], cwd=tmp_path)
+    job.wait_for(lambda: is_training(out))
+    job.signal(signal.SIGINT, group=True)
+    ended = job.end()
+    assert ended.errors.strip("\0\n") == "hocket: SIGINT: all ranks were ended"
+    assert ended.status == 130
+
+
+def test_a_stopped_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None:
+    job = train("timeout_s=3")
+    job.wait_for(lambda: is_training(tmp_path / "out"))
+    os.kill(job.pid_of(1), signal.SIGSTOP)
+    ended = job.end()
+    [message] = messages(ended.errors)
+    assert ", rank 0 waits for rank 1 in " in message
+    assert "no end after 3 s; rank 1 has not arrived: " in message
+    assert ended.status != 0
+
+
+def test_an_interrupt_of_one_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None:
+    job = train()
+    job.wait_for(lambda: is_training(tmp_path / "out"))
+    os.kill(job.pid_of(1), signal.SIGINT)
+    ended = job.end()
+    [message] = messages(ended.errors)
+    assert message.startswith("hocket: rank 1 at step ")
+    assert message.endswith(": interrupted; all ranks end")
+    assert "Traceback" not in ended.errors
+    assert ended.status != 0
