@@ -20,7 +20,9 @@ def rank() -> None:
     import torch.distributed as dist
 
     from hocket.transport import mpi
-    from hocket.transport.mpi.peer import MPI
+
+    # isort: split  (after the transport, which starts MPI as it needs it)
+    from mpi4py import MPI
 
     torch.set_num_threads(1)
     peer = mpi.join()

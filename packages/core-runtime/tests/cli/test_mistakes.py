@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hocket.cli.main import main
 from hocket.transport.launching import find_mpiexec
 
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
@@ -74,6 +75,17 @@ def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path:
         assert message == expected
 
 
+def refused_here(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """Do what `refused` does in this process, where torch is imported already."""
+    monkeypatch.setattr(sys, "argv", ["hocket", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capfd.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    [message] = shown.err.splitlines()
+    return message.removeprefix("hocket: ")
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
@@ -87,10 +99,23 @@ def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_a_mistake_found_before_ranks_are_started(args: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_mistake_found_before_ranks_are_started(
+    args: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("")
-    assert expected in refused("run", "sgd", "-n", "2", *args, cwd=tmp_path)
+    message = refused_here("run", "sgd", "-n", "2", *args, monkeypatch=monkeypatch, capfd=capfd)
+    assert expected in message
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_folder_in_a_process_of_its_own(tmp_path: Path) -> None:
+    message = refused("run", "sgd", "task=fashion_mnist", "task.folder=/nowhere", cwd=tmp_path)
+    assert message.startswith("task.folder: the folder /nowhere does not exist.")
 
 
 @pytest.mark.parametrize(
@@ -129,12 +154,21 @@ def test_the_installed_script_answers_too(tmp_path: Path) -> None:
 
 def test_a_bug_in_the_users_model_shows_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(BROKEN_TASK)
-    for command in ("run", "plan"):
-        ended = hocket(command, "sgd", "task=my_task:Broken", cwd=tmp_path)
-        assert ended.returncode == 1
-        assert ended.stderr.count("Traceback") == 1
-        assert f'File "{tmp_path}/my_task.py", line 8, in model' in ended.stderr
-        assert ended.stderr.rstrip().endswith("NameError: name 'undefined_name' is not defined")
+    ended = hocket("run", "sgd", "task=my_task:Broken", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert f'File "{tmp_path}/my_task.py", line 8, in model' in ended.stderr
+    assert ended.stderr.rstrip().endswith("NameError: name 'undefined_name' is not defined")
+
+
+def test_plan_shows_a_bug_once_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_broken_task.py").write_text(BROKEN_TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["hocket", "plan", "sgd", "task=my_broken_task:Broken"])
+    with pytest.raises(NameError, match="undefined_name") as caught:
+        main()
+    assert caught.value.__context__ is None
 
 
 @pytest.mark.mpi

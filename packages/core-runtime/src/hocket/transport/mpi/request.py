@@ -1,0 +1,138 @@
+"""Operations that are under way, over MPI or over shared memory, and how they are waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mpi4py import MPI
+
+from hocket.errors import TransportError
+from hocket.transport.host import HostAllreduce
+from hocket.transport.mpi.stall import Place, describe_stall
+from hocket.transport.peer import Array, Request
+from hocket.transport.waiting import poll_briefly, wait_until
+
+if TYPE_CHECKING:
+    from hocket.transport.mpi.lane import MPILane
+
+__all__ = ["HostRequest", "MPIRequest", "Operation", "Receive"]
+
+
+class Operation(Request):
+    """An operation on a lane, and how it is waited for.
+
+    Args:
+        lane: where it takes place.
+        what: the operation, for messages.
+        other: the rank at the other end of a message, or that broadcasts; None where all wait for all.
+    """
+
+    __slots__ = ("_lane", "_other", "_what")
+
+    _yields: ClassVar[bool] = False
+
+    def __init__(self, lane: MPILane, what: str, other: int | None = None) -> None:
+        self._lane = lane
+        self._what = what
+        self._other = other
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        peer = self._lane.peer
+        if poll_briefly(self._look if peer.host_progress.busy else self.done, self._yields):
+            return
+        peer.note_waiting(self._what, self._lane.name)
+        wait_until(self._look, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
+        peer.note_computing()
+
+    def _look(self) -> bool:
+        """Advance everything that other ranks need of this one, and return whether this is done."""
+        self._lane.peer.host_progress.advance()
+        return self.done()
+
+    def _describe(self) -> str:
+        return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
+
+    def _describe_stall(self, outcome: str) -> str:
+        peer = self._lane.peer
+        others = [rank for rank in range(peer.size) if rank != peer.rank]
+        awaited = others if self._other is None or self._other == peer.rank else [self._other]
+        ranks = [peer.world_rank_of(rank) for rank in awaited]
+        place = Place(self._lane.name, self._what, ranks, together=self._other is None)
+        return describe_stall(peer.world_rank, place, peer.rows(), outcome)
+
+
+class MPIRequest(Operation):
+    """One non-blocking MPI operation; keeps its buffers alive.
+
+    Args:
+        request: MPI's own.
+        buffers: what MPI reads and writes.
+    """
+
+    __slots__ = ("_buffers", "_request")
+
+    def __init__(
+        self, lane: MPILane, request: Any, what: str, *buffers: Array, other: int | None = None
+    ) -> None:
+        super().__init__(lane, what, other)
+        self._request = request
+        self._buffers = buffers
+
+    def __del__(self) -> None:
+        # MPI still reads and writes the buffers of a request that its caller has dropped.
+        if self._request is not None:
+            self._lane.peer.adopt(self)
+
+    def done(self) -> bool:
+        if self._request is None:
+            return True
+        try:
+            finished = self._request.Test()
+        except MPI.Exception as error:
+            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+        if finished:
+            self._release()
+        return finished
+
+    def _release(self) -> None:
+        self._request = None
+        self._buffers = ()
+
+
+class HostRequest(Operation):
+    """An exchange over memory that the host's ranks share."""
+
+    __slots__ = ("_exchange",)
+
+    _yields = True
+
+    def __init__(self, lane: MPILane, exchange: HostAllreduce, what: str) -> None:
+        super().__init__(lane, what)
+        self._exchange = exchange
+        lane.peer.host_progress.add(exchange)
+
+    def done(self) -> bool:
+        return self._exchange.advance()
+
+
+class Receive(MPIRequest):
+    """A receive, which also checks that as many bytes came as were expected."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        if self._request is None:
+            return True
+        status = MPI.Status()
+        try:
+            finished = self._request.Test(status)
+        except MPI.Exception as error:
+            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+        if finished:
+            expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
+            self._release()
+            if came != expected:
+                raise TransportError(
+                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}"
+                )
+        return finished
