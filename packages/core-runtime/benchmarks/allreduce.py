@@ -21,7 +21,8 @@ def rank() -> None:
 
     from hocket.transport import mpi
 
-    # isort: split  (after the transport, which starts MPI as it needs it)
+    # After the transport, which starts MPI as it needs it.
+    # isort: split
     from mpi4py import MPI
 
     torch.set_num_threads(1)

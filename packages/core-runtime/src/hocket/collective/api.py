@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
+    from hocket.strategy.exchange import Exchange
+    from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer, Request
 
@@ -87,13 +89,16 @@ class Collective(ABC):
     equal_result: ClassVar[bool] = False
 
     @abstractmethod
-    def open(self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine) -> Channel:
+    def open(
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+    ) -> Channel:
         """Make ready for rounds: open lanes, allocate, pre-post; collective among the peer's ranks.
 
         Args:
             peer: this rank's endpoint in the exchange's scope.
             segments: what will be exchanged, in the same order on every rank.
             progress: runs what must go on while nobody waits.
+            exchange: the exchange's other choices: its topology and its compressor.
         """
 
     @abstractmethod
@@ -104,14 +109,17 @@ class Collective(ABC):
         """
 
     @abstractmethod
-    def bytes_per_round(self, message_bytes: float, size: int) -> float:
+    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
         """Return how many bytes a rank sends for one segment in one round, on average over ranks.
 
         Args:
             message_bytes: one rank's contribution, compressed if it is, in bytes.
             size: ranks that take part.
+            topology: the exchange's.
         """
 
     @abstractmethod
-    def seconds_per_round(self, message_bytes: float, size: int, network: NetworkModel) -> float:
+    def seconds_per_round(
+        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
+    ) -> float:
         """Return how long one segment takes in one round on an otherwise idle network, in seconds."""

@@ -11,6 +11,8 @@ from hocket.collective.api import Channel, Collective
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
+    from hocket.strategy.exchange import Exchange
+    from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
 
@@ -34,7 +36,9 @@ class Broadcast(Collective):
         if self.root < 0:
             raise ValueError(f"root must be 0 or more, not {self.root}")
 
-    def open(self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine) -> Channel:
+    def open(
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+    ) -> Channel:
         from hocket.collective.native import BroadcastChannel
 
         return BroadcastChannel(peer, segments, self.root)
@@ -42,9 +46,11 @@ class Broadcast(Collective):
     def contribution_scale(self, size: int) -> float:
         return 1.0
 
-    def bytes_per_round(self, message_bytes: float, size: int) -> float:
+    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
         """Return (p - 1) / p n: p - 1 copies are sent, in a tree by as many ranks."""
         return (size - 1) / size * message_bytes
 
-    def seconds_per_round(self, message_bytes: float, size: int, network: NetworkModel) -> float:
+    def seconds_per_round(
+        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
+    ) -> float:
         return network.broadcast_seconds(message_bytes, size)

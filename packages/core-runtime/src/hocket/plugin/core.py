@@ -20,6 +20,7 @@ def hocket_register(registry: Registrar) -> None:
     """Register what hocket-core provides."""
     registry.collective("allreduce", "hocket.collective.allreduce:Allreduce")
     registry.collective("broadcast", "hocket.collective.broadcast:Broadcast")
+    registry.collective("gossip", "hocket.collective.gossip:Gossip")
     registry.topology("complete", "hocket.topology.complete:Complete")
     registry.compressor("none", "hocket.compressor.none:NoCompression")
     registry.scope("world", "hocket.strategy.scope:World")

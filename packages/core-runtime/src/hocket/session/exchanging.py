@@ -65,7 +65,7 @@ class OpenExchange:
         self._requests[segment.index] = request
         self.progress.watch(request)
         self.counters.bytes_sent += self.exchange.collective.bytes_per_round(
-            segment.wire_bytes, self.peer.size
+            segment.wire_bytes, self.peer.size, self.exchange.topology
         )
         self.counters.exchanges += 1
 

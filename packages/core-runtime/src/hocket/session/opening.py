@@ -74,7 +74,7 @@ class Opening:
         return found
 
     def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
-        channel = exchange.collective.open(peer, segments, self._progress)
+        channel = exchange.collective.open(peer, segments, self._progress, exchange)
         opened = OpenExchange(exchange, peer, segments, channel, self._progress, self._counters)
         self.opened.append(opened)
         return opened

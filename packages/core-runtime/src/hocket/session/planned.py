@@ -102,9 +102,13 @@ def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: Network
     cut = layouts(exchange, spans) if max(sizes) > 1 else []
     messages = [exchange.compressor.message_bytes(layout.wire_bytes) for layout in cut]
     rounds_per_step = 1 / exchange.every
-    sent = {size: sum(collective.bytes_per_round(m, size) for m in messages) for size in {*sizes} - {1}}
+    topology = exchange.topology
+    sent = {
+        size: sum(collective.bytes_per_round(m, size, topology) for m in messages) for size in {*sizes} - {1}
+    }
     seconds = [
-        sum(collective.seconds_per_round(message, size, network) for message in messages) for size in sent
+        sum(collective.seconds_per_round(message, size, topology, network) for message in messages)
+        for size in sent
     ]
     return PlannedExchange(
         exchange,

@@ -13,17 +13,25 @@ The contract, which `hocket.testing.transport` checks on every transport:
   host memory, 0 elements included.
 - `iallreduce` gives every rank the same bits.
 - A request that is dropped before it is done is still carried out.
+- A rank may have more threads than one: `Peer.spawn` starts them, an `Event` tells one of them what another has
+  done, and a `Doorbell` is what a progress thread sleeps on until a message comes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hocket.errors import TransportError
+
+if TYPE_CHECKING:
+    from hocket.transport.signals import Doorbell, Event
+    from hocket.transport.threads import ThreadRequest
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Array", "Lane", "Peer", "Request"]
 
@@ -60,6 +68,16 @@ class Request(ABC):
     def result(self) -> Any:
         """What the operation gave, once it is done; None for plain messages."""
         return None
+
+    def withdraw(self) -> None:
+        """Give up a receive for which no message has come; its buffer is the caller's again. Never blocks.
+
+        A message that comes all the same is lost, or is met by a later receive for the same round.
+
+        Raises:
+            TypeError: this is no receive.
+        """
+        raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn")
 
 
 class Lane(ABC):
@@ -99,7 +117,7 @@ class Lane(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give the lane back; collective, and only after its requests are done."""
+        """Give the lane back; collective, and only after its requests are done or withdrawn."""
 
 
 class Peer(ABC):
@@ -115,6 +133,7 @@ class Peer(ABC):
     rank: int
     size: int
     timeout_s: float = DEFAULT_TIMEOUT_S
+    _threads: Sequence[ThreadRequest] = ()
 
     @abstractmethod
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
@@ -153,6 +172,48 @@ class Peer(ABC):
         memory = np.empty(nbytes + 64, dtype=np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + nbytes]
+
+    def spawn(self, name: str, call: Callable[[], Any]) -> Request:
+        """Run `call()` in another thread of this rank, which has to end before the peer is closed.
+
+        Args:
+            name: its role on this rank, for reports.
+            call: what it runs; what it raises reaches whoever asks the request.
+
+        Returns:
+            Done when `call` has returned; its result is what it returned.
+        """
+        from hocket.transport.threads import ThreadRequest
+
+        thread = ThreadRequest(self, name, call)
+        self._threads = [*self._threads, thread]
+        return thread
+
+    def event(self) -> Event:
+        """Return an event that one thread of this rank sets and others wait for."""
+        from hocket.transport.threads import ThreadEvent
+
+        return ThreadEvent(self)
+
+    def doorbell(self) -> Doorbell:
+        """Return a bell that other ranks can ring once it is connected to theirs, for one thread to sleep on."""
+        from hocket.transport.host.doorbell import HostDoorbell
+
+        return HostDoorbell()
+
+    def _check_threads_ended(self) -> None:
+        """Raise TransportError if a thread of `spawn` still runs; `close` begins with it."""
+        running = [thread.name for thread in self._threads if not thread.done()]
+        if running:
+            raise TransportError(
+                f"rank {self.rank}: the peer was closed before its threads: {', '.join(running)}"
+            )
+
+    def note_waiting(self, what: str, lane: str) -> None:  # noqa: B027 (nothing to do where nobody asks)
+        """Show the other ranks that this one waits, in `lane` for `what`; a microsecond."""
+
+    def note_computing(self) -> None:  # noqa: B027 (nothing to do where nobody asks)
+        """Show the other ranks that this one computes again; a microsecond."""
 
     def describe_waiting(self) -> str:
         """Say what is known of the other ranks, for a stall report: which computes, waits or is gone."""

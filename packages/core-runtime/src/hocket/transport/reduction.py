@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.transport.peer import Array
 
-__all__ = ["TreeSum", "tree_sum"]
+__all__ = ["TreeSum", "tree_sum", "weighted_sum"]
 
 # Elements summed at a time: the partial sums stay in a core's own cache.
 _BLOCK = 16_384
@@ -65,3 +65,19 @@ class TreeSum:
                 partial = self._partial[depth, : out.size]
                 self._sum(right, partial, depth + 1)
                 np.add(out, partial, out=out)
+
+
+def weighted_sum(arrays: Sequence[Array], weights: Sequence[float], out: Array) -> None:
+    """Write the sum of `weights[i] * arrays[i]` into `out`, added in order; `arrays` are overwritten but the first.
+
+    Args:
+        arrays: at least one, [n] floats, flat and contiguous; `out` overlaps none of them.
+        weights: one for each.
+        out: [n], of the same dtype.
+    """
+    for start in range(0, out.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        np.multiply(arrays[0][block], weights[0], out=out[block])
+        for array, weight in zip(arrays[1:], weights[1:], strict=True):
+            np.multiply(array[block], weight, out=array[block])
+            np.add(out[block], array[block], out=out[block])

@@ -50,6 +50,10 @@ class _SelfReceive(Request):
                 f"rank 0 waits for itself in {self._lane.name}, round {self._round}: nothing was sent"
             )
 
+    def withdraw(self) -> None:
+        if not self._filled:
+            self._lane.receives[self._round].remove(self)
+
 
 class _SingleLane(Lane):
     rank, size = 0, 1
@@ -117,4 +121,4 @@ class SinglePeer(Peer):
         raise TransportError(message)
 
     def close(self) -> None:
-        pass
+        self._check_threads_ended()

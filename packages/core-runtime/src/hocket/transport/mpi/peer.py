@@ -157,4 +157,5 @@ class MPIPeer(Peer):
 
     def close(self) -> None:
         """Wait until every rank is here; the communicator itself lives until MPI ends."""
+        self._check_threads_ended()
         self._control.ibarrier().wait()

@@ -110,6 +110,12 @@ class VirtualPeer(Peer):
         self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
         return request
 
+    def event(self) -> VirtualEvent:
+        return VirtualEvent(self._station, self.timeout_s)
+
+    def doorbell(self) -> VirtualDoorbell:
+        return VirtualDoorbell(self._station)
+
     def describe_waiting(self) -> str:
         return self._station.scheduler.timeline.describe()
 
@@ -126,7 +132,16 @@ class VirtualPeer(Peer):
         raise TransportError(message)
 
     def close(self) -> None:
+        self._check_threads_ended()
         self._closed = True
+
+    def _check_threads_ended(self) -> None:
+        running = [request for request in self._spawned if not request.is_finished]
+        if running:
+            raise TransportError(
+                f"rank {self._station.rank}: the peer was closed before its threads: "
+                + "; ".join(request.describe() for request in running)
+            )
 
     def _meet(self, call: Call, timeout_s: float | None = None) -> Any:
         if self._closed:
