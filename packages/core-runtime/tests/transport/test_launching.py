@@ -112,4 +112,7 @@ def test_a_job_passes_on_what_it_prints(
         launch(mpiexec, 1000, ["x"], folder=tmp_path, environment={"MORE": "more", "OMP_NUM_THREADS": "1"})
         == 3
     )
-    assert capfd.readouterr() == (f"out 1 {tmp_path} more\n", "err\n")
+    assert capfd.readouterr() == (
+        f"out 1 {tmp_path} more\n",
+        "err\nhocket: the ranks ended with exit code 3, without a word\n",
+    )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 
-from hocket.transport.mpi.board import Row, State
-from hocket.transport.mpi.stall import Place, describe_stall, number_ranks, summarise
+import pytest
+
+pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+
+from hocket.transport.mpi.board import Row, State  # noqa: E402
+from hocket.transport.mpi.stall import Place, describe_stall, number_ranks, summarise  # noqa: E402
 
 LANE = "gradients.0[0]"
 OUTCOME = "no end after 5 s"

@@ -36,10 +36,12 @@ class Report:
     Attributes:
         folder: holds a file for each rank, named by its process number, with the rank.
         cause: a sentence; empty where no rank died so.
+        told: whether a rank has given a reason of its own.
     """
 
     folder: Path
     cause: str = ""
+    told: bool = False
 
     def read(self, paragraph: str) -> bool:
         """Take in a paragraph; return whether it is a launcher's report of a failed rank."""
@@ -114,6 +116,7 @@ class JobOutput:
 
     def _take(self, line: str) -> None:
         bare = line.strip("\0 \n")
+        self._report.told |= bare.startswith(("hocket: ", "Traceback "))
         if self._in_line:
             self._in_line = False
             self._write(line)

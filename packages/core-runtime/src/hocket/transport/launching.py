@@ -149,6 +149,8 @@ def launch(
         return 128 + interrupted
     if report.cause:
         print(f"hocket: {report.cause}", file=sys.stderr)
+    elif job.returncode != 0 and not report.told:
+        print(f"hocket: the ranks ended with exit code {job.returncode}, without a word", file=sys.stderr)
     return job.returncode
 
 

@@ -5,18 +5,31 @@ Each lane is a communicator of its own: native collectives match by call order w
 non-blocking form (splitting a communicator, freeing one) come after a barrier that is polled with a timeout,
 so that everyone is there when they are made.
 
-MPI is initialised when this package is imported: a process that never asks for the transport never starts MPI.
+MPI is initialised when `MPIPeer` or `join` is first asked for: a process that never does starts no MPI.
 """
 
+from __future__ import annotations
+
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import mpi4py
+
+if TYPE_CHECKING:
+    from hocket.transport.mpi.peer import MPIPeer
+    from hocket.transport.mpi.world import join
+
+__all__ = ["MPIPeer", "join"]
 
 mpi4py.rc.thread_level = "multiple"
 # Open MPI's UCX component prints an error for each shared window, and is not used for them.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
-from hocket.transport.mpi.peer import MPIPeer  # noqa: E402
-from hocket.transport.mpi.world import join  # noqa: E402
+_HOMES = {"MPIPeer": "hocket.transport.mpi.peer", "join": "hocket.transport.mpi.world"}
 
-__all__ = ["MPIPeer", "join"]
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

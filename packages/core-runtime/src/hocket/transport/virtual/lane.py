@@ -11,7 +11,7 @@ from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.reduction import tree_sum
 from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, Rendezvous
-from hocket.transport.virtual.request import Station, VirtualRequest
+from hocket.transport.virtual.request import Station, VirtualReceive, VirtualRequest
 
 __all__ = ["LaneState", "VirtualLane"]
 
@@ -71,7 +71,12 @@ class VirtualLane(Lane):
         self._check_writable(data, "irecv")
         state = self._state
         sender = state.ranks[source]
-        request = self._request(lambda: f"rank {sender} in irecv, round {round}, lane {state.name!r}")
+        request = VirtualReceive(
+            self._station,
+            self._timeout_s,
+            lambda: f"rank {sender} in irecv, round {round}, lane {state.name!r}",
+            lambda: state.mailboxes[self.rank].withdraw(source, round, request),
+        )
         state.mailboxes[self.rank].post(source, round, buffer, request)
         return request
 

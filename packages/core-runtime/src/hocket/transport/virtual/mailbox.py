@@ -77,6 +77,14 @@ class Mailbox:
         else:
             self._fill(key, _Posted(buffer, request), message)
 
+    def withdraw(self, source: int, round: int, request: VirtualRequest) -> None:
+        """Forget the posted receive of `request`, and say that it is over."""
+        key = (source, round)
+        self._posted[key] = deque(posted for posted in self._posted[key] if posted.request is not request)
+        if not self._posted[key]:
+            del self._posted[key]
+        request.finish()
+
     def close(self) -> None:
         """Fail the receives that are still posted."""
         for (source, round), posted in self._posted.items():

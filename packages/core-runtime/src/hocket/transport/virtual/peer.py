@@ -10,6 +10,8 @@ from hocket.transport.peer import Peer, Request
 from hocket.transport.virtual.lane import LaneState, VirtualLane
 from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
 from hocket.transport.virtual.request import Station, VirtualRequest
+from hocket.transport.virtual.signals import VirtualDoorbell, VirtualEvent
+from hocket.transport.virtual.task import State, Task
 
 __all__ = ["GroupState", "VirtualPeer"]
 
@@ -43,6 +45,7 @@ class VirtualPeer(Peer):
         self._state = state
         self._station = station
         self._closed = False
+        self._spawned: list[Task] = []
 
     def lane(self, name: str, capacity_bytes: int = 0) -> VirtualLane:
         def conclude(_: list[Any]) -> Sequence[LaneState]:
@@ -107,7 +110,8 @@ class VirtualPeer(Peer):
         """
         self._station.scheduler.running(self._station.rank)
         request = VirtualRequest(self._station, self.timeout_s, lambda: f"its task {name!r} to end")
-        self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
+        task = self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
+        self._spawned.append(task)
         return request
 
     def event(self) -> VirtualEvent:
@@ -136,12 +140,9 @@ class VirtualPeer(Peer):
         self._closed = True
 
     def _check_threads_ended(self) -> None:
-        running = [request for request in self._spawned if not request.is_finished]
+        running = [str(task) for task in self._spawned if task.state is not State.ENDED]
         if running:
-            raise TransportError(
-                f"rank {self._station.rank}: the peer was closed before its threads: "
-                + "; ".join(request.describe() for request in running)
-            )
+            raise TransportError(f"the peer was closed before {'; '.join(running)}")
 
     def _meet(self, call: Call, timeout_s: float | None = None) -> Any:
         if self._closed:

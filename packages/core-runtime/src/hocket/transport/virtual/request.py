@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import TransportError
 from hocket.transport.network import NetworkModel
@@ -13,7 +13,10 @@ from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.task import Signal
 
-__all__ = ["Station", "VirtualRequest"]
+if TYPE_CHECKING:
+    from hocket.transport.virtual.signals import VirtualDoorbell
+
+__all__ = ["Station", "VirtualReceive", "VirtualRequest"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Station:
         fabric: carries its messages.
         network: what they cost.
         rank: its rank in the world; every message to a reader names ranks by this one.
+        bells: rung whenever an operation of the rank ends.
     """
 
     scheduler: Scheduler
     fabric: Fabric
     network: NetworkModel
     rank: int
+    bells: list[VirtualDoorbell] = field(default_factory=list)
 
 
 class VirtualRequest(Request):
@@ -73,13 +78,33 @@ class VirtualRequest(Request):
     def finish(self, result: Any = None) -> None:
         """Note that the operation has finished and gave `result`; called by the simulation."""
         self._result = result
-        self._station.scheduler.timeline.fire(self._signal)
+        self._end()
 
     def fail(self, message: str) -> None:
         """Note that the operation has failed: `done` and `wait` raise TransportError with `message`."""
         self._error = message
+        self._end()
+
+    def _end(self) -> None:
         self._station.scheduler.timeline.fire(self._signal)
+        for bell in self._station.bells:
+            bell.ring()
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise TransportError(self._error)
+
+
+class VirtualReceive(VirtualRequest):
+    """A receive, which can be withdrawn while no message has come for it."""
+
+    def __init__(
+        self, station: Station, timeout_s: float, describe: Callable[[], str], withdraw: Callable[[], None]
+    ) -> None:
+        """Make a receive that `withdraw` takes out of its mailbox."""
+        super().__init__(station, timeout_s, describe)
+        self._withdraw = withdraw
+
+    def withdraw(self) -> None:
+        if not self._signal.is_set:
+            self._withdraw()

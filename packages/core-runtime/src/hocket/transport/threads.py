@@ -1,0 +1,92 @@
+"""The threads of a rank that is a process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import ExchangeTimeoutError
+from hocket.transport.peer import Request
+from hocket.transport.signals import Event
+from hocket.transport.waiting import STALL_REPORT_AFTER_S
+
+if TYPE_CHECKING:
+    from hocket.transport.peer import Peer
+
+__all__ = ["ThreadEvent", "ThreadRequest"]
+
+
+class ThreadEvent(Event):
+    """An event between threads of a process.
+
+    Args:
+        peer: the rank's endpoint, for its timeout.
+    """
+
+    __slots__ = ("_event", "_peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def wait(self, describe: Callable[[str], str], timeout_s: float | None = None) -> None:
+        longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
+        if self._event.wait(min(longest_s, STALL_REPORT_AFTER_S)):
+            return
+        if longest_s > STALL_REPORT_AFTER_S:
+            report = describe(f"for {STALL_REPORT_AFTER_S:.0f} s so far")
+            print(f"hocket: {report}", file=sys.stderr, flush=True)
+            if self._event.wait(longest_s - STALL_REPORT_AFTER_S):
+                return
+        raise ExchangeTimeoutError(describe(f"no end after {longest_s:g} s"))
+
+
+class ThreadRequest(Request):
+    """A call in a thread of its own, begun at once. The thread is a daemon: it never keeps a process alive.
+
+    Args:
+        peer: the rank's endpoint.
+        name: the thread's role.
+        call: what it runs.
+    """
+
+    def __init__(self, peer: Peer, name: str, call: Callable[[], Any]) -> None:
+        self.name = name
+        self._peer = peer
+        self._call = call
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._live, name=f"hocket {name}", daemon=True)
+        self._thread.start()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
+        start_s = time.monotonic()
+        self._thread.join(longest_s)
+        if self._thread.is_alive():
+            waited_s = time.monotonic() - start_s
+            raise ExchangeTimeoutError(
+                f"rank {self._peer.rank}: its thread {self.name!r} has not ended after {waited_s:g} s"
+            )
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    @property
+    def result(self) -> Any:
+        return self._result
+
+    def _live(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:
+            self._error = error
