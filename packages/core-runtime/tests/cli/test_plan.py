@@ -19,11 +19,12 @@ import hocket
 from hocket.cli.planning import plan_command
 from hocket.config.run import load_run
 from hocket.errors import CompositionError, ConfigError
+from hocket.plugin import CORE, default_registry
 from hocket.session.planned import plan
 from hocket.task.models import build
 from hocket.transport.network import NetworkModel
 
-RECIPES = ("agd", "local", "periodic_average", "sgd")
+RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
 NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 
 
@@ -131,6 +132,26 @@ def test_memory_is_what_is_allocated(model: str, overrides: list[str]) -> None:
     # Parameters are padded when they move into flat memory, and memory is rounded up to 64 bytes.
     padding = 0.1 * model_bytes if model == "cnn" else 64 * 12
     assert allocated == pytest.approx(planned.memory_bytes, rel=0.1, abs=padding)
+
+
+@pytest.mark.parametrize("slot", ["gradients", "parameters"])
+def test_gossip_counts_its_neighbours(slot: str) -> None:
+    strategy = hocket.compose(
+        {slot: [{"collective": "gossip", "topology": "complete", "segments": "layers"}]}
+    )
+    planned = plan(strategy, model_of("cnn")[0], 4, NETWORK)
+
+    def measure() -> tuple[float, int]:
+        _, session = train("cnn", strategy, 2)
+        [opened] = session._opened
+        received = sum(array.nbytes for arrays in opened.channel._received for array in arrays)
+        return session.counters.bytes_sent / 2, received
+
+    wire_bytes = sum(layout.wire_bytes for layout in planned.exchanges[0].layouts)
+    own_bytes = sum(layout.memory_bytes for layout in planned.exchanges[0].layouts)
+    assert planned.bytes_per_step == 3 * wire_bytes
+    assert planned.memory_bytes == own_bytes + 3 * wire_bytes
+    assert hocket.virtual(4).run(measure) == [(planned.bytes_per_step, 3 * wire_bytes)] * 4
 
 
 def test_memory_in_multiples_of_the_model() -> None:

@@ -121,15 +121,15 @@ def test_a_malformed_name_is_refused(registrar: Registrar, name: str) -> None:
 
 
 def test_a_duplicate_is_refused_with_both_origins(registrar: Registrar, tables: Tables) -> None:
-    registrar.topology("ring", Ring)
+    registrar.topology("loop", Ring)
     other = Registrar(Plugin("crossover", "other-package", "3"), tables)
     with pytest.raises(ConfigError) as caught:
-        other.topology("ring", "other_package.ring:Ring")
+        other.topology("loop", "other_package.ring:Ring")
     assert str(caught.value) == (
-        f"topology 'crossover.ring' is registered twice: {Ring.__module__}.Ring by hocket-crossover 1.2 "
+        f"topology 'crossover.loop' is registered twice: {Ring.__module__}.Ring by hocket-crossover 1.2 "
         "and other_package.ring:Ring by other-package 3"
     )
-    registrar.scope("ring", World)  # another kind is another name
+    registrar.scope("loop", World)  # another kind is another name
 
 
 def test_a_recipe_is_named_by_its_file(registrar: Registrar, tables: Tables, tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_a_missing_recipe_file_and_a_duplicate_are_refused(registrar: Registrar,
 
 def test_a_registry_registers_without_prefix() -> None:
     registry = Registry(lambda: [])
-    registry.topology("ring", Ring)
-    assert registry.resolve("topology", "ring") is Ring
-    assert registry.name_of("topology", Ring) == "ring"
+    registry.topology("loop", Ring)
+    assert registry.resolve("topology", "loop") is Ring
+    assert registry.name_of("topology", Ring) == "loop"

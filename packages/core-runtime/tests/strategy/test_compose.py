@@ -21,7 +21,7 @@ from hocket.errors import CompositionError
 from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Overlap, Strategy, World, compose
 
-RECIPES = ("agd", "local", "periodic_average", "sgd")
+RECIPES = ("agd", "dpsgd", "local", "periodic_average", "sgd")
 
 AGD: dict[str, Any] = {
     "gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]

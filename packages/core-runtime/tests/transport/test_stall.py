@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
-from hocket.transport.mpi.board import Row, State  # noqa: E402
-from hocket.transport.mpi.stall import Place, describe_stall, number_ranks, summarise  # noqa: E402
+from hocket.transport.mpi.board import Row, State
+from hocket.transport.mpi.stall import Place, describe_stall, number_ranks, summarise
 
 LANE = "gradients.0[0]"
 OUTCOME = "no end after 5 s"

@@ -130,8 +130,9 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
     bandwidth = run.network.bandwidth_bytes_per_s
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{_bytes(bandwidth)} a second per rank"
     lines = [
-        "Sent: by a rank, on average over ranks and steps, by a ring (allreduce) or a tree (broadcast), with "
-        "the padding and the flags that travel with gradients. summary.json counts in the same way.",
+        "Sent: by a rank, on average over ranks and steps, by a ring (allreduce), a tree (broadcast) or to "
+        "each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
+        "counts in the same way.",
         f"Time: for a latency of {_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
         "network.bandwidth_bytes_per_s), nothing else on the network, one segment after the other; what an "
         "overlap hides is not taken off.",

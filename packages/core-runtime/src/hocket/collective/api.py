@@ -118,6 +118,10 @@ class Collective(ABC):
             topology: the exchange's.
         """
 
+    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
+        """Return the memory that a rank's channel takes for one segment besides the segment's own, in bytes."""
+        return 0.0
+
     @abstractmethod
     def seconds_per_round(
         self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel

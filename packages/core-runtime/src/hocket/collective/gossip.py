@@ -50,6 +50,11 @@ class Gossip(Collective):
         """Return the mean over ranks of the number of ranks that one sends to in the first round, times n."""
         return _mean_degree(topology, size) * message_bytes
 
+    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
+        """Return n for each rank that one hears from at a time: the most of any rank, in the first round."""
+        assert topology is not None
+        return message_bytes * max(len(topology.neighbours(r, size, 0, 0).receive_from) for r in range(size))
+
     def seconds_per_round(
         self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
     ) -> float:

@@ -1,76 +1,210 @@
-"""What a compressor is: the form in which a segment's values travel, and what it remembers between rounds."""
+"""What a compressor is: the form in which a segment's values travel, and what it remembers between rounds.
+
+Behind a segment's data travel its companions, a few numbers that must arrive as they were sent: compressors
+carry them uncompressed, and remember nothing of them.
+
+The modules of compressors import no torch before one is used, so that composing a strategy needs none.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.compressor.optimizer_terms import OptimizerTerms
     from hocket.segment import Segment
+    from hocket.segment.partition import Span
     from hocket.transport.peer import Array
 
-__all__ = ["Compressor", "Message"]
+__all__ = ["Compressor", "Message", "SegmentShape", "State"]
+
+
+class SegmentShape(Protocol):
+    """What the size of a message depends on; a `Segment`, or a layout before there is one."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The parameters and their places."""
+
+    @property
+    def num_companions(self) -> int:
+        """How many numbers travel behind the data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A segment's values as they travel.
+    """A segment's values as they travel. The receiver makes one of the bytes that came and of what it knows.
 
     Attributes:
-        payload: C-contiguous, in host memory; its dtype and shape are the compressor's. May be a view of the
-            segment, so it is valid until the segment changes.
+        payload: all that travels: C-contiguous, one axis, in host memory; its dtype and length are the
+            compressor's. Valid until the segment changes or is compressed again, of which it may be a view.
+        segment: the receiver's own segment of that number; does not travel.
+        round: the exchange's counter; does not travel.
     """
 
     payload: Array
+    segment: Segment
+    round: int
+
+
+class State:
+    """What one exchange remembers about one segment between rounds; of this class where that is nothing."""
+
+    @property
+    def residual(self) -> Tensor | None:
+        """What was not sent yet, [numel] like the segment's data, or None where nothing is kept back.
+
+        Whoever has sent it in another way, as at a change of phase, zeroes it.
+        """
+        return None
+
+    @property
+    def momentum(self) -> Tensor | None:
+        """This rank's share of the momentum, [numel] like the segment's data, or None where there is none.
+
+        The sum over ranks of shares of contributions that were scaled to sum to a mean is the buffer that the
+        optimizer would hold. To be filled from it before the first round, and handed back after the last.
+        """
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return by name, as they are, the tensors without which a resumed run would differ."""
+        return {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of `tensors()`; no exchange of the segment may be under way."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            ValueError: other names or shapes, as of another compressor or another segment.
+        """
+        own = self.tensors()
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        given = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        if given != shapes:
+            raise ValueError(f"the saved state holds {given}, and this compressor needs {shapes}")
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
 
 
 class Compressor(ABC):
     """In what form values travel; a frozen dataclass whose fields are its configuration.
 
-    What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `state` that
+    What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `State` that
     `init` makes and the caller keeps. A compressor that corrects another's error holds that other one in a
-    field.
+    field (see `hocket.compressor.wrapper`).
+
+    In each round the caller calls, in this order: `take` for each segment if `takes` says so; `prepare` once;
+    `compress` for each segment; `accumulate` for each message, this rank's own included where it counts.
     """
 
-    #: Whether messages of several ranks may be summed as they are, in flight (a cast), or each must arrive
-    #: (sparse).
-    reducible: ClassVar[bool]
+    @property
+    @abstractmethod
+    def reducible(self) -> bool:
+        """Whether messages of several ranks for one segment and round may be summed as they are, in flight.
 
-    #: What the compressor takes over from the optimizer: of "momentum" and "weight_decay".
-    takes: ClassVar[frozenset[str]] = frozenset()
+        If so, payloads are float32 or float64, equally long on every rank, and accumulating their sum is
+        accumulating each. If not, each must arrive: it is sparse, or of a type that would be rounded at every
+        addition.
+        """
+
+    @property
+    def equal_sizes(self) -> bool:
+        """Whether every message of one segment has `payload_bytes` bytes, in every round and on every rank.
+
+        If not, sizes have to travel before the messages.
+        """
+        return self.reducible
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """What the compressor takes over from the optimizer: of "momentum" and "weight_decay"."""
+        return frozenset()
 
     @property
     def prepares(self) -> bool:
-        """Whether `prepare` must see all segments before the first is compressed, as local clipping does.
-
-        A compressor that passes `prepare` on to one that it holds answers as that one does.
-        """
+        """Whether `prepare` must see all segments before the first is compressed, as local clipping does."""
         return type(self).prepare is not Compressor.prepare
 
-    def init(self, segment: Segment) -> Any:
-        """Return the state to keep for `segment`; None where there is nothing to remember."""
-        return None
+    def init(self, segment: Segment) -> State:
+        """Return the state to keep for `segment`.
+
+        Raises:
+            ValueError: the segment is of a dtype or size that cannot be carried.
+        """
+        return State()
+
+    # Empty on purpose: most compressors leave the optimizer alone.
+    def take(  # noqa: B027
+        self, segment: Segment, state: Any, terms: Sequence[OptimizerTerms | None], scale: float
+    ) -> None:
+        """Learn what the optimizer's step would do with the gradients of this round.
+
+        Args:
+            segment: of gradients.
+            state: the segment's.
+            terms: for each of the segment's parameters; None for one without a gradient on this rank, which
+                is left out of this round.
+            scale: what the gradients in `outgoing` have been multiplied by.
+        """
 
     # Empty on purpose: most compressors look at one segment at a time.
-    def prepare(self, segments: Sequence[Segment], round: int) -> None:  # noqa: B027
-        """Look at all segments, once per step and before any is compressed; may change their `outgoing`."""
+    def prepare(  # noqa: B027
+        self, segments: Sequence[Segment], round: int, size: int, scale: float
+    ) -> None:
+        """Look at all segments, once per round and before any is compressed; may change their `outgoing`.
+
+        Args:
+            segments: all of the exchange.
+            round: the exchange's counter.
+            size: how many ranks contribute.
+            scale: what the gradients in `outgoing` have been multiplied by to become contributions.
+        """
 
     @abstractmethod
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
-        """Return what to send of `segment.outgoing` in this round, and update `state` in place."""
+        """Return what to send of `segment.outgoing` in this round, and update `state` in place.
+
+        Leaves `outgoing` as it is, but for gradients where `takes` is not empty. Values that are NaN or Inf
+        are sent where they would be, and never enter the state: the step that they spoil can be skipped.
+
+        Args:
+            segment: its data is read from `outgoing`, on its device, its companions from
+                `outgoing_companions`, in host memory; `outgoing_array` has been staged.
+            state: the segment's.
+            round: the exchange's counter, from 0.
+
+        Raises:
+            NonFiniteError: a finite value does not fit the form in which it would travel.
+        """
 
     @abstractmethod
-    def accumulate(self, message: Message, weight: float, out: Array) -> None:
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
         """Add a message to `out`: out += weight * message.
 
         Args:
             message: this rank's or another's, as `compress` made it.
             weight: the message's share in the result.
-            out: dense, [numel + num_companions], of the segment's dtype; changed in place.
+            out: dense, [numel + num_companions], of the segment's wire dtype, on any device; changed in place.
         """
 
     @abstractmethod
-    def message_bytes(self, segment_bytes: int) -> float:
-        """Return the mean bytes of a message for a segment of `segment_bytes` bytes; for `plan`."""
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        """Set the elements of `out` to 0 that the message carries, and leave the others.
+
+        Args:
+            message: as for `accumulate`.
+            out: [numel] like the segment's data, on any device; changed in place.
+        """
+
+    @abstractmethod
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        """Return the bytes of a segment's message, companions included; their mean where sizes differ."""

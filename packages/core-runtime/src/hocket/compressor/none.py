@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from hocket.compressor.api import Compressor, Message
+from hocket.compressor.api import Compressor, Message, SegmentShape, State
+from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["NoCompression"]
 
@@ -18,15 +20,27 @@ __all__ = ["NoCompression"]
 class NoCompression(Compressor):
     """No compression: the message is the segment's own memory, without a copy."""
 
-    reducible: ClassVar[bool] = True
+    @property
+    def reducible(self) -> bool:
+        return True
 
-    def compress(self, segment: Segment, state: Any, round: int) -> Message:
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
         """Return the outgoing values, which the caller has staged out, as they lie in host memory."""
-        return Message(segment.outgoing_array)
+        return Message(segment.outgoing_array, segment, round)
 
-    def accumulate(self, message: Message, weight: float, out: Array) -> None:
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
         """Add weight * message to `out`, in the dtype of `out`."""
-        out += weight * message.payload
+        import torch
+
+        out.add_(torch.from_numpy(message.payload).to(out.device), alpha=weight)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        """Set everything to 0."""
+        out.zero_()
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        """Return the segment's own size."""
+        return float(numel_of(shape) * dtype_of(shape).itemsize + companions_bytes(shape))
 
     def message_bytes(self, segment_bytes: int) -> float:
         """Return the segment's own size."""

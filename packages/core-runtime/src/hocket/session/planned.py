@@ -103,18 +103,16 @@ def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: Network
     messages = [exchange.compressor.message_bytes(layout.wire_bytes) for layout in cut]
     rounds_per_step = 1 / exchange.every
     topology = exchange.topology
-    sent = {
-        size: sum(collective.bytes_per_round(m, size, topology) for m in messages) for size in {*sizes} - {1}
-    }
-    seconds = [
-        sum(collective.seconds_per_round(message, size, topology, network) for message in messages)
-        for size in sent
-    ]
+    sent, seconds, taken = {1: 0.0}, [0.0], [0.0]
+    for size in {*sizes} - {1}:
+        sent[size] = sum(collective.bytes_per_round(m, size, topology) for m in messages)
+        seconds.append(sum(collective.seconds_per_round(m, size, topology, network) for m in messages))
+        taken.append(sum(collective.channel_bytes(m, size, topology) for m in messages))
     return PlannedExchange(
         exchange,
         tuple(dict.fromkeys(scope_of)),
         tuple(cut),
-        mean(sent.get(size, 0.0) for size in sizes) * rounds_per_step,
-        max(seconds, default=0.0) * rounds_per_step,
-        sum(layout.memory_bytes for layout in cut),
+        mean(sent[size] for size in sizes) * rounds_per_step,
+        max(seconds) * rounds_per_step,
+        sum(layout.memory_bytes for layout in cut) + round(max(taken)),
     )

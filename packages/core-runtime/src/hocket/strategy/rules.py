@@ -100,6 +100,18 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
         )
 
 
+def gossip_keeps_the_mean(exchange: Exchange) -> Iterator[Refusal]:
+    """Without push-sum, a matrix whose rows do not sum to 1 leads nobody to the mean."""
+    topology = exchange.topology
+    if topology is not None and not topology.doubly_stochastic:
+        yield _refuse(
+            exchange,
+            "topology",
+            f"{_title(topology)} is not doubly stochastic, so averaging by it does not keep the mean: use ring, "
+            "exponential or random_matching",
+        )
+
+
 def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
     """What looks at all gradients before the first is sent cannot start while backward still makes them."""
     if exchange.compressor.prepares and exchange.overlap == Overlap.BACKWARD:
@@ -151,6 +163,7 @@ _EXCHANGE_RULES = (
     gradients_every_step,
     collective_carries_compressor,
     topology_where_asked_for,
+    gossip_keeps_the_mean,
     preparing_excludes_overlap,
     optimizer_terms_with_gradients,
 )

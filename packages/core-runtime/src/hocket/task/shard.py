@@ -16,12 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from hocket import draws
 from hocket.task.samples import TensorSamples
 
 __all__ = ["ShardSampler", "loader"]
-
-#: Keeps the draws of sample orders apart from other draws with the same seed: Philox's highest counter word.
-_DOMAIN = int.from_bytes(b"samples", "big")
 
 
 class ShardSampler(Sampler[list[int]]):
@@ -64,8 +62,7 @@ class ShardSampler(Sampler[list[int]]):
             raise ValueError(f"size is {size}; allowed: 1 or more")
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; allowed: 0 to {size - 1}")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed is {seed}; allowed: 0 to 2**64 - 1")
+        draws.check_seed(seed)
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.rank = rank
@@ -136,17 +133,11 @@ class ShardSampler(Sampler[list[int]]):
         start = self.rank * quotient + min(self.rank, remainder)
         return start, start + quotient + (self.rank < remainder)
 
-    def _order(self) -> NDArray[np.int64]:
-        """Return the epoch's global order, a permutation of 0 to N - 1, [N].
-
-        It sorts one 64-bit word of Philox per sample: NumPy keeps a bit generator's words the same in all
-        versions, which it does not promise of `Generator.permutation`.
-        """
+    def _order(self) -> NDArray[np.intp]:
+        """Return the epoch's global order, a permutation of 0 to N - 1, [N]."""
         if not self.shuffle:
             return np.arange(self.num_samples)
-        key = np.array([self.seed, self._epoch], dtype=np.uint64)
-        words = np.random.Philox(key=key, counter=_DOMAIN << 192).random_raw(self.num_samples)
-        return np.argsort(words, kind="stable")
+        return draws.permutation(self.num_samples, "samples", self.seed, self._epoch)
 
 
 def loader(dataset: Dataset[Any], sampler: ShardSampler) -> DataLoader[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,10 @@ class Topology(ABC):
     Pure: every rank computes the same answer from the same arguments, without a message.
     """
 
+    #: Whether W's rows sum to 1 as well as its columns, for every size, round and segment. Where they do not,
+    #: averaging needs push-sum.
+    doubly_stochastic: ClassVar[bool] = True
+
     @abstractmethod
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return whom `rank` sends to and receives from.
@@ -65,13 +70,17 @@ class Topology(ABC):
 
         Returns:
             Neighbours that match the others': j is in `receive_from` of i exactly if i is in `send_to` of j.
+            No rank is its own neighbour, and none appears twice.
         """
 
     def check_size(self, size: int) -> None:
         """Refuse a number of ranks for which the topology is not defined; by default none is refused.
 
+        Args:
+            size: ranks in the exchange's scope, 1 or more.
+
         Raises:
-            ValueError: `size` is not possible; says which sizes are.
+            ValueError: `size` is not possible; names it, says which sizes are, and what to use in its place.
         """
         return
 

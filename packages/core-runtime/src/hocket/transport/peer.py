@@ -173,19 +173,21 @@ class Peer(ABC):
         start = -memory.ctypes.data % 64
         return memory[start : start + nbytes]
 
-    def spawn(self, name: str, call: Callable[[], Any]) -> Request:
+    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         """Run `call()` in another thread of this rank, which has to end before the peer is closed.
 
         Args:
             name: its role on this rank, for reports.
-            call: what it runs; what it raises reaches whoever asks the request.
+            call: what it runs; what it raises reaches whoever waits for the request.
+            stop: makes `call` return soon. Called when the process ends, so that no thread uses the transport after
+                its end; without it `call` has to see to that.
 
         Returns:
             Done when `call` has returned; its result is what it returned.
         """
         from hocket.transport.threads import ThreadRequest
 
-        thread = ThreadRequest(self, name, call)
+        thread = ThreadRequest(self, name, call, stop)
         self._threads = [*self._threads, thread]
         return thread
 

@@ -83,14 +83,18 @@ class Doorbell(ABC):
 
     @abstractmethod
     def ring(self) -> None:
-        """Wake the sleeper from another thread of this rank; never blocks."""
+        """Wake the sleeper, from another thread of this rank; never blocks."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> Sequence[Ring]:
         """Sleep until somebody rings or has rung since the last call, or until `timeout_s` have passed.
 
+        Args:
+            timeout_s: 0 to look only; None to sleep as long as it takes.
+
         Returns:
-            The rings of others that name who rang. Empty where none did: then it may have been anybody.
+            Who rang, where the bell can tell; a ring of this rank's own has a key that was given to no connection.
+            Empty where time is up, or where it cannot tell.
         """
 
     @abstractmethod

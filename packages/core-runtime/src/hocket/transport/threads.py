@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
 __all__ = ["ThreadEvent", "ThreadRequest"]
+
+# A thread that computes when the process ends is left behind after this time.
+_LEAVING_TIMEOUT_S = 5.0
 
 
 class ThreadEvent(Event):
@@ -54,16 +58,22 @@ class ThreadRequest(Request):
         peer: the rank's endpoint.
         name: the thread's role.
         call: what it runs.
+        stop: makes `call` return soon; called, and the thread waited for, when the process ends.
     """
 
-    def __init__(self, peer: Peer, name: str, call: Callable[[], Any]) -> None:
+    def __init__(
+        self, peer: Peer, name: str, call: Callable[[], Any], stop: Callable[[], None] | None
+    ) -> None:
         self.name = name
         self._peer = peer
         self._call = call
+        self._stop = stop
         self._result: Any = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._live, name=f"hocket {name}", daemon=True)
         self._thread.start()
+        if stop is not None:
+            atexit.register(self._end_with_process)
 
     def done(self) -> bool:
         return not self._thread.is_alive()
@@ -90,3 +100,10 @@ class ThreadRequest(Request):
             self._result = self._call()
         except BaseException as error:
             self._error = error
+        finally:
+            atexit.unregister(self._end_with_process)
+
+    def _end_with_process(self) -> None:
+        assert self._stop is not None
+        self._stop()
+        self._thread.join(_LEAVING_TIMEOUT_S)

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import struct
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ __all__ = ["HostDoorbell"]
 _RING = struct.Struct("=II")
 _OWN = _RING.pack(2**32 - 1, 0)
 _READ_BYTES = 1024 * _RING.size
+# poll(2) counts in milliseconds; shorter sleeps do not listen.
+_POLL_RESOLUTION_S = 1e-3
 
 
 class HostDoorbell(Doorbell):
@@ -55,6 +58,9 @@ class HostDoorbell(Doorbell):
         _write(self._writing, _OWN)
 
     def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+        if timeout_s is not None and 0 < timeout_s < _POLL_RESOLUTION_S:
+            time.sleep(timeout_s)
+            timeout_s = 0
         if not self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
             return ()
         rung = os.read(self._reading, _READ_BYTES)

@@ -136,3 +136,9 @@ class Receive(MPIRequest):
                     f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}"
                 )
         return finished
+
+    def withdraw(self) -> None:
+        if self._request is not None:
+            self._request.Cancel()
+            self._request.Wait()  # does not block: the receive is cancelled, or has its message
+            self._release()

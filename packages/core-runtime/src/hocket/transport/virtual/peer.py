@@ -94,7 +94,7 @@ class VirtualPeer(Peer):
             raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
         self._station.scheduler.sleep(self._station.rank, seconds)
 
-    def spawn(self, name: str, call: Callable[[], Any]) -> Request:
+    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         """Run `call()` in another task of this rank, in virtual time beside the caller.
 
         The task shares the rank's random states and, in a copy, the caller's context variables (so
@@ -104,6 +104,7 @@ class VirtualPeer(Peer):
         Args:
             name: its role on this rank, for reports.
             call: what it runs.
+            stop: not needed, as no task outlives its world.
 
         Returns:
             Done when `call` has returned; its result is what it returned.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hocket.errors import DeadlockError, ExchangeTimeoutError
 from hocket.transport.signals import Connection, Doorbell, Event, Ring
 from hocket.transport.virtual.task import Signal
 
@@ -54,10 +55,16 @@ class VirtualDoorbell(Doorbell):
             self._station.scheduler.timeline.fire(self._signal)
 
     def wait(self, timeout_s: float | None) -> Sequence[Ring]:
-        # Nothing happens unheard, so that there is no reason to look earlier: `timeout_s` has nothing to add.
-        scheduler = self._station.scheduler
-        scheduler.wait(self._station.rank, self._signal, lambda: "anything to do", math.inf)
-        self._signal = Signal()
+        scheduler, rank = self._station.scheduler, self._station.rank
+        if not self._signal.is_set and timeout_s != 0:
+            try:
+                scheduler.wait(rank, self._signal, lambda: "anything to do", math.inf, timeout_s)
+            except DeadlockError:
+                raise
+            except ExchangeTimeoutError:
+                return ()
+        if self._signal.is_set:
+            self._signal = Signal()
         return ()
 
     def close(self) -> None:

@@ -1,0 +1,133 @@
+"""Values travel in two bytes each, and are summed in four."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hocket.compressor.api import Compressor, Message, SegmentShape, State
+from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
+from hocket.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hocket.segment import Segment
+    from hocket.transport.peer import Array
+
+__all__ = ["BFloat16", "Float16"]
+
+_ITEM_BYTES = 2
+
+
+class _CastState(State):
+    """The message's memory: fresh pages each round would cost as much as the cast itself."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.payload: Array = np.empty(nbytes, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class _Cast(Compressor):
+    """A cast to a type of two bytes, rounded to nearest even.
+
+    The payload is uint8: the companions in the segment's dtype, then the values in the narrow one.
+
+    Not reducible, though numbers they are: MPI would sum float16 in float16, and does not know bfloat16. Each
+    message arrives, and is added in float32 or better.
+    """
+
+    type_name: ClassVar[str]
+
+    @property
+    def reducible(self) -> bool:
+        return False
+
+    @property
+    def equal_sizes(self) -> bool:
+        return True
+
+    def init(self, segment: Segment) -> State:
+        return _CastState(int(self.payload_bytes(segment)))
+
+    def compress(self, segment: Segment, state: _CastState, round: int) -> Message:
+        """Return the outgoing values, rounded.
+
+        Raises:
+            NonFiniteError: a finite value is too large for the type and would have become Inf; names its
+                parameter. NaN and Inf themselves pass.
+        """
+        companions, values = self._parts(state.payload, segment)
+        companions[:] = segment.outgoing_companions
+        data = segment.outgoing[: segment.numel]
+        values.copy_(data)
+        self._refuse_overflow(segment, data)
+        return Message(state.payload, segment, round)
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        """Add weight * message to `out`, in the dtype of `out`."""
+        import torch
+
+        companions, values = self._parts(message.payload, message.segment)
+        numel = message.segment.numel
+        out[:numel].add_(values.to(out.device), alpha=weight)
+        out[numel:].add_(torch.from_numpy(companions).to(out.device), alpha=weight)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        """Set everything to 0: what was rounded off is small."""
+        out.zero_()
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        """Return two bytes per value, and the companions."""
+        return float(companions_bytes(shape) + numel_of(shape) * _ITEM_BYTES)
+
+    def _type(self) -> torch.dtype:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.type_name)
+        return dtype
+
+    def _parts(self, payload: Array, segment: Segment) -> tuple[Array, Tensor]:
+        """Return views of a payload: the companions and the values."""
+        import torch
+
+        end = companions_bytes(segment)
+        companions = payload[:end].view(segment.outgoing_array.dtype)
+        return companions, torch.from_numpy(payload[end:]).view(self._type())
+
+    def _refuse_overflow(self, segment: Segment, data: Tensor) -> None:
+        import torch
+
+        if data.numel() == 0:
+            return
+        # One pass, in which NaN wins and fails the comparison too; only then each parameter on its own.
+        limit = torch.finfo(self._type()).max
+        low, high = torch.aminmax(data)
+        if -limit <= low.item() and high.item() <= limit:
+            return
+        for span in segment.spans:
+            given = data[span.start : span.stop]
+            overflows = given.to(self._type()).isinf() & given.isfinite()
+            if bool(overflows.any()):
+                largest = given[overflows].abs().max().item()
+                raise NonFiniteError(
+                    f"{span.name}: {largest:g} does not fit {self.type_name}, whose largest number is {limit:g}: "
+                    "use compressor bf16, or none"
+                )
+
+
+@dataclass(frozen=True)
+class Float16(_Cast):
+    """IEEE half precision: 11 bits of precision, 6e-8 to 65504; larger values are an error, not Inf."""
+
+    type_name: ClassVar[str] = "float16"
+
+
+@dataclass(frozen=True)
+class BFloat16(_Cast):
+    """The upper half of a float32: 8 bits of precision, with nearly float32's range."""
+
+    type_name: ClassVar[str] = "bfloat16"

@@ -1,0 +1,111 @@
+"""The largest values travel, the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.compressor.api import Compressor, Message, SegmentShape, State
+from hocket.compressor.shape import count_of, numel_of
+from hocket.compressor.sparse import add_sparse, check_indexable, clear_sparse, pack_sparse, sparse_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment import Segment
+    from hocket.transport.peer import Array
+
+__all__ = ["TopK", "largest"]
+
+
+@dataclass(frozen=True)
+class TopK(Compressor):
+    """Exact top-k by magnitude, over the segment as a whole: k = density * numel, one at least.
+
+    What is not sent is gone; with `error_feedback` around it, it is sent later. Each rank chooses coordinates
+    of its own, so messages are gathered. For k per layer, cut the model by layers.
+
+    Attributes:
+        density: the share of elements that travel, above 0 and at most 1; at 1 all do.
+
+    Raises:
+        ValueError: the density is not in its range.
+
+    Source: D. Alistarh et al., "The Convergence of Sparsified Gradient Methods", NeurIPS 2018, algorithm 1.
+    """
+
+    density: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, not {self.density}")
+
+    @property
+    def reducible(self) -> bool:
+        return False
+
+    @property
+    def equal_sizes(self) -> bool:
+        return True
+
+    def init(self, segment: Segment) -> State:
+        check_indexable(segment)
+        return State()
+
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
+        """Return the k largest; of equal ones those with the lowest indices."""
+        data = segment.outgoing[: segment.numel]
+        indices, values = largest(data, count_of(self.density, segment.numel))
+        return Message(pack_sparse(segment, values, indices), segment, round)
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        add_sparse(message, weight, out)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        clear_sparse(message, out)
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        return float(sparse_bytes(shape, count_of(self.density, numel_of(shape))))
+
+
+def largest(data: Tensor, count: int) -> tuple[Array, Array]:
+    """Return indices, ascending, and values of the `count` elements of largest magnitude, in host memory.
+
+    Of equal magnitudes the lowest indices are taken, so the choice is the same on every machine. NaN counts as
+    larger than everything.
+
+    Args:
+        data: [n], on any device.
+        count: 0 to n.
+
+    Returns:
+        indices [count], int64, and values [count], of data's dtype.
+    """
+    import torch
+
+    if data.device.type == "cpu":
+        array = data.numpy()
+        indices = _largest(np.abs(array), count)
+        return indices, array[indices]
+    magnitudes = data.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    threshold = torch.topk(magnitudes, count).values[-1:] if count else magnitudes[:0]
+    # The same rule as on the CPU, on the few that are left.
+    few = torch.nonzero(magnitudes >= threshold)[:, 0] if count else threshold.long()
+    chosen = few[torch.from_numpy(_largest(magnitudes[few].cpu().numpy(), count)).to(few.device)]
+    return chosen.cpu().numpy(), data[chosen].cpu().numpy()
+
+
+def _largest(magnitudes: Array, count: int) -> Array:
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    # Selecting the threshold alone, in place and vectorised, is some 40 times faster than torch.topk.
+    place = len(magnitudes) - count
+    threshold = np.partition(magnitudes, place)[place]
+    # Not "at least": NaN, which partition puts last, passes too.
+    passing = np.flatnonzero(~(magnitudes < threshold))
+    if len(passing) > count:
+        above = magnitudes[passing] != threshold
+        passing = np.sort(np.concatenate([passing[above], passing[~above]])[:count])
+    return passing

@@ -1,0 +1,131 @@
+"""An execution as its driver attends to it: who has rung and is not answered yet, and how it is closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from hocket.errors import TransportError
+from hocket.progress.execution import Execution
+from hocket.schedule.schedule import Schedule
+from hocket.transport.peer import Lane, Request
+from hocket.transport.signals import Connection
+
+__all__ = ["Attended"]
+
+
+class Attended:
+    """What runs of one schedule need of the thread that drives them.
+
+    Closing: the ranks tell each other how many rounds they have triggered. Each goes on until it has ended the most
+    that anybody has; then nothing can be on its way any more, and what is posted ahead is withdrawn.
+
+    Attributes:
+        name: the exchange, for messages.
+        lane: of its own.
+        ended: how many rounds have ended.
+        closing: set by the application once all it has triggered is triggered.
+        closed: whether nothing is posted and nothing will be.
+        reaches_all: whether every other rank hears this one's bell, and so this one theirs.
+    """
+
+    def __init__(self, schedule: Schedule, lane: Lane, name: str) -> None:
+        self.name = name
+        self.lane = lane
+        self.ended = 0
+        self.closing = False
+        self.closed = False
+        self.reaches_all = False
+        self._schedule = schedule
+        self._execution: Execution | None = None
+        self._wanted = 0
+        # Rings less messages, by source; a message can be seen before its ring.
+        self._unanswered: Counter[int] = Counter()
+        self._agreement: Request | None = None
+        self._triggered = np.zeros(lane.size, np.int64)
+        self._final: int | None = None
+
+    # -------------------------------------------------------------------------------- from any thread of the rank
+
+    def open(self, connection: Connection) -> None:
+        """Begin: from now on `advance` posts and sends."""
+        self.reaches_all = connection.reaches_all
+        self._execution = Execution(self._schedule, self.lane, connection)
+
+    def trigger(self, round: int) -> None:
+        """Have `round`, and those before, begin if they have not."""
+        self._wanted = max(self._wanted, round + 1)
+
+    def describe(self) -> str:
+        """Say what this rank's part of the present round lacks."""
+        if self._execution is None:
+            return "not open yet"
+        awaited = self._execution.awaited()
+        if not awaited:
+            return f"round {self.ended} has not begun here"
+        whom = ", ".join(f"rank {source} ({operation!r})" for source, operation in awaited)
+        return f"round {self.ended} lacks a message of {whom}"
+
+    # ---------------------------------------------------------------------------------- from the driving thread
+
+    def note_ring(self, source: int) -> None:
+        """Note that `source` says it has sent a message."""
+        self._unanswered[source] += 1
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something is known to be under way that no bell will tell the end of."""
+        execution = self._execution
+        if execution is None or self.closed:
+            return False
+        agreeing = self._agreement is not None and self._final is None
+        return bool(execution.sending) or agreeing or any(n > 0 for n in self._unanswered.values())
+
+    def advance(self, everywhere: bool) -> bool:
+        """Do what can be done now; never blocks.
+
+        Args:
+            everywhere: look for messages of ranks that have not rung, too.
+
+        Returns:
+            Whether something happened that somebody may wait for.
+
+        Raises:
+            TransportError: a message or a computation failed; names rank, exchange, round and operation.
+        """
+        execution = self._execution
+        if execution is None or self.closed:
+            return False
+        try:
+            ended = self._advance(execution, everywhere)
+            return self._close(execution) or ended
+        except Exception as error:
+            raise TransportError(
+                f"rank {self.lane.rank}: {self.name}, round {execution.round}, operation {execution.doing!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _advance(self, execution: Execution, everywhere: bool) -> bool:
+        execution.wanted = self._wanted
+        sources = None if everywhere else {source for source, n in self._unanswered.items() if n > 0}
+        received: list[int] = []
+        ended = execution.advance(sources, received)
+        if received:
+            self._unanswered.subtract(received)
+        self.ended = execution.round
+        return ended
+
+    def _close(self, execution: Execution) -> bool:
+        if not self.closing:
+            return False
+        if self._agreement is None:
+            own = np.zeros_like(self._triggered)
+            own[self.lane.rank] = self._wanted
+            self._agreement = self.lane.iallreduce(own, self._triggered)
+        if self._final is None and self._agreement.done():
+            self._final = int(self._triggered.max())
+        if self._final is not None and execution.round >= self._final:
+            execution.withdraw()
+            self.closed = True
+        return self.closed

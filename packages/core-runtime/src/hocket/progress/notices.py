@@ -1,0 +1,54 @@
+"""The notices that one rank sends another, of which only the newest counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.transport.peer import Lane, Request
+
+__all__ = ["Notices"]
+
+
+class Notices:
+    """A stream of round numbers from one rank, with a receive always posted for the next.
+
+    As a stream knows no rounds, no receive is left behind by a round that did not need it, and a notice of a finished
+    round is seen for what it is.
+
+    Attributes:
+        source: who sends them.
+        heard: the newest round that a notice has come for; -1 before the first.
+    """
+
+    def __init__(self, lane: Lane, source: int, tag: int) -> None:
+        """Describe the stream; the first receive is posted by the first `look`.
+
+        Args:
+            lane: where they come.
+            source: who sends them.
+            tag: the number under which they are sent, in all rounds.
+        """
+        self.source = source
+        self.heard = -1
+        self._lane = lane
+        self._tag = tag
+        self._buffer = np.zeros(1, np.int64)
+        self._receive: Request | None = None
+
+    def look(self) -> int:
+        """Take in what has come and return how many notices there were."""
+        come = 0
+        while True:
+            if self._receive is None:
+                self._receive = self._lane.irecv(self._buffer, self.source, self._tag)
+            if not self._receive.done():
+                return come
+            come += 1
+            self.heard = max(self.heard, int(self._buffer[0]))
+            self._receive = None
+
+    def withdraw(self) -> None:
+        """Give the posted receive up."""
+        if self._receive is not None:
+            self._receive.withdraw()
+            self._receive = None

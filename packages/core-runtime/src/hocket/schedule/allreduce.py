@@ -1,0 +1,141 @@
+"""Allreduce as a schedule, for any number of ranks: recursive doubling for small buffers, a ring for large ones.
+
+Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4;
+for numbers of ranks that are no power of two, the extra ranks hand their data to a neighbour first and get the result
+from it last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hocket.schedule.operation import Compute, NoOp, Operation, Receive, Send
+from hocket.schedule.schedule import Schedule
+from hocket.transport.peer import Array
+
+__all__ = ["recursive_doubling_allreduce", "ring_allreduce"]
+
+
+def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
+    """Return this rank's part of summing everybody's `data` in place, in about log2(size) stages.
+
+    Every rank gets the same bits: partners add the same two numbers, and a + b is b + a.
+    It sends log2(size) times the buffer and needs room for two more.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank.
+
+    Returns:
+        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+    """
+    build = _Builder(data)
+    core = 1 << (size.bit_length() - 1)  # ranks that take part in the doubling
+    extras = size - core
+    # Of the first 2 * extras ranks the odd ones fold into the even ones before them.
+    if rank < 2 * extras and rank % 2:
+        build.send("fold", rank - 1, tag=0)
+        build.replace("unfold", rank - 1, tag=1)
+        return build.finish()
+    if rank < 2 * extras:
+        build.add("fold", rank + 1, tag=0)
+    number = rank // 2 if rank < 2 * extras else rank - extras
+    for stage in range(core.bit_length() - 1):
+        partner = number ^ (1 << stage)
+        build.exchange(f"stage {stage}", 2 * partner if partner < extras else partner + extras, tag=2 + stage)
+    if rank < 2 * extras:
+        build.send("unfold", rank + 1, tag=1)
+    return build.finish()
+
+
+class _Builder:
+    """A chain of steps on `data`, each of which waits until the one before is done with it."""
+
+    def __init__(self, data: Array) -> None:
+        self._data = data
+        self._operations: list[Operation] = [NoOp("start")]
+        self._done: tuple[str, ...] = ("start",)
+        # Two places to receive into, taken in turn, so that the next stage's receive is posted ahead.
+        self._staging = (np.empty_like(data), np.empty_like(data))
+        self._additions: list[str] = []
+
+    def send(self, name: str, to: int, tag: int) -> None:
+        """Send `data`."""
+        self._operations.append(Send(f"{name}: send", self._done, data=self._data, to=to, tag=tag))
+        self._done = (f"{name}: send",)
+
+    def replace(self, name: str, source: int, tag: int) -> None:
+        """Receive into `data`."""
+        receive = Receive(f"{name}: receive", self._done, data=self._data, source=source, tag=tag)
+        self._operations.append(receive)
+        self._done = (receive.name,)
+
+    def add(self, name: str, source: int, tag: int) -> None:
+        """Receive and add to `data`."""
+        data, staged = self._data, self._staging[len(self._additions) % 2]
+        free = tuple(self._additions[-2:-1])  # the addition that read from this place
+        receive = Receive(f"{name}: receive", free, data=staged, source=source, tag=tag)
+        self._operations.append(receive)
+        add = Compute(f"{name}: add", (*self._done, receive.name), call=_adder(data, staged))
+        self._operations.append(add)
+        self._additions.append(add.name)
+        self._done = (add.name,)
+
+    def exchange(self, name: str, partner: int, tag: int) -> None:
+        """Send `data` to `partner` and add what it sends."""
+        self.send(name, partner, tag)
+        self.add(name, partner, tag)
+
+    def finish(self) -> Schedule:
+        return Schedule(tuple(self._operations), self._done, trigger="start")
+
+
+def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
+    """Return this rank's part of summing everybody's `data` in place, by passing shares around a ring.
+
+    Every rank gets the same bits, as each share is summed up once and then handed on. It sends 2 (size - 1) / size
+    times the buffer, in 2 (size - 1) steps, and needs room for one share more.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank; shares may be empty.
+
+    Returns:
+        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+    """
+    shares = np.array_split(data.reshape(-1), size)
+    staging = np.empty_like(shares[0])  # the largest
+    left, right = (rank - 1) % size, (rank + 1) % size
+    operations: list[Operation] = [NoOp("start")]
+    done: tuple[str, ...] = ("start",)
+    sends: list[str] = []
+    for step in range(2 * (size - 1)):
+        going, coming = shares[(rank - step) % size], shares[(rank - step - 1) % size]
+        sends.append(f"step {step}: send")
+        operations.append(Send(sends[-1], done, data=going, to=right, tag=step))
+        receive = f"step {step}: receive"
+        if step < size - 1:
+            staged = staging[: coming.size]
+            # The first is pre-posted; the others wait until the one before has left the staging place.
+            posted = done if step else ()
+            operations.append(Receive(receive, posted, data=staged, source=left, tag=step))
+            done = (f"step {step}: add",)
+            add = Compute(done[0], (*(["start"] if not step else []), receive), call=_adder(coming, staged))
+            operations.append(add)
+        else:
+            # What is overwritten here was sent `size - 1` steps ago at the latest.
+            sent = sends[step - size + 1]
+            operations.append(Receive(receive, (*done, sent), data=coming, source=left, tag=step))
+            done = (receive,)
+    return Schedule(tuple(operations), (*done, *sends), trigger="start")
+
+
+def _adder(total: Array, addend: Array) -> Callable[[int], None]:
+    def add(round: int) -> None:
+        np.add(total, addend, out=total)
+
+    return add

@@ -1,0 +1,92 @@
+"""The operations that schedules are made of.
+
+Source: Li et al., "Taming Unbalanced Training Workloads in Deep Learning with Partial Collective Operations"
+(eager-SGD), sec. 4.1.1. A message without data, a notice, is ours: there, activation messages are sends and
+receives like others, which leaves receives behind that no message comes for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from hocket.transport.peer import Array
+
+__all__ = ["Compute", "Logic", "NoOp", "Operation", "Receive", "Send"]
+
+
+class Logic(Enum):
+    """When an operation may fire."""
+
+    ALL = "all"
+    ANY = "any"
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A vertex of a schedule. It fires at most once in an execution, and is done once.
+
+    Attributes:
+        name: unique within the schedule.
+        after: the operations that it depends on; without any it fires when the execution is armed.
+        logic: whether all of them must be done before it fires, or any one.
+    """
+
+    name: str
+    after: tuple[str, ...] = ()
+    logic: Logic = Logic.ALL
+
+
+@dataclass(frozen=True, eq=False)
+class NoOp(Operation):
+    """Done when it fires: builds dependencies."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compute(Operation):
+    """A call that does not block, done when it returns.
+
+    Attributes:
+        call: given the round of the execution. Runs on the thread that advances the schedule.
+    """
+
+    call: Callable[[int], None] = lambda round: None
+
+
+@dataclass(frozen=True, eq=False)
+class _Message(Operation):
+    """A message of this execution's round, or a notice.
+
+    A notice carries no data but the round, and need not be met: one of an earlier round is dropped, one of a later
+    round counts from now on, as that round cannot have begun before this one did.
+
+    Attributes:
+        data: C-contiguous, in host memory; None for a notice.
+        tag: tells the messages between two ranks in one round apart; sender and receiver give the same.
+    """
+
+    data: Array | None = None
+    tag: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Send(_Message):
+    """Done when the buffer may be changed again.
+
+    Attributes:
+        to: the receiving rank.
+    """
+
+    to: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Receive(_Message):
+    """Posted when it fires, so pre-posted where it depends on nothing; done when the message has come.
+
+    Attributes:
+        source: the sending rank.
+    """
+
+    source: int = 0

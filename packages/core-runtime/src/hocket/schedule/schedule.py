@@ -1,0 +1,137 @@
+"""A collective as data: a directed acyclic graph of operations.
+
+Source: eager-SGD (Li et al.), sec. 4.1.1: schedules, consumable operations, internal and external activation,
+persistent schedules.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hocket.errors import HocketError, suggest
+from hocket.schedule.operation import NoOp, Operation, Receive, Send
+
+__all__ = ["Schedule", "ScheduleError", "chain"]
+
+
+class ScheduleError(HocketError):
+    """Operations that are no schedule."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What one rank does in every round of a collective.
+
+    An execution is armed, fires what becomes ready, and ends when the operations of `last` are done and nothing that
+    fired is still under way. Operations that have not fired by then never do.
+
+    Attributes:
+        operations: in the order in which those that are ready together fire.
+        last: their being done ends an execution.
+        trigger: a NoOp without dependencies that fires when the application says so (internal activation), and not
+            by itself; None where an execution needs no such word.
+        persistent: whether the end of a round arms the next one at once, so that this rank can be pulled through
+            rounds without help from the application (external activation). Otherwise the application's trigger
+            arms it.
+
+    Raises:
+        ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, or a
+            persistent schedule that would start its rounds by itself.
+    """
+
+    operations: tuple[Operation, ...]
+    last: tuple[str, ...]
+    trigger: str | None = None
+    persistent: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_order()
+        self._check_start()
+
+    @property
+    def num_tags(self) -> int:
+        """How many tags its messages use, 0 included."""
+        tags = [operation.tag for operation in self.operations if isinstance(operation, Send | Receive)]
+        return max(tags, default=0) + 1
+
+    def _check_names(self) -> None:
+        names = [operation.name for operation in self.operations]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ScheduleError(f"more than one operation is named {twice[0]!r}")
+        for operation in self.operations:
+            for name in operation.after:
+                if name not in names:
+                    raise ScheduleError(
+                        f"operation {operation.name!r} comes after {name!r}, which does not exist."
+                        + suggest(name, names)
+                    )
+        for name in (*self.last, *([] if self.trigger is None else [self.trigger])):
+            if name not in names:
+                raise ScheduleError(
+                    f"{name!r}, named as last or trigger, does not exist.{suggest(name, names)}"
+                )
+        if not self.last:
+            raise ScheduleError("no operation is named as last: an execution would never end")
+
+    def _check_order(self) -> None:
+        graph = {operation.name: operation.after for operation in self.operations}
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            # As (a, b): b comes after a.
+            raise ScheduleError(f"operations in a circle: {' -> '.join(error.args[1])}") from None
+
+    def _check_start(self) -> None:
+        for operation in self.operations:
+            if operation.name == self.trigger and not (isinstance(operation, NoOp) and not operation.after):
+                raise ScheduleError(f"the trigger {operation.name!r} must be a NoOp that comes after nothing")
+        if self.persistent and not any(isinstance(o, Receive) for o in self.operations) and not self.trigger:
+            raise ScheduleError(
+                "a persistent schedule without trigger and without receives would never pause"
+            )
+
+
+def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
+    """Return one schedule that does one part after the other.
+
+    What fires by itself in a part waits for the last operations of the part before, its trigger too; but its receives
+    that depend on nothing stay so and are pre-posted. So nothing else may use their buffers before they are done.
+
+    Args:
+        parts: each with a name, which goes before the names of its operations with a dot between.
+        persistent: see `Schedule`.
+
+    Returns:
+        A schedule whose trigger is the first part's, and whose tags are the parts' in turn.
+    """
+    operations: list[Operation] = []
+    previous: tuple[str, ...] = ()
+    num_tags = 0
+    for part, schedule in parts:
+        for operation in schedule.operations:
+            operations.append(_moved(operation, part, previous, num_tags))
+        previous = tuple(_prefixed(part, schedule.last))
+        num_tags += schedule.num_tags
+    first, schedule = parts[0]
+    trigger = None if schedule.trigger is None else f"{first}.{schedule.trigger}"
+    return Schedule(tuple(operations), previous, trigger, persistent)
+
+
+def _prefixed(part: str, names: Iterable[str]) -> list[str]:
+    return [f"{part}.{name}" for name in names]
+
+
+def _moved(operation: Operation, part: str, previous: tuple[str, ...], num_tags: int) -> Operation:
+    """Return `operation` of a part of a chain whose earlier parts end with `previous` and use `num_tags` tags."""
+    after = tuple(_prefixed(part, operation.after))
+    if not after and not isinstance(operation, Receive):
+        after = previous
+    moved = replace(operation, name=f"{part}.{operation.name}", after=after)
+    if isinstance(moved, Send | Receive):
+        moved = replace(moved, tag=moved.tag + num_tags)
+    return moved
