@@ -125,10 +125,13 @@ def _show_results(folder: Path) -> None:
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     accuracy = summary["valid_accuracy"]
     found = f"validation accuracy {100 * accuracy:.2f} %, " if accuracy is not None else ""
+    where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
+    clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
+    waiting = f", {100 * summary['exposed_wait_fraction']:.0f} % of it waiting for other ranks"
     print(
-        f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {summary['ranks']} ranks over "
-        f"{summary['transport']}: {found}validation loss {summary['valid_loss']:.4f} after {summary['steps']} steps in "
-        f"{summary['seconds']:.1f} s, {100 * summary['exposed_wait_fraction']:.0f} % of it waiting for other ranks"
+        f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: {found}validation loss "
+        f"{summary['valid_loss']:.4f} after {summary['steps']} steps in {summary['seconds']:.2g} s{clock}"
+        f"{waiting if summary['ranks'] > 1 else ''}"
     )
     print(
         f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}"

@@ -130,6 +130,11 @@ class Compressor(ABC):
         return frozenset()
 
     @property
+    def keeps_residual(self) -> bool:
+        """Whether what a round does not send stays in the state, to be sent later."""
+        return False
+
+    @property
     def prepares(self) -> bool:
         """Whether `prepare` must see all segments before the first is compressed, as local clipping does."""
         return type(self).prepare is not Compressor.prepare

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
+from hocket.compressor.shape import companions_bytes, numel_of
 from hocket.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class _Cast(Compressor):
 
         end = companions_bytes(segment)
         companions = payload[:end].view(segment.outgoing_array.dtype)
-        return companions, torch.from_numpy(payload[end:]).view(self._type())
+        # NumPy has no bfloat16, and torch changes no element size where there is no element.
+        return companions, torch.from_numpy(payload[end:].view(np.int16)).view(self._type())
 
     def _refuse_overflow(self, segment: Segment, data: Tensor) -> None:
         import torch

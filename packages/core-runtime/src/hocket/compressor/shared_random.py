@@ -84,7 +84,7 @@ class SharedRandom(Compressor):
 
 
 # One draw serves compress and each of a round's messages; the segments of a round may take turns.
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _draw(numel: int, count: int, seed: int, round: int, segment: int) -> Tensor:
     """Return `count` different coordinates of 0 to numel - 1, int64 [count], ascending; not to be changed."""
     import torch

@@ -3,23 +3,78 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
-from hocket.transport.peer import Request
+from hocket.progress.driver import Driver
+from hocket.progress.run import Run
+from hocket.schedule.schedule import Schedule
+from hocket.transport.peer import Peer, Request
 
 __all__ = ["ProgressEngine"]
 
 
 class ProgressEngine(ABC):
-    """Advances requests between their start and somebody's wait."""
+    """Carries out schedules, and advances requests between their start and somebody's wait."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._outstanding: list[Request] = []
+        self._runs: list[Run] = []
+
     def watch(self, request: Request) -> None:
-        """Advance `request` from now on, until it is done."""
+        """Advance `request` in every `advance` from now on, until it is done.
 
-    @abstractmethod
+        It stays the training thread's, in every mode: MPI lets no two threads look at one request at once.
+        """
+        self._outstanding.append(request)
+
     def advance(self) -> None:
         """A moment at which the training thread can spare microseconds: a gradient has arrived.
 
         Raises:
             TransportError: an exchange failed.
         """
+        if self._outstanding:
+            self._outstanding = [request for request in self._outstanding if not request.done()]
+
+    def open(self, schedule: Schedule, peer: Peer, name: str) -> Run:
+        """Begin to carry out `schedule`, with a lane of its own; collective among the ranks of `peer`.
+
+        Args:
+            schedule: this rank's part.
+            peer: this rank's endpoint among the ranks that the schedule counts.
+            name: stands in messages, for instance `gradients.0[3]`.
+        """
+        driver = self._driver_for(peer)
+        run = Run(driver.open(schedule, peer, name), driver, self)
+        self._runs.append(run)
+        return run
+
+    def close(self) -> None:
+        """Close what is still open, in the order in which it was opened, and stop; collective.
+
+        Raises:
+            ExchangeTimeoutError: a rank has not closed in time.
+            TransportError: an execution has failed.
+        """
+        while self._runs:
+            self._runs[0].close()
+            del self._runs[0]
+        self._stop()
+
+    @abstractmethod
+    def nudge(self) -> None:
+        """See `hocket.progress.run.Waiter`."""
+
+    @abstractmethod
+    def wait_until(
+        self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None
+    ) -> None:
+        """See `hocket.progress.run.Waiter`."""
+
+    @abstractmethod
+    def _driver_for(self, peer: Peer) -> Driver:
+        """Return this rank's driver, made for its first schedule."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Stop carrying out schedules; not collective."""

@@ -24,11 +24,13 @@ class Driver:
     Attributes:
         peer: the rank's endpoint.
         error: what ended all executions; None while they go on.
+        told: set once the application has been told of it.
     """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.error: TransportError | None = None
+        self.told = peer.event()
         self._bell = peer.doorbell()
         self._attended: dict[int, Attended] = {}
         self._num_opened = 0
@@ -57,9 +59,8 @@ class Driver:
         """Sleep until there is something to do, at most `longest_s`, and do it.
 
         Raises:
-            TransportError: an execution failed, now or before.
+            TransportError: an execution failed.
         """
-        self.check()
         everywhere = self._hear(longest_s)
         try:
             for attended in list(self._attended.values()):
@@ -72,8 +73,9 @@ class Driver:
             raise
 
     def check(self) -> None:
-        """Raise TransportError if the executions have failed."""
+        """Raise TransportError in the application if the executions have failed."""
         if self.error is not None:
+            self.told.set()
             raise TransportError(str(self.error)) from self.error
 
     def watch(self, over: Callable[[], bool]) -> Event | None:
@@ -101,12 +103,13 @@ class Driver:
             if pause == 0 and longest_s != 0:
                 os.sched_yield()
         rings = self._bell.wait(pause)
+        if rings:
+            self._moved_s = self.peer.now()
         for key, source in rings:
-            attended = self._attended.get(key)
-            if attended is not None:
-                attended.note_ring(source)
-                self._moved_s = self.peer.now()
-        return unheard or not (rings or in_flight)
+            if key in self._attended:
+                self._attended[key].note_ring(source)
+        # A heartbeat looks everywhere; so does everybody who is not told whose message it is.
+        return self._bell.hears_everything or unheard or not (rings or in_flight)
 
     def _needs_looks(self) -> tuple[bool, bool]:
         """Return whether something is under way, and whether some ranks cannot ring."""

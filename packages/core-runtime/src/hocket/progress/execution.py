@@ -33,7 +33,7 @@ class Execution:
     """
 
     def __init__(self, schedule: Schedule, lane: Lane, connection: Connection) -> None:
-        """Make ready; nothing is posted before the first `advance`.
+        """Make ready for notices; the first round is armed by the first `advance`.
 
         Args:
             schedule: this rank's.

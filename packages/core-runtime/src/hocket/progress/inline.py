@@ -1,25 +1,67 @@
-"""Progress from the training thread: outstanding requests are looked at whenever a gradient arrives.
+"""Progress from the training thread: what is under way is looked at whenever a gradient arrives.
 
-Source: GossipGraD (Daily et al. 2018), sec. 5.1, which calls MPI_Testall between layers.
+Source: GossipGraD (Daily et al. 2018), sec. 5.1, which calls MPI_Testall between layers; eager-SGD (Li et al.),
+sec. 4.3, "on the application thread (i.e., when the application enters the library)".
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
+from hocket.errors import ExchangeTimeoutError
 from hocket.progress.api import ProgressEngine
-from hocket.transport.peer import Request
+from hocket.progress.driver import Driver
+from hocket.transport.peer import Peer
+from hocket.transport.threads import describe_wait
+from hocket.transport.waiting import STALL_REPORT_AFTER_S
 
 __all__ = ["InlineProgress"]
 
 
 class InlineProgress(ProgressEngine):
-    """The requests that are under way on this rank."""
+    """Schedules go on in `advance` and while their application waits for a round, and only then.
+
+    So a rank that computes answers nobody: partial collectives need `ThreadProgress`.
+    """
 
     def __init__(self) -> None:
-        self._outstanding: list[Request] = []
-
-    def watch(self, request: Request) -> None:
-        self._outstanding.append(request)
+        super().__init__()
+        self._driver: Driver | None = None
 
     def advance(self) -> None:
-        if self._outstanding:
-            self._outstanding = [request for request in self._outstanding if not request.done()]
+        super().advance()
+        self.nudge()
+
+    def nudge(self) -> None:
+        if self._driver is not None:
+            self._driver.step(0)
+
+    def wait_until(
+        self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None
+    ) -> None:
+        driver = self._driver
+        assert driver is not None
+        peer = driver.peer
+        longest_s = peer.timeout_s if timeout_s is None else timeout_s
+        start_s = peer.now()
+        reported = False
+        while not over():
+            waited_s = peer.now() - start_s
+            if waited_s >= longest_s:
+                raise ExchangeTimeoutError(describe_wait(peer, describe(), f"no end after {longest_s:g} s"))
+            if waited_s > STALL_REPORT_AFTER_S and not reported:
+                reported = True
+                report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
+                print(f"hocket: {report}", file=sys.stderr, flush=True)
+            driver.step(longest_s - waited_s)
+
+    def _driver_for(self, peer: Peer) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(peer)
+        return self._driver
+
+    def _stop(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None

@@ -21,7 +21,7 @@ class Notices:
     """
 
     def __init__(self, lane: Lane, source: int, tag: int) -> None:
-        """Describe the stream; the first receive is posted by the first `look`.
+        """Post the first receive.
 
         Args:
             lane: where they come.
@@ -33,22 +33,20 @@ class Notices:
         self._lane = lane
         self._tag = tag
         self._buffer = np.zeros(1, np.int64)
-        self._receive: Request | None = None
+        self._receive = self._post()
 
     def look(self) -> int:
         """Take in what has come and return how many notices there were."""
         come = 0
-        while True:
-            if self._receive is None:
-                self._receive = self._lane.irecv(self._buffer, self.source, self._tag)
-            if not self._receive.done():
-                return come
+        while self._receive.done():
             come += 1
             self.heard = max(self.heard, int(self._buffer[0]))
-            self._receive = None
+            self._receive = self._post()
+        return come
 
     def withdraw(self) -> None:
         """Give the posted receive up."""
-        if self._receive is not None:
-            self._receive.withdraw()
-            self._receive = None
+        self._receive.withdraw()
+
+    def _post(self) -> Request:
+        return self._lane.irecv(self._buffer, self.source, self._tag)

@@ -29,10 +29,11 @@ def activation_broadcast(rank: int, size: int) -> Schedule:
     """
     operations: list[Operation] = [NoOp("arrive")]
     callers = ["arrive"]
-    for stage in range((size - 1).bit_length()):
+    num_stages = (size - 1).bit_length()
+    for stage in range(num_stages):
         to, source = (rank + (1 << stage)) % size, (rank - (1 << stage)) % size
         operations.append(Send(f"call {stage}", tuple(callers), Logic.ANY, to=to, tag=stage))
         operations.append(Receive(f"called {stage}", source=source, tag=stage))
         callers.append(f"called {stage}")
     operations.append(NoOp("active", tuple(callers), Logic.ANY))
-    return Schedule(tuple(operations), ("active",), trigger="arrive")
+    return Schedule(tuple(operations), ("active",), trigger="arrive", num_tags=num_stages)

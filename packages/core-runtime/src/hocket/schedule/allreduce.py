@@ -32,8 +32,9 @@ def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
     Returns:
         A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
     """
-    build = _Builder(data)
     core = 1 << (size.bit_length() - 1)  # ranks that take part in the doubling
+    num_stages = core.bit_length() - 1
+    build = _Builder(data, num_tags=2 + num_stages)
     extras = size - core
     # Of the first 2 * extras ranks the odd ones fold into the even ones before them.
     if rank < 2 * extras and rank % 2:
@@ -43,7 +44,7 @@ def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
     if rank < 2 * extras:
         build.add("fold", rank + 1, tag=0)
     number = rank // 2 if rank < 2 * extras else rank - extras
-    for stage in range(core.bit_length() - 1):
+    for stage in range(num_stages):
         partner = number ^ (1 << stage)
         build.exchange(f"stage {stage}", 2 * partner if partner < extras else partner + extras, tag=2 + stage)
     if rank < 2 * extras:
@@ -54,8 +55,9 @@ def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
 class _Builder:
     """A chain of steps on `data`, each of which waits until the one before is done with it."""
 
-    def __init__(self, data: Array) -> None:
+    def __init__(self, data: Array, num_tags: int) -> None:
         self._data = data
+        self._num_tags = num_tags
         self._operations: list[Operation] = [NoOp("start")]
         self._done: tuple[str, ...] = ("start",)
         # Two places to receive into, taken in turn, so that the next stage's receive is posted ahead.
@@ -90,7 +92,7 @@ class _Builder:
         self.add(name, partner, tag)
 
     def finish(self) -> Schedule:
-        return Schedule(tuple(self._operations), self._done, trigger="start")
+        return Schedule(tuple(self._operations), self._done, trigger="start", num_tags=self._num_tags)
 
 
 def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
@@ -131,7 +133,7 @@ def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
             sent = sends[step - size + 1]
             operations.append(Receive(receive, (*done, sent), data=coming, source=left, tag=step))
             done = (receive,)
-    return Schedule(tuple(operations), (*done, *sends), trigger="start")
+    return Schedule(tuple(operations), (*done, *sends), trigger="start", num_tags=2 * (size - 1))
 
 
 def _adder(total: Array, addend: Array) -> Callable[[int], None]:

@@ -36,27 +36,24 @@ class Schedule:
         persistent: whether the end of a round arms the next one at once, so that this rank can be pulled through
             rounds without help from the application (external activation). Otherwise the application's trigger
             arms it.
+        num_tags: the tags of its messages are below this; the same on every rank, whatever its own part.
 
     Raises:
-        ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, or a
-            persistent schedule that would start its rounds by itself.
+        ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, tags
+            out of range, or a persistent schedule that would start its rounds by itself.
     """
 
     operations: tuple[Operation, ...]
     last: tuple[str, ...]
     trigger: str | None = None
     persistent: bool = False
+    num_tags: int = 1
 
     def __post_init__(self) -> None:
         self._check_names()
         self._check_order()
         self._check_start()
-
-    @property
-    def num_tags(self) -> int:
-        """How many tags its messages use, 0 included."""
-        tags = [operation.tag for operation in self.operations if isinstance(operation, Send | Receive)]
-        return max(tags, default=0) + 1
+        self._check_tags()
 
     def _check_names(self) -> None:
         names = [operation.name for operation in self.operations]
@@ -95,6 +92,13 @@ class Schedule:
                 "a persistent schedule without trigger and without receives would never pause"
             )
 
+    def _check_tags(self) -> None:
+        for operation in self.operations:
+            if isinstance(operation, Send | Receive) and not 0 <= operation.tag < self.num_tags:
+                raise ScheduleError(
+                    f"operation {operation.name!r} has tag {operation.tag}, but num_tags is {self.num_tags}"
+                )
+
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
     """Return one schedule that does one part after the other.
@@ -119,7 +123,7 @@ def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
         num_tags += schedule.num_tags
     first, schedule = parts[0]
     trigger = None if schedule.trigger is None else f"{first}.{schedule.trigger}"
-    return Schedule(tuple(operations), previous, trigger, persistent)
+    return Schedule(tuple(operations), previous, trigger, persistent, num_tags)
 
 
 def _prefixed(part: str, names: Iterable[str]) -> list[str]:

@@ -64,8 +64,10 @@ class OpenExchange:
         request = self.channel.start(segment, self.round)
         self._requests[segment.index] = request
         self.progress.watch(request)
-        self.counters.bytes_sent += self.exchange.collective.bytes_per_round(
-            segment.wire_bytes, self.peer.size, self.exchange.topology
+        exchange = self.exchange
+        message_bytes = exchange.compressor.payload_bytes(segment)
+        self.counters.bytes_sent += exchange.collective.bytes_per_round(
+            message_bytes, self.peer.size, exchange.topology
         )
         self.counters.exchanges += 1
 

@@ -100,7 +100,7 @@ def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: Network
     # The size of the scope in which each rank takes part, 1 where it takes part in none.
     sizes = [len(scope) if rank in scope else 1 for rank, scope in enumerate(scope_of)]
     cut = layouts(exchange, spans) if max(sizes) > 1 else []
-    messages = [exchange.compressor.message_bytes(layout.wire_bytes) for layout in cut]
+    messages = [exchange.compressor.payload_bytes(layout) for layout in cut]
     rounds_per_step = 1 / exchange.every
     topology = exchange.topology
     sent, seconds, taken = {1: 0.0}, [0.0], [0.0]

@@ -24,15 +24,15 @@ class Event(ABC):
         """Let everybody go who waits, now and later."""
 
     @abstractmethod
-    def wait(self, describe: Callable[[str], str], timeout_s: float | None = None) -> None:
+    def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
         """Block until the event is set, without burning a core.
 
         Args:
-            describe: says who waits for whom, given words on how long; called for errors and reports only.
+            describe: says what is awaited and from whom; called for errors and reports only.
             timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
 
         Raises:
-            ExchangeTimeoutError: not set in time; carries what `describe` says.
+            ExchangeTimeoutError: not set in time; names this rank and carries what `describe` says.
         """
 
 

@@ -17,7 +17,7 @@ from hocket.transport.waiting import STALL_REPORT_AFTER_S
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
-__all__ = ["ThreadEvent", "ThreadRequest"]
+__all__ = ["ThreadEvent", "ThreadRequest", "describe_wait"]
 
 # A thread that computes when the process ends is left behind after this time.
 _LEAVING_TIMEOUT_S = 5.0
@@ -39,16 +39,21 @@ class ThreadEvent(Event):
     def set(self) -> None:
         self._event.set()
 
-    def wait(self, describe: Callable[[str], str], timeout_s: float | None = None) -> None:
+    def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
         longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
         if self._event.wait(min(longest_s, STALL_REPORT_AFTER_S)):
             return
         if longest_s > STALL_REPORT_AFTER_S:
-            report = describe(f"for {STALL_REPORT_AFTER_S:.0f} s so far")
+            report = describe_wait(self._peer, describe(), f"for {STALL_REPORT_AFTER_S:.0f} s so far")
             print(f"hocket: {report}", file=sys.stderr, flush=True)
             if self._event.wait(longest_s - STALL_REPORT_AFTER_S):
                 return
-        raise ExchangeTimeoutError(describe(f"no end after {longest_s:g} s"))
+        raise ExchangeTimeoutError(describe_wait(self._peer, describe(), f"no end after {longest_s:g} s"))
+
+
+def describe_wait(peer: Peer, awaited: str, outcome: str) -> str:
+    """Return a sentence on a wait that does not end, for `awaited`, and on what the other ranks do."""
+    return "; ".join(filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.describe_waiting()]))
 
 
 class ThreadRequest(Request):

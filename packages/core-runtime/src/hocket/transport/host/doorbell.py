@@ -33,7 +33,7 @@ _POLL_RESOLUTION_S = 1e-3
 
 
 class HostDoorbell(Doorbell):
-    """The bell of one thread of this process. Ranks on other hosts do not hear it, and those here cannot hear theirs."""
+    """The bell of one thread of this process, within earshot of the ranks of this host."""
 
     hears_everything = False
 

@@ -30,11 +30,9 @@ class VirtualEvent(Event):
         if not self._signal.is_set:
             self._station.scheduler.timeline.fire(self._signal)
 
-    def wait(self, describe: Callable[[str], str], timeout_s: float | None = None) -> None:
+    def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
         station = self._station
-        station.scheduler.wait(
-            station.rank, self._signal, lambda: describe("so far"), self._timeout_s, timeout_s
-        )
+        station.scheduler.wait(station.rank, self._signal, describe, self._timeout_s, timeout_s)
 
 
 class VirtualDoorbell(Doorbell):

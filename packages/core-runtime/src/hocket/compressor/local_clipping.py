@@ -1,0 +1,60 @@
+"""Each rank clips what it contributes, before anything is accumulated.
+
+Source: Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.1 (local gradient clipping); Fang et
+al., "RedSync", section 2.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hocket.compressor.wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from hocket.segment import Segment
+
+__all__ = ["LocalClipping"]
+
+
+@dataclass(frozen=True)
+class LocalClipping(Wrapper):
+    """Clips the norm of a rank's own gradients to `max_norm` * sqrt(N), N the number of ranks.
+
+    The mean of N independent gradients has 1/sqrt(N) of the norm of each, so that the mean's norm is then about
+    `max_norm` at most. The papers say N^-1/2: of gradients that were divided by N already, which is the same.
+    With one rank this is `torch.nn.utils.clip_grad_norm_`.
+
+    It needs the gradients of all segments, so nothing can overlap backward. Gradients with NaN or Inf are left
+    as they are. Each rank's norm is of what it contributes, weighted if it is.
+
+    Attributes:
+        max_norm: of the mean gradient over all segments, L2; finite and more than 0.
+
+    Raises:
+        ValueError: `max_norm` is not in its range.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm < math.inf:
+            raise ValueError(f"max_norm must be finite and more than 0, not {self.max_norm}")
+
+    @property
+    def prepares(self) -> bool:
+        return True
+
+    def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
+        """Scale all segments' `outgoing` data down by one factor if their norm together is too large."""
+        if scale != 0:
+            gradients = [segment.outgoing[: segment.numel] for segment in segments]
+            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
+            # The small number is torch's own, so that one rank clips as torch does.
+            factor = self.max_norm * math.sqrt(size) / (norm / scale + 1e-6)
+            if math.isfinite(norm) and factor < 1:
+                for gradient in gradients:
+                    gradient.mul_(factor)
+        super().prepare(segments, round, size, scale)

@@ -1,0 +1,62 @@
+"""What torch's SGD does to a gradient before it steps: the terms that a compressor may take over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import AttachError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["OptimizerTerms", "optimizer_terms"]
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerTerms:
+    """The terms of one parameter in one step, as in `torch.optim.SGD`.
+
+    Attributes:
+        parameter: its values before the step, read for weight decay.
+        momentum: m, the share of the last step's velocity that is kept; 0 for none.
+        weight_decay: what the parameter is multiplied by before it is added to the gradient.
+        nesterov: whether the step looks ahead by another m times the velocity.
+    """
+
+    parameter: Tensor
+    momentum: float
+    weight_decay: float
+    nesterov: bool = False
+
+
+def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerTerms]:
+    """Return the terms of every parameter, as the param groups have them now: schedulers rewrite them.
+
+    Whoever takes them over makes the optimizer's own step run with momentum and weight decay at 0.
+
+    Raises:
+        AttachError: not SGD, or with dampening or `maximize`, which nobody takes over.
+    """
+    import torch
+
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise AttachError(
+            f"momentum correction takes over the momentum of torch.optim.SGD, and {type(optimizer).__name__} has "
+            "another: use SGD, or error_feedback without momentum_correction"
+        )
+    return {
+        parameter: _terms(parameter, group)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _terms(parameter: Tensor, group: dict[str, Any]) -> OptimizerTerms:
+    for name in ("dampening", "maximize"):
+        if group[name]:
+            raise AttachError(f"momentum correction knows no {name}, and SGD has {group[name]}: leave it out")
+    return OptimizerTerms(
+        parameter.detach(), float(group["momentum"]), float(group["weight_decay"]), bool(group["nesterov"])
+    )

@@ -1,0 +1,280 @@
+"""The contract of `hocket.compressor.api` as tests, and segments to try a compressor on.
+
+A compressor's tests are a subclass of `CompressorConformance` with one line:
+
+    class TestTopK(CompressorConformance):
+        compressors = (TopK(0.1), TopK(1.0))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.optimizer_terms import OptimizerTerms
+from hocket.errors import NonFiniteError
+from hocket.segment.partition import named_spans, partition
+from hocket.segment.segment import Segment, view_of
+from hocket.strategy.segmentation import Model
+
+__all__ = ["CompressorConformance", "dense", "fill", "make_segment", "run_round"]
+
+
+def make_segment(
+    sizes: Sequence[int], dtype: torch.dtype = torch.float32, num_companions: int = 0, index: int = 0
+) -> Segment:
+    """Return a segment of flat parameters, all zero.
+
+    Args:
+        sizes: elements of each parameter.
+        dtype: float32 or float64.
+        num_companions: how many there are.
+        index: the segment's number.
+    """
+    parameters = [(f"p{i}", torch.zeros(size, dtype=dtype)) for i, size in enumerate(sizes)]
+    spans = partition(named_spans(parameters), Model())[0]
+    numel = spans[-1].start + spans[-1].padded_numel + num_companions
+    outgoing, incoming = (torch.zeros(numel, dtype=dtype) for _ in range(2))
+    return Segment(f"gradients.0[{index}]", index, spans, outgoing, incoming)
+
+
+def fill(segment: Segment, seed: int) -> None:
+    """Put normally distributed values where a contribution goes, and into the companions; not into padding."""
+    generator = torch.Generator().manual_seed(seed)
+    for span in segment.spans:
+        view_of(segment.outgoing, span).normal_(generator=generator)
+    segment.outgoing[segment.numel :].normal_(generator=generator)
+
+
+def run_round(compressor: Compressor, segment: Segment, state: State, round: int, size: int = 1) -> Message:
+    """Compress what `outgoing` holds as a session would, with momentum 0.9 and weight decay 0.1 if taken over.
+
+    Args:
+        compressor: what is tried.
+        segment: its `outgoing` is the contribution.
+        state: what the compressor made for the segment.
+        round: the exchange's counter.
+        size: how many ranks contribute; contributions are already divided by it.
+    """
+    if compressor.takes:
+        terms = [OptimizerTerms(torch.ones(span.shape), 0.9, 0.1) for span in segment.spans]
+        compressor.take(segment, state, terms, 1 / size)
+    if compressor.prepares:
+        compressor.prepare([segment], round, size, 1 / size)
+    segment.stage_out()
+    return compressor.compress(segment, state, round)
+
+
+def dense(compressor: Compressor, message: Message) -> Tensor:
+    """Return what a message says, [numel + num_companions]."""
+    out = torch.zeros_like(message.segment.outgoing)
+    compressor.accumulate(message, 1.0, out)
+    return out
+
+
+class CompressorConformance:
+    """Subclass it, name the subclass `Test...`, and list the compressors to test.
+
+    Every test runs for every compressor, for segments of 0, 1, 7 and 1000 elements in two parameters, with and
+    without companions, in float32 and float64.
+
+    Attributes:
+        compressors: what is tested, with different fields.
+        relative_error: how far a value that arrives may be from what was sent, where all values arrive and none
+            is corrected; None where they do not.
+    """
+
+    compressors: ClassVar[tuple[Compressor, ...]]
+    relative_error: ClassVar[float | None] = None
+
+    sizes: ClassVar[tuple[int, ...]] = (0, 1, 7, 1000)
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "compressor" in metafunc.fixturenames:
+            metafunc.parametrize("compressor", self.compressors, ids=repr)
+        if "segment" in metafunc.fixturenames:
+            segments = [
+                make_segment([size - size // 3, size // 3], dtype, num_companions, index=size % 5)
+                for size in self.sizes
+                for dtype in (torch.float32, torch.float64)
+                for num_companions in (0, 3)
+            ]
+            metafunc.parametrize("segment", segments, ids=_name)
+
+    def test_payload_is_a_flat_array_of_the_size_that_was_said(
+        self, compressor: Compressor, segment: Segment
+    ) -> None:
+        state = compressor.init(segment)
+        for round in range(3):
+            fill(segment, round)
+            payload = run_round(compressor, segment, state, round).payload
+            assert isinstance(payload, np.ndarray)
+            assert payload.ndim == 1
+            assert payload.flags.c_contiguous
+            if compressor.equal_sizes:
+                assert payload.nbytes == compressor.payload_bytes(segment)
+
+    def test_what_travels_is_all_that_is_needed(self, compressor: Compressor, segment: Segment) -> None:
+        """Another rank, with a segment of its own, reads the same from the bytes."""
+        fill(segment, 0)
+        message = run_round(compressor, segment, compressor.init(segment), 5)
+        own = make_segment(
+            [span.numel for span in segment.spans],
+            segment.outgoing.dtype,
+            segment.num_companions,
+            segment.index,
+        )
+        received = Message(message.payload.copy(), own, 5)
+        assert torch.equal(dense(compressor, received), dense(compressor, message))
+
+    def test_values_arrive(self, compressor: Compressor, segment: Segment) -> None:
+        if self.relative_error is None:
+            return
+        fill(segment, 0)
+        sent = segment.outgoing.clone()
+        arrived = dense(compressor, run_round(compressor, segment, compressor.init(segment), 0))
+        torch.testing.assert_close(arrived, sent, rtol=self.relative_error, atol=1e-7)
+
+    def test_companions_arrive_as_they_are(self, compressor: Compressor, segment: Segment) -> None:
+        state = compressor.init(segment)
+        for round in range(3):
+            fill(segment, round)
+            companions = segment.outgoing[segment.numel :].clone()
+            arrived = dense(compressor, run_round(compressor, segment, state, round))
+            assert torch.equal(arrived[segment.numel :], companions)
+
+    def test_accumulate_adds_a_multiple(self, compressor: Compressor, segment: Segment) -> None:
+        fill(segment, 0)
+        message = run_round(compressor, segment, compressor.init(segment), 0)
+        once = dense(compressor, message)
+        for weight in (1.0, -1.0, 0.25, 1 / 3, 0.0):
+            before = torch.linspace(-1, 1, len(once), dtype=once.dtype)
+            out = before.clone()
+            compressor.accumulate(message, weight, out)
+            torch.testing.assert_close(out, before + weight * once, rtol=1e-6, atol=1e-6)
+
+    def test_outgoing_stays_as_it_is(self, compressor: Compressor, segment: Segment) -> None:
+        if compressor.takes or compressor.prepares:
+            return
+        state = compressor.init(segment)
+        for round in range(2):
+            fill(segment, round)
+            before = segment.outgoing.clone()
+            message = run_round(compressor, segment, state, round)
+            dense(compressor, message)
+            assert torch.equal(segment.outgoing, before)
+
+    def test_messages_of_two_segments_are_apart(self, compressor: Compressor) -> None:
+        first, second = make_segment([50], index=0), make_segment([50], index=1)
+        states = [compressor.init(first), compressor.init(second)]
+        fill(first, 1)
+        message = run_round(compressor, first, states[0], 0)
+        before = message.payload.copy()
+        fill(second, 2)
+        run_round(compressor, second, states[1], 0)
+        np.testing.assert_array_equal(message.payload, before)
+
+    def test_deterministic(self, compressor: Compressor, segment: Segment) -> None:
+        assert self._payloads(compressor, segment, range(3)) == self._payloads(compressor, segment, range(3))
+
+    def test_state_goes_on_where_it_was_saved(self, compressor: Compressor, segment: Segment) -> None:
+        state = compressor.init(segment)
+        self._payloads(compressor, segment, range(3), state)
+        saved = state.state_dict()
+        expected = self._payloads(compressor, segment, range(3, 6), state)
+        resumed = compressor.init(segment)
+        resumed.load_state_dict(saved)
+        assert self._payloads(compressor, segment, range(3, 6), resumed) == expected
+
+    def test_state_of_another_segment_is_refused(self, compressor: Compressor) -> None:
+        state = compressor.init(make_segment([40]))
+        saved = state.state_dict()
+        other = compressor.init(make_segment([60]))
+        refused = False
+        try:
+            other.load_state_dict(saved)
+        except ValueError:
+            refused = True
+        assert refused == bool(saved)
+
+    def test_nothing_is_lost_where_something_is_kept(self, compressor: Compressor, segment: Segment) -> None:
+        """V before + G = V after + sent, to the bit; G is what `outgoing` holds once terms are applied."""
+        state = compressor.init(segment)
+        if state.residual is None:
+            return
+        numel = segment.numel
+        for round in range(4):
+            fill(segment, round)
+            before = state.residual.clone()
+            message = run_round(compressor, segment, state, round)
+            sent = dense(compressor, message)[:numel]
+            assert torch.equal(before + segment.outgoing[:numel], state.residual + sent)
+
+    def test_nothing_but_zeros_stays_in_padding(self, compressor: Compressor, segment: Segment) -> None:
+        state = compressor.init(segment)
+        padding = torch.ones(segment.numel, dtype=torch.bool)
+        for span in segment.spans:
+            padding[span.start : span.stop] = False
+        for round in range(3):
+            fill(segment, round)
+            arrived = dense(compressor, run_round(compressor, segment, state, round))[: segment.numel]
+            assert not arrived[padding].any()
+
+    def test_clear_sent_clears_what_arrives(self, compressor: Compressor, segment: Segment) -> None:
+        fill(segment, 0)
+        message = run_round(compressor, segment, compressor.init(segment), 0)
+        arrived = dense(compressor, message)[: segment.numel]
+        out = torch.ones_like(arrived)
+        compressor.clear_sent(message, out)
+        assert not out[arrived != 0].any()
+        assert set(out.tolist()) <= {0.0, 1.0}
+
+    def test_nan_and_inf_do_not_enter_the_state(self, compressor: Compressor, segment: Segment) -> None:
+        for bad in (math.nan, math.inf):
+            state = compressor.init(segment)
+            self._payloads(compressor, segment, range(2), state)
+            before = state.state_dict()
+            fill(segment, 2)
+            segment.outgoing[: segment.numel // 2] = bad
+            with contextlib.suppress(NonFiniteError):
+                run_round(compressor, segment, state, 2)
+            if segment.numel > 0:
+                after = state.state_dict()
+                assert all(torch.equal(after[name], before[name]) for name in before)
+
+    def test_sums_of_messages_are_messages(self, compressor: Compressor, segment: Segment) -> None:
+        if not compressor.reducible:
+            return
+        messages = []
+        for rank in range(3):
+            fill(segment, rank)
+            message = run_round(compressor, segment, compressor.init(segment), 7, size=3)
+            messages.append(Message(message.payload.copy(), segment, 7))
+        assert compressor.equal_sizes
+        assert {message.payload.dtype.name for message in messages} <= {"float32", "float64"}
+        total = Message(np.sum([message.payload for message in messages], axis=0), segment, 7)
+        each = torch.stack([dense(compressor, message) for message in messages]).sum(0)
+        torch.testing.assert_close(dense(compressor, total), each, rtol=1e-6, atol=1e-6)
+
+    def _payloads(
+        self, compressor: Compressor, segment: Segment, rounds: Sequence[int], state: State | None = None
+    ) -> list[bytes]:
+        """Compress the same contributions in each call; return the payloads."""
+        state = state or compressor.init(segment)
+        payloads = []
+        for round in rounds:
+            fill(segment, round)
+            payloads.append(run_round(compressor, segment, state, round).payload.tobytes())
+        return payloads
+
+
+def _name(segment: Segment) -> str:
+    size = sum(span.numel for span in segment.spans)
+    return f"{size}-{str(segment.outgoing.dtype).removeprefix('torch.')}-{segment.num_companions}"

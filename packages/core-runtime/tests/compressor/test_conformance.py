@@ -1,0 +1,157 @@
+"""Core's compressors, alone and inside each other, against the contract; and the contract against bad ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from hocket.compressor import (
+    BFloat16,
+    Compressor,
+    ErrorFeedback,
+    Float16,
+    LocalClipping,
+    Message,
+    MomentumCorrection,
+    NoCompression,
+    SharedRandom,
+    TopK,
+    Wrapper,
+)
+from hocket.segment import Segment
+from hocket.testing.compressor import CompressorConformance, make_segment
+
+
+class TestNone(CompressorConformance):
+    compressors = (NoCompression(),)
+    relative_error = 0.0
+
+
+class TestFloat16(CompressorConformance):
+    compressors = (Float16(),)
+    relative_error = 2**-11
+
+
+class TestBFloat16(CompressorConformance):
+    compressors = (BFloat16(),)
+    relative_error = 2**-8
+
+
+class TestTopK(CompressorConformance):
+    compressors = (TopK(0.1), TopK(0.001))
+
+
+class TestEverythingIsTop(CompressorConformance):
+    compressors = (TopK(1.0),)
+    relative_error = 0.0
+
+
+class TestSharedRandom(CompressorConformance):
+    compressors = (SharedRandom(0.1), SharedRandom(0.37, seed=5))
+
+
+class TestEverythingIsDrawn(CompressorConformance):
+    compressors = (SharedRandom(1.0),)
+    relative_error = 0.0
+
+
+class TestErrorFeedback(CompressorConformance):
+    compressors = (
+        ErrorFeedback(TopK(0.1)),
+        ErrorFeedback(Float16()),
+        ErrorFeedback(BFloat16()),
+        ErrorFeedback(SharedRandom(0.1)),
+        ErrorFeedback(NoCompression()),
+    )
+
+
+class TestMomentumCorrection(CompressorConformance):
+    compressors = (
+        MomentumCorrection(ErrorFeedback(TopK(0.1))),
+        MomentumCorrection(ErrorFeedback(SharedRandom(0.1)), masking=False),
+        MomentumCorrection(NoCompression()),
+    )
+
+
+class TestLocalClipping(CompressorConformance):
+    compressors = (
+        LocalClipping(TopK(0.1), max_norm=0.5),
+        LocalClipping(MomentumCorrection(ErrorFeedback(TopK(0.1))), max_norm=0.5),
+        ErrorFeedback(LocalClipping(Float16(), max_norm=0.5)),
+    )
+
+
+@dataclass(frozen=True)
+class Forgetful(ErrorFeedback):
+    def compress(self, segment: Segment, state, round: int) -> Message:
+        message = super().compress(segment, state, round)
+        state.residual.zero_()
+        return message
+
+
+@dataclass(frozen=True)
+class Poisoned(ErrorFeedback):
+    def compress(self, segment: Segment, state, round: int) -> Message:
+        state.residual.add_(segment.outgoing[: segment.numel])
+        return self.compressor.compress(segment, state.inner, round)
+
+
+@dataclass(frozen=True)
+class Unsaved(Wrapper):
+    def init(self, segment: Segment):
+        state = super().init(segment)
+        state.tensors = dict  # type: ignore[method-assign]
+        return state
+
+
+@dataclass(frozen=True)
+class Overwriting(Wrapper):
+    def accumulate(self, message: Message, weight: float, out: torch.Tensor) -> None:
+        out.zero_()
+        super().accumulate(message, weight, out)
+
+
+@dataclass(frozen=True)
+class Touching(NoCompression):
+    def compress(self, segment: Segment, state, round: int) -> Message:
+        segment.outgoing[: segment.numel].mul_(2)
+        return super().compress(segment, state, round)
+
+
+@dataclass(frozen=True)
+class Longer(NoCompression):
+    def compress(self, segment: Segment, state, round: int) -> Message:
+        return Message(np.append(segment.outgoing_array, 0), segment, round)
+
+
+@dataclass(frozen=True)
+class Reducible(Wrapper):
+    reducible = True
+
+
+@dataclass(frozen=True)
+class Changeable(SharedRandom):
+    def clear_sent(self, message: Message, out: torch.Tensor) -> None:
+        super().clear_sent(Message(message.payload, message.segment, message.round + 1), out)
+
+
+@pytest.mark.parametrize(
+    ("bad", "test"),
+    [
+        (Forgetful(TopK(0.1)), "test_nothing_is_lost_where_something_is_kept"),
+        (Poisoned(TopK(0.1)), "test_nan_and_inf_do_not_enter_the_state"),
+        (Unsaved(ErrorFeedback(TopK(0.1))), "test_state_goes_on_where_it_was_saved"),
+        (Overwriting(TopK(0.1)), "test_accumulate_adds_a_multiple"),
+        (Touching(), "test_outgoing_stays_as_it_is"),
+        (Longer(), "test_payload_is_a_flat_array_of_the_size_that_was_said"),
+        (Reducible(TopK(0.1)), "test_sums_of_messages_are_messages"),
+        (Changeable(0.1), "test_clear_sent_clears_what_arrives"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_the_suite_fails_for_what_breaks_the_contract(bad: Compressor, test: str) -> None:
+    with pytest.raises(AssertionError):
+        getattr(CompressorConformance(), test)(bad, make_segment([900, 100], num_companions=3))
