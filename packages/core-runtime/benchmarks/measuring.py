@@ -26,12 +26,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(script: str, rank: Callable[[], None]) -> None:
-    """Be the script: start the ranks its argument asks for (4), or, started as one of them, call `rank`."""
+def run_ranks(script: str, rank: Callable[[], None], default_ranks: int = 4) -> None:
+    """Be the script: start the ranks its argument asks for, or, started as one of them, call `rank`."""
     if sys.argv[1:2] == ["--rank"]:
         rank()
         return
-    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else default_ranks
     with tempfile.TemporaryDirectory() as folder:
         status = launch(
             find_mpiexec(),

@@ -27,7 +27,7 @@ from hocket.transport.mpi import MPIPeer
 
 # The partial allreduce is the tests' own; the eager plugin has the one for users.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "progress"))
-from solo import Solo  # noqa: E402
+from solo import Solo
 
 ITERATIONS = 64
 WARM_UP = 8
@@ -106,7 +106,4 @@ def _sleep_until(moment_s: float) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank()
-    else:
-        run_ranks(__file__, int(sys.argv[1]) if len(sys.argv) > 1 else 32)
+    run_ranks(__file__, rank, default_ranks=32)

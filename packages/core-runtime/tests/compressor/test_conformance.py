@@ -84,6 +84,18 @@ class TestLocalClipping(CompressorConformance):
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnAGpu(CompressorConformance):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    compressors = (
+        NoCompression(),
+        BFloat16(),
+        ErrorFeedback(SharedRandom(0.1)),
+        LocalClipping(MomentumCorrection(ErrorFeedback(TopK(0.1))), max_norm=0.5),
+    )
+
+
 @dataclass(frozen=True)
 class Forgetful(ErrorFeedback):
     def compress(self, segment: Segment, state, round: int) -> Message:

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from toys import mlp, on_ranks
 
 import hocket
-from hocket.errors import AttachError
+from hocket.errors import AttachError, CompositionError
 
 
 def attach(model: Any, optimizer: Any = None) -> None:
@@ -246,3 +246,13 @@ def test_a_buffer_whose_elements_share_memory() -> None:
     model.register_buffer("table", torch.zeros(1).expand(4))
     with pytest.raises(AttachError, match="buffer table has overlapping or scattered elements"):
         hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), "sgd")
+
+
+def test_a_compressor_that_no_collective_carries_yet() -> None:
+    def run(rank: int) -> None:
+        model = nn.Linear(2, 2)
+        exchange = {"collective": "gossip", "topology": "ring", "compressor": "hocket.compressor:TopK"}
+        with pytest.raises(CompositionError, match=r"parameters\.0\.compressor: no collective of this version"):
+            hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), {"parameters": [exchange]})
+
+    on_ranks(2, run)

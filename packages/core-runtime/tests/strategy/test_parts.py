@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.compressor import Message, NoCompression
 from hocket.strategy import World
 from hocket.strategy.segmentation import Bytes
 from hocket.topology import Complete, Neighbours, Topology
@@ -58,16 +57,6 @@ def test_every_size_is_possible_unless_a_topology_says_otherwise() -> None:
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
 def test_the_world_is_all_ranks(size: int, rank: int) -> None:
     assert World().ranks(rank % size, size) == range(size)
-
-
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1), st.floats(-8, 8, width=16))
-def test_without_compression_a_message_is_added_as_it_is(values: list[float], weight: float) -> None:
-    payload = np.array(values, dtype=np.float32)
-    out = np.ones_like(payload)
-    NoCompression().accumulate(Message(payload), weight, out)
-    np.testing.assert_array_equal(out, np.float32(1) + np.float32(weight) * payload)
-    assert out.dtype == np.float32
-    assert NoCompression().message_bytes(payload.nbytes) == payload.nbytes
 
 
 @pytest.mark.parametrize("size_mb", [0, -1, float("inf"), float("nan")])

@@ -51,9 +51,8 @@ class _Feedback(WrapperState):
 class ErrorFeedback(Wrapper):
     """Adds what was not sent to the next round's contribution.
 
-    Nothing is lost: V before + G = V after + what was sent, bit for bit where V + G is the same number in both
-    (a compressor that selects, or that rounds to a shorter type of the same range). Memory: one more copy of
-    the segment's data.
+    Nothing is lost: V before + G = V after + what was sent, bit for bit around a compressor that selects or that
+    rounds to a shorter type. Memory: one more copy of the segment's data.
 
     A round with NaN or Inf in G is sent without V, and leaves V as it was.
 

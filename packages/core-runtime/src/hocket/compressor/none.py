@@ -41,7 +41,3 @@ class NoCompression(Compressor):
     def payload_bytes(self, shape: SegmentShape) -> float:
         """Return the segment's own size."""
         return float(numel_of(shape) * dtype_of(shape).itemsize + companions_bytes(shape))
-
-    def message_bytes(self, segment_bytes: int) -> float:
-        """Return the segment's own size."""
-        return float(segment_bytes)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from hocket.errors import TransportError
 from hocket.progress.execution import Execution
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Lane, Request
-from hocket.transport.signals import Connection
+from hocket.transport.signals import Connection, Ring
 
 __all__ = ["Attended"]
 
@@ -27,7 +25,6 @@ class Attended:
         ended: how many rounds have ended.
         closing: set by the application once all it has triggered is triggered.
         closed: whether nothing is posted and nothing will be.
-        reaches_all: whether every other rank hears this one's bell, and so this one theirs.
     """
 
     def __init__(self, schedule: Schedule, lane: Lane, name: str) -> None:
@@ -36,12 +33,10 @@ class Attended:
         self.ended = 0
         self.closing = False
         self.closed = False
-        self.reaches_all = False
         self._schedule = schedule
         self._execution: Execution | None = None
         self._wanted = 0
-        # Rings less messages, by source; a message can be seen before its ring.
-        self._unanswered: Counter[int] = Counter()
+        self._rings: list[Ring] = []
         self._agreement: Request | None = None
         self._triggered = np.zeros(lane.size, np.int64)
         self._final: int | None = None
@@ -50,7 +45,6 @@ class Attended:
 
     def open(self, connection: Connection) -> None:
         """Begin: from now on `advance` posts and sends."""
-        self.reaches_all = connection.reaches_all
         self._execution = Execution(self._schedule, self.lane, connection)
 
     def trigger(self, round: int) -> None:
@@ -69,24 +63,27 @@ class Attended:
 
     # ---------------------------------------------------------------------------------- from the driving thread
 
-    def note_ring(self, source: int) -> None:
-        """Note that `source` says it has sent a message."""
-        self._unanswered[source] += 1
+    def hear(self, ring: Ring) -> None:
+        """Note a ring for this execution, for the next `advance`."""
+        self._rings.append(ring)
 
     @property
     def in_flight(self) -> bool:
         """Whether something is known to be under way that no bell will tell the end of."""
-        execution = self._execution
-        if execution is None or self.closed:
+        if self._execution is None or self.closed:
             return False
-        agreeing = self._agreement is not None and self._final is None
-        return bool(execution.sending) or agreeing or any(n > 0 for n in self._unanswered.values())
+        return self._execution.in_flight or (self._agreement is not None and self._final is None)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether messages of some ranks must be looked for, as they cannot ring."""
+        return self._execution is not None and not self.closed and self._execution.unheard
 
     def advance(self, everywhere: bool) -> bool:
         """Do what can be done now; never blocks.
 
         Args:
-            everywhere: look for messages of ranks that have not rung, too.
+            everywhere: look for messages for which nobody has rung, too.
 
         Returns:
             Whether something happened that somebody may wait for.
@@ -108,11 +105,8 @@ class Attended:
 
     def _advance(self, execution: Execution, everywhere: bool) -> bool:
         execution.wanted = self._wanted
-        sources = None if everywhere else {source for source, n in self._unanswered.items() if n > 0}
-        received: list[int] = []
-        ended = execution.advance(sources, received)
-        if received:
-            self._unanswered.subtract(received)
+        rings, self._rings = self._rings, []
+        ended = execution.advance(rings, everywhere)
         self.ended = execution.round
         return ended
 

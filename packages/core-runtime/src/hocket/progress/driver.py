@@ -105,18 +105,16 @@ class Driver:
         rings = self._bell.wait(pause)
         if rings:
             self._moved_s = self.peer.now()
-        for key, source in rings:
-            if key in self._attended:
-                self._attended[key].note_ring(source)
+        for ring in rings:
+            if ring.key in self._attended:
+                self._attended[ring.key].hear(ring)
         # A heartbeat looks everywhere; so does everybody who is not told whose message it is.
         return self._bell.hears_everything or unheard or not (rings or in_flight)
 
     def _needs_looks(self) -> tuple[bool, bool]:
         """Return whether something is under way, and whether some ranks cannot ring."""
         all_attended = list(self._attended.values())
-        in_flight = any(attended.in_flight for attended in all_attended)
-        unheard = not all(attended.reaches_all or attended.closed for attended in all_attended)
-        return in_flight, unheard
+        return any(a.in_flight for a in all_attended), any(a.unheard for a in all_attended)
 
     def _tell(self) -> None:
         with self._lock:

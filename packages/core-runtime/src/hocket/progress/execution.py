@@ -6,20 +6,15 @@ Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persis
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-import numpy as np
-
-from hocket.progress.notices import Notices
+from hocket.progress.messages import Messages, Place
 from hocket.schedule.operation import Compute, Logic, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array, Lane, Request
-from hocket.transport.signals import Connection
+from hocket.transport.peer import Lane, Request
+from hocket.transport.signals import Connection, Ring
 
 __all__ = ["Execution"]
-
-# Data of a round is sent under one of so many numbers, which every transport accepts. They come again only rounds
-# later, and then still in order between the same two ranks.
-_NUMBERS = 16_384
 
 
 class Execution:
@@ -45,8 +40,7 @@ class Execution:
         self.sending: list[tuple[int, Request]] = []
         self.doing = ""
         self._schedule = schedule
-        self._lane = lane
-        self._connection = connection
+        self._messages = Messages(schedule, lane, connection)
         self._operations = schedule.operations
         index = {operation.name: i for i, operation in enumerate(self._operations)}
         self._dependents: list[list[int]] = [[] for _ in self._operations]
@@ -57,13 +51,13 @@ class Execution:
         self._trigger = None if schedule.trigger is None else index[schedule.trigger]
         self._roots = [i for i, needed in enumerate(self._needs) if not needed and i != self._trigger]
         self._last = frozenset(index[name] for name in schedule.last)
-        self._notices = {
-            i: Notices(lane, operation.source, operation.tag)
+        self._receives = {
+            (operation.source, operation.tag): i
             for i, operation in enumerate(self._operations)
-            if isinstance(operation, Receive) and operation.data is None
+            if isinstance(operation, Receive)
         }
         self._armed = False
-        self._receiving: list[tuple[int, int, Request]] = []  # source, operation
+        self._num_receiving = 0
         self._ready: deque[int] = deque()
         self._reset()
 
@@ -75,12 +69,22 @@ class Execution:
 
     # ------------------------------------------------------------------------------------------ what it does
 
-    def advance(self, sources: frozenset[int] | set[int] | None, received: list[int]) -> bool:
+    @property
+    def in_flight(self) -> bool:
+        """Whether something is known to be under way that no bell will tell the end of."""
+        return bool(self.sending) or self._messages.in_flight
+
+    @property
+    def unheard(self) -> bool:
+        """Whether messages of some ranks must be looked for, as they cannot ring."""
+        return self._messages.unheard
+
+    def advance(self, rings: Sequence[Ring], everywhere: bool) -> bool:
         """Do everything that can be done now; never blocks.
 
         Args:
-            sources: the ranks whose messages may have come; None to look for everybody's.
-            received: gets the source of each message that has come.
+            rings: what has rung since the last call.
+            everywhere: look also for messages for which nobody has rung.
 
         Returns:
             Whether a round has ended.
@@ -90,9 +94,11 @@ class Execution:
             Exception: a computation failed; whatever it raised.
         """
         first = self.round
-        self._look_for_sent()
-        self._look_for_notices(sources, received)
-        self._look_for_data(sources, received)
+        if self.sending:
+            self._look_for_sent()
+        self.doing = "receive"
+        for place in self._messages.collect(rings, everywhere):
+            self._receive(self._receives[place], place)
         while True:
             if not self._armed and (self._schedule.persistent or self.round < self.wanted):
                 self._arm()
@@ -100,61 +106,38 @@ class Execution:
                 self._fire_once(self._trigger)
             while self._ready:
                 self._fire(self._ready.popleft())
-            if not self._armed or self._last_missing or self.sending or self._receiving:
+            if not self._armed or self._last_missing or self.sending or self._num_receiving:
                 return self.round > first
             self._armed = False
             self.round += 1
 
     def withdraw(self) -> None:
         """Give up what is posted for rounds that will not come."""
-        for _, _, request in self._receiving:
-            request.withdraw()
-        self._receiving.clear()
-        for notices in self._notices.values():
-            notices.withdraw()
+        self._messages.withdraw()
 
     def awaited(self) -> list[tuple[int, str]]:
         """Return from whom the present round awaits data, and in which operation."""
-        return [(source, self._operations[i].name) for source, i, _ in list(self._receiving)]
+        return [(place[0], self._operations[self._receives[place]].name) for place in self._messages.awaited()]
 
-    # ----------------------------------------------------------------------------------------- what has come
+    # ------------------------------------------------------------------------------------------- how it does it
 
     def _look_for_sent(self) -> None:
-        if self.sending:
-            still = []
-            for i, request in self.sending:
-                self.doing = self._operations[i].name
-                if request.done():
-                    self._finish(i)
-                else:
-                    still.append((i, request))
-            self.sending = still
+        still = []
+        for i, request in self.sending:
+            self.doing = self._operations[i].name
+            if request.done():
+                self._finish(i)
+            else:
+                still.append((i, request))
+        self.sending = still
 
-    def _look_for_data(self, sources: frozenset[int] | set[int] | None, received: list[int]) -> None:
-        come = []
-        for entry in self._receiving:
-            source, i, request = entry
-            if sources is None or source in sources:
-                self.doing = self._operations[i].name
-                if request.done():
-                    come.append(entry)
-        for entry in come:
-            self._receiving.remove(entry)
-            received.append(entry[0])
-            self._finish(entry[1])
-
-    def _look_for_notices(self, sources: frozenset[int] | set[int] | None, received: list[int]) -> None:
-        for i, notices in self._notices.items():
-            if sources is None or notices.source in sources:
-                self.doing = self._operations[i].name
-                received += [notices.source] * notices.look()
-                self._hear(i)
-
-    def _hear(self, i: int) -> None:
-        if self._fired[i] and not self._done[i] and self._notices[i].heard >= self.round:
+    def _receive(self, i: int, place: Place) -> None:
+        """Note that something has come for a receive: its data, or a notice that may be of another round."""
+        if place not in self._messages.heard:
+            self._num_receiving -= 1
             self._finish(i)
-
-    # --------------------------------------------------------------------------------------------- operations
+        elif self._fired[i] and not self._done[i] and self._messages.heard[place] >= self.round:
+            self._finish(i)
 
     def _arm(self) -> None:
         self._armed = True
@@ -171,31 +154,24 @@ class Execution:
         operation = self._operations[i]
         self.doing = operation.name
         match operation:
-            case Send():
-                self._send(i, operation)
-            case Receive(data=None):
-                self._hear(i)
-            case Receive():
-                assert operation.data is not None
-                request = self._lane.irecv(operation.data, operation.source, self._number(operation.tag))
-                self._receiving.append((operation.source, i, request))
+            case Send(to=to, tag=tag, data=data):
+                request = self._messages.send(to, tag, self.round, data)
+                if request is None:
+                    self._finish(i)
+                else:
+                    self.sending.append((i, request))
+            case Receive(source=source, tag=tag, data=None):
+                self._receive(i, (source, tag))
+            case Receive(source=source, tag=tag, data=data):
+                assert data is not None
+                self._num_receiving += 1
+                if self._messages.post((source, tag), self.round, data):
+                    self._receive(i, (source, tag))
             case Compute():
                 operation.call(self.round)
                 self._finish(i)
             case _:
                 self._finish(i)
-
-    def _send(self, i: int, operation: Send) -> None:
-        data: Array | None = operation.data
-        if data is None:
-            request = self._lane.isend(np.array([self.round]), operation.to, operation.tag)
-        else:
-            request = self._lane.isend(data, operation.to, self._number(operation.tag))
-        self._connection.ring(operation.to)
-        if request.done():
-            self._finish(i)
-        else:
-            self.sending.append((i, request))
 
     def _finish(self, i: int) -> None:
         self._done[i] = True
@@ -204,12 +180,6 @@ class Execution:
             self._missing[dependent] -= 1
             if self._missing[dependent] <= 0:
                 self._fire_once(dependent)
-
-    def _number(self, tag: int) -> int:
-        """Return under which number a message of this round is sent; notices have those from 0 to `num_tags`."""
-        num_tags = self._schedule.num_tags
-        rounds = max(_NUMBERS // num_tags, 2)
-        return num_tags * (1 + self.round % rounds) + tag
 
 
 def _needed(operation: Operation) -> int:

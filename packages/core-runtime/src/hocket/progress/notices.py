@@ -16,8 +16,7 @@ class Notices:
     round is seen for what it is.
 
     Attributes:
-        source: who sends them.
-        heard: the newest round that a notice has come for; -1 before the first.
+        newest: the round of the last notice; -1 before the first.
     """
 
     def __init__(self, lane: Lane, source: int, tag: int) -> None:
@@ -28,25 +27,24 @@ class Notices:
             source: who sends them.
             tag: the number under which they are sent, in all rounds.
         """
-        self.source = source
-        self.heard = -1
+        self._source = source
+        self.newest = -1
         self._lane = lane
         self._tag = tag
         self._buffer = np.zeros(1, np.int64)
         self._receive = self._post()
 
-    def look(self) -> int:
-        """Take in what has come and return how many notices there were."""
-        come = 0
-        while self._receive.done():
-            come += 1
-            self.heard = max(self.heard, int(self._buffer[0]))
-            self._receive = self._post()
-        return come
+    def look(self) -> bool:
+        """Take in the next notice and return whether there was one."""
+        if not self._receive.done():
+            return False
+        self.newest = int(self._buffer[0])
+        self._receive = self._post()
+        return True
 
     def withdraw(self) -> None:
         """Give the posted receive up."""
         self._receive.withdraw()
 
     def _post(self) -> Request:
-        return self._lane.irecv(self._buffer, self.source, self._tag)
+        return self._lane.irecv(self._buffer, self._source, self._tag)

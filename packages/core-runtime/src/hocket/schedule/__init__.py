@@ -4,7 +4,7 @@ Source: Li et al., eager-SGD, sec. 4.1.1.
 """
 
 from hocket.schedule.activation import activation_broadcast
-from hocket.schedule.allreduce import recursive_doubling_allreduce, ring_allreduce
+from hocket.schedule.allreduce import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
 from hocket.schedule.broadcast import binomial_broadcast
 from hocket.schedule.operation import Compute, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.rendering import render
@@ -24,5 +24,6 @@ __all__ = [
     "activation_broadcast",
     "recursive_doubling_allreduce",
     "ring_allreduce",
+    "tree_allreduce",
     "binomial_broadcast",
 ]

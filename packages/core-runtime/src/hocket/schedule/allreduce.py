@@ -1,4 +1,7 @@
-"""Allreduce as a schedule, for any number of ranks: recursive doubling for small buffers, a ring for large ones.
+"""Allreduce as a schedule, for any number of ranks.
+
+Recursive doubling has the fewest stages, a ring sends the fewest bytes, and a tree of large arity has the fewest
+messages: with more ranks than cores, what counts is how often a rank must be woken.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4;
 for numbers of ranks that are no power of two, the extra ranks hand their data to a neighbour first and get the result
@@ -15,7 +18,7 @@ from hocket.schedule.operation import Compute, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array
 
-__all__ = ["recursive_doubling_allreduce", "ring_allreduce"]
+__all__ = ["recursive_doubling_allreduce", "ring_allreduce", "tree_allreduce"]
 
 
 def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
@@ -134,6 +137,45 @@ def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
             operations.append(Receive(receive, (*done, sent), data=coming, source=left, tag=step))
             done = (receive,)
     return Schedule(tuple(operations), (*done, *sends), trigger="start", num_tags=2 * (size - 1))
+
+
+def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedule:
+    """Return this rank's part of summing everybody's `data` in place, up a tree to rank 0 and down again.
+
+    Every rank gets the same bits, those of rank 0. 2 (size - 1) messages are sent, and no rank is woken more than twice
+    but those that have children; these need room for one buffer for each.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank.
+        arity: how many children a rank has at most; `size - 1` makes it a star.
+
+    Returns:
+        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+    """
+    children = range(arity * rank + 1, min(arity * (rank + 1), size - 1) + 1)
+    staging = [np.empty_like(data) for _ in children]
+
+    def add(round: int) -> None:
+        for addend in staging:
+            np.add(data, addend, out=data)
+
+    operations: list[Operation] = [NoOp("start")]
+    received = [f"up {child}: receive" for child in children]
+    for child, name, staged in zip(children, received, staging, strict=True):
+        operations.append(Receive(name, data=staged, source=child))
+    operations.append(Compute("add", ("start", *received), call=add))
+    have = "add"
+    if rank:
+        parent = (rank - 1) // arity
+        operations.append(Send("up: send", ("add",), data=data, to=parent))
+        have = "down: receive"
+        operations.append(Receive(have, ("up: send",), data=data, source=parent))
+    sends = [f"down {child}: send" for child in children]
+    for child, name in zip(children, sends, strict=True):
+        operations.append(Send(name, (have,), data=data, to=child))
+    return Schedule(tuple(operations), (have, *sends), trigger="start")
 
 
 def _adder(total: Array, addend: Array) -> Callable[[int], None]:

@@ -40,7 +40,7 @@ class Schedule:
 
     Raises:
         ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, tags
-            out of range, or a persistent schedule that would start its rounds by itself.
+            out of range or used twice between two ranks, or a persistent schedule that would start its rounds by itself.
     """
 
     operations: tuple[Operation, ...]
@@ -93,11 +93,21 @@ class Schedule:
             )
 
     def _check_tags(self) -> None:
+        messages: set[tuple[type, int, int]] = set()
         for operation in self.operations:
-            if isinstance(operation, Send | Receive) and not 0 <= operation.tag < self.num_tags:
+            if not isinstance(operation, Send | Receive):
+                continue
+            if not 0 <= operation.tag < self.num_tags:
                 raise ScheduleError(
                     f"operation {operation.name!r} has tag {operation.tag}, but num_tags is {self.num_tags}"
                 )
+            other = operation.to if isinstance(operation, Send) else operation.source
+            message = (type(operation), other, operation.tag)
+            if message in messages:
+                raise ScheduleError(
+                    f"operation {operation.name!r}: another exchanges a message with rank {other} under the same tag"
+                )
+            messages.add(message)
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:

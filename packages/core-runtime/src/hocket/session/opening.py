@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hocket.compressor import NoCompression
+from hocket.errors import CompositionError
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate
@@ -74,6 +76,11 @@ class Opening:
         return found
 
     def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
+        if not isinstance(exchange.compressor, NoCompression):
+            raise CompositionError(
+                f"{exchange.name}.compressor: no collective of this version carries compressed messages: use none. "
+                "Compressors can be handed to DistributedDataParallel (hocket.compressor.ddp)"
+            )
         channel = exchange.collective.open(peer, segments, self._progress, exchange)
         opened = OpenExchange(exchange, peer, segments, channel, self._progress, self._counters)
         self.opened.append(opened)

@@ -37,29 +37,55 @@ class Event(ABC):
 
 
 class Ring(NamedTuple):
-    """Who rang.
+    """Who rang, and what for.
 
     Attributes:
         key: as this rank gave it to `Doorbell.connect`.
         source: the ringing rank, numbered as in the peer of that connection.
+        message, round: as it gave them to `Connection.ring`.
+        data: the message itself, if it came with the ring; None if it comes on its own.
     """
 
     key: int
     source: int
+    message: int
+    round: int
+    data: bytes | None
 
 
 class Connection(ABC):
-    """The way to the bells of a peer's ranks.
+    """The way to the bells of a peer's ranks, and theirs to this one's.
 
     Attributes:
-        reaches_all: whether every other rank of the peer hears it. Who does not hear has to poll.
+        largest_bytes: a message of up to so many bytes can come with a ring.
     """
 
-    reaches_all: bool
+    largest_bytes: int
 
     @abstractmethod
-    def ring(self, rank: int) -> None:
-        """Wake `rank`, to which a message has been sent before; never blocks, a microsecond."""
+    def reaches(self, rank: int) -> bool:
+        """Return whether `rank` hears this rank's rings."""
+
+    @abstractmethod
+    def hears(self, rank: int) -> bool:
+        """Return whether this rank hears those of `rank`; if not, it has to poll."""
+
+    @abstractmethod
+    def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
+        """Wake `rank`; never blocks, microseconds.
+
+        A message that comes with the ring costs nothing more, where the transport's own cost a system call or two at
+        either end; and to look for one that has not come is dear, as Open MPI gives the core to another rank then.
+
+        Args:
+            rank: whom, one that is reached.
+            message: a number below 2**32 by which it knows what the ring is for.
+            round: the same, below 2**63.
+            data: the message itself; None where it has been sent before, on a lane.
+
+        Returns:
+            Whether it has rung. Not while the other has thousands of rings to hear before: ring again then.
+        """
 
 
 class Doorbell(ABC):

@@ -53,7 +53,9 @@ class ThreadEvent(Event):
 
 def describe_wait(peer: Peer, awaited: str, outcome: str) -> str:
     """Return a sentence on a wait that does not end, for `awaited`, and on what the other ranks do."""
-    return "; ".join(filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.describe_waiting()]))
+    return "; ".join(
+        filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.describe_waiting()])
+    )
 
 
 class ThreadRequest(Request):

@@ -13,7 +13,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["HostDoorbell"]
 
-# The connection's key on the rank that is rung, and the ringing rank. Pipes keep so short writes whole.
-_RING = struct.Struct("=II")
-_OWN = _RING.pack(2**32 - 1, 0)
-_READ_BYTES = 1024 * _RING.size
+# As in `Ring`: key, source, message, round, and the number of bytes that follow, or _NONE.
+_RING = struct.Struct("=IIIqI")
+_NONE = 2**32 - 1
+_OWN = _RING.pack(_NONE, 0, 0, 0, _NONE)
+# Writes up to 4,096 bytes, PIPE_BUF, are never torn apart.
+_LARGEST_BYTES = 2048
+# All that a pipe holds: reading cuts no ring in two.
+_READ_BYTES = 1 << 16
 # poll(2) counts in milliseconds; shorter sleeps do not listen.
 _POLL_RESOLUTION_S = 1e-3
 
@@ -46,13 +50,16 @@ class HostDoorbell(Doorbell):
     def connect(self, peer: Peer, key: int) -> _HostConnection:
         host, pipe = _host(), f"/proc/{os.getpid()}/fd/{self._writing}"
         told = peer.allgather_bytes(json.dumps([host, pipe, os.readlink(pipe), key]).encode())
-        bells: list[tuple[int, bytes] | None] = []
+        bells: dict[int, tuple[int, int]] = {}
         for rank, data in enumerate(told):
             their_host, their_pipe, their_inode, their_key = json.loads(data)
-            there = rank != peer.rank and their_host == host
-            descriptor = self._open(their_pipe, their_inode) if there else None
-            bells.append(None if descriptor is None else (descriptor, _RING.pack(their_key, peer.rank)))
-        return _HostConnection(bells, peer.rank)
+            if rank != peer.rank and their_host == host:
+                descriptor = self._open(their_pipe, their_inode)
+                if descriptor is not None:
+                    bells[rank] = (descriptor, their_key)
+        reached = [json.loads(data) for data in peer.allgather_bytes(json.dumps([*bells]).encode())]
+        heard = frozenset(rank for rank in range(peer.size) if peer.rank in reached[rank])
+        return _HostConnection(peer.rank, bells, heard)
 
     def ring(self) -> None:
         _write(self._writing, _OWN)
@@ -63,8 +70,7 @@ class HostDoorbell(Doorbell):
             timeout_s = 0
         if not self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
             return ()
-        rung = os.read(self._reading, _READ_BYTES)
-        return [Ring(*ring) for ring in _RING.iter_unpack(rung)]
+        return list(_rings(os.read(self._reading, _READ_BYTES)))
 
     def close(self) -> None:
         for descriptor in (self._reading, self._writing, *self._others.values()):
@@ -81,22 +87,54 @@ class HostDoorbell(Doorbell):
 
 
 class _HostConnection(Connection):
-    """The bells of a peer's ranks: where to write, and what; None for those that are out of reach."""
+    """The bells of a peer's ranks.
 
-    def __init__(self, bells: Sequence[tuple[int, bytes] | None], own_rank: int) -> None:
+    Args:
+        rank: this rank.
+        bells: where to write, and their key there, for those in reach.
+        heard: those that this rank is in reach of.
+    """
+
+    largest_bytes = _LARGEST_BYTES
+
+    def __init__(self, rank: int, bells: dict[int, tuple[int, int]], heard: frozenset[int]) -> None:
+        self._rank = rank
         self._bells = bells
-        self.reaches_all = all(bell is not None for rank, bell in enumerate(bells) if rank != own_rank)
+        self._heard = heard
 
-    def ring(self, rank: int) -> None:
-        bell = self._bells[rank]
-        if bell is not None:
-            _write(*bell)
+    def reaches(self, rank: int) -> bool:
+        return rank in self._bells
+
+    def hears(self, rank: int) -> bool:
+        return rank in self._heard
+
+    def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
+        descriptor, key = self._bells[rank]
+        if data is None:
+            return _write(descriptor, _RING.pack(key, self._rank, message, round, _NONE))
+        return _write(descriptor, _RING.pack(key, self._rank, message, round, len(data)) + data)
 
 
-def _write(descriptor: int, ring: bytes) -> None:
-    # A full pipe has 8,192 rings in it already, and who has gone needs none.
-    with contextlib.suppress(BlockingIOError, BrokenPipeError):
+def _rings(data: bytes) -> Iterator[Ring]:
+    start = 0
+    while start < len(data):
+        key, source, message, round, nbytes = _RING.unpack_from(data, start)
+        start += _RING.size
+        if nbytes == _NONE:
+            yield Ring(key, source, message, round, None)
+        else:
+            yield Ring(key, source, message, round, data[start : start + nbytes])
+            start += nbytes
+
+
+def _write(descriptor: int, ring: bytes) -> bool:
+    try:
         os.write(descriptor, ring)
+    except BlockingIOError:
+        return False
+    except BrokenPipeError:
+        pass  # who has closed its bell needs no ring
+    return True
 
 
 def _host() -> list[str]:
