@@ -252,7 +252,9 @@ def test_a_compressor_that_no_collective_carries_yet() -> None:
     def run(rank: int) -> None:
         model = nn.Linear(2, 2)
         exchange = {"collective": "gossip", "topology": "ring", "compressor": "hocket.compressor:TopK"}
-        with pytest.raises(CompositionError, match=r"parameters\.0\.compressor: no collective of this version"):
+        with pytest.raises(
+            CompositionError, match=r"parameters\.0\.compressor: no collective of this version"
+        ):
             hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), {"parameters": [exchange]})
 
     on_ranks(2, run)

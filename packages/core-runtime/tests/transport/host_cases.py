@@ -13,7 +13,7 @@ from hocket.transport.host.allreduce import HostAllreduce
 from hocket.transport.peer import Peer
 from hocket.transport.reduction import tree_sum
 
-BIG = 60_000  # elements: enough for the host path to be taken
+BIG = 600_000  # elements: enough for the host path to be taken
 
 
 def contribution(rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
@@ -27,7 +27,7 @@ def buffers(peer: Peer, numel: int, dtype: str) -> tuple[np.ndarray, np.ndarray]
 
 def sums(peer: Peer) -> bool:
     """Sizes that do not divide by the ranks, all dtypes, several rounds, against the same tree in one process."""
-    for numel in (BIG, BIG + 1, 123_457):
+    for numel in (BIG, BIG + 1, 1_234_567):
         for dtype in ("float32", "float64", "int32", "int64"):
             send, receive = buffers(peer, numel, dtype)
             lane = peer.lane("sums", send.nbytes)

@@ -117,7 +117,9 @@ class Execution:
 
     def awaited(self) -> list[tuple[int, str]]:
         """Return from whom the present round awaits data, and in which operation."""
-        return [(place[0], self._operations[self._receives[place]].name) for place in self._messages.awaited()]
+        return [
+            (place[0], self._operations[self._receives[place]].name) for place in self._messages.awaited()
+        ]
 
     # ------------------------------------------------------------------------------------------- how it does it
 

@@ -35,6 +35,7 @@ class InlineProgress(ProgressEngine):
 
     def nudge(self) -> None:
         if self._driver is not None:
+            self._driver.check()
             self._driver.step(0)
 
     def wait_until(

@@ -25,7 +25,7 @@ __all__ = ["MARK_BYTES", "SMALLEST_BYTES", "HostAllreduce", "HostLane", "HostPro
 MARK_BYTES = 64
 
 #: Below this a message-based allreduce is faster: its waits are fewer and not Python's.
-SMALLEST_BYTES = 192 << 10
+SMALLEST_BYTES = 2 << 20
 _READY, _SUMMED = 0, 1
 _fence = threading.Lock()
 

@@ -1,0 +1,153 @@
+"""Schedules carried out by both engines on virtual ranks, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bodies import ALLREDUCES, ENGINES, allreduce_rounds, broadcast_rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.progress import InlineProgress, ThreadProgress
+from hocket.schedule import Compute, Logic, NoOp, Receive, Schedule, Send, recursive_doubling_allreduce
+from hocket.transport.single import SinglePeer
+from hocket.transport.virtual import World, current_peer
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    size=st.one_of(st.integers(1, 9), st.just(17)),
+    seed=st.integers(0, 10**6),
+    engine=st.sampled_from(sorted(ENGINES)),
+    kind=st.sampled_from(sorted(ALLREDUCES)),
+    count=st.one_of(st.integers(0, 40), st.just(1003)),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_allreduce(size: int, seed: int, engine: str, kind: str, count: int, dtype: str) -> None:
+    told = World(size, seed=seed).run(
+        lambda: allreduce_rounds(current_peer(), seed, engine, kind, count, dtype)
+    )
+    assert told == [told[0]] * size  # the same bits
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("size", [*range(1, 10), 17])
+def test_broadcast(size: int, engine: str) -> None:
+    World(size).run(lambda: broadcast_rounds(current_peer(), engine, 7))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_runs_go_on_side_by_side(engine: str) -> None:
+    """Two exchanges, started in another order on every other rank."""
+
+    def body() -> None:
+        peer = current_peer()
+        progress = ENGINES[engine]()
+        datas = [np.ones(3), np.ones(5)]
+        runs = [
+            progress.open(recursive_doubling_allreduce(peer.rank, peer.size, data), peer, f"segment {number}")
+            for number, data in enumerate(datas)
+        ]
+        order = [0, 1] if peer.rank % 2 else [1, 0]
+        for round in range(3):
+            requests = [runs[number].start(round) for number in order]
+            for request in reversed(requests):
+                request.wait()
+        assert all((data == 6**3).all() for data in datas)
+        progress.close()
+
+    World(6).run(body)
+
+
+def test_groups_count_their_own_ranks() -> None:
+    def body() -> float:
+        peer = current_peer()
+        group = peer.group([rank for rank in (4, 2, 0, 1, 3) if rank % 2 == peer.rank % 2])
+        assert group is not None
+        progress = ThreadProgress()
+        data = np.array([float(peer.rank)])
+        run = progress.open(recursive_doubling_allreduce(group.rank, group.size, data), group, "group")
+        run.start(0).wait()
+        progress.close()
+        return float(data[0])
+
+    assert World(5).run(body) == [6.0, 4.0, 6.0, 4.0, 6.0]
+
+
+def test_an_operation_fires_once_and_may_wait_for_any() -> None:
+    fired: list[str] = []
+
+    def note(name: str, *after: str, logic: Logic = Logic.ALL) -> Compute:
+        return Compute(name, after, logic, call=lambda round: fired.append(f"{name} {round}"))
+
+    schedule = Schedule(
+        (
+            NoOp("go"),
+            note("a", "go"),
+            note("b", "a"),
+            note("any", "a", "b", logic=Logic.ANY),
+            note("all", "a", "b"),
+            note("never", "unheard"),
+            Receive("unheard", source=0),
+        ),
+        ("any", "all"),
+        trigger="go",
+        persistent=True,
+    )
+    progress = InlineProgress()
+    run = progress.open(schedule, SinglePeer(), "run")
+    run.start(1).wait()
+    assert run.num_ended == 2
+    assert fired == [f"{name} {round}" for round in (0, 1) for name in ("a", "b", "any", "all")]
+    progress.close()
+
+
+def test_messages_of_the_next_round_wait_for_it() -> None:
+    """Rank 0 sends without waiting for anybody, rank 1 receives late and slowly: rounds keep apart."""
+
+    def body() -> list[int]:
+        peer = current_peer()
+        progress = ThreadProgress()
+        data, seen = np.zeros(1, np.int64), []
+        if peer.rank == 0:
+
+            def count(round: int) -> None:
+                data[0] = round
+
+            operations = (
+                NoOp("go"),
+                Compute("set", ("go",), call=count),
+                Send("send", ("set",), data=data, to=1),
+            )
+            schedule = Schedule(operations, ("send",), trigger="go")
+        else:
+            operations = (
+                NoOp("go"),
+                Receive("get", ("go",), data=data, source=0),
+                Compute("see", ("get",), call=lambda round: seen.append((round, int(data[0])))),
+            )
+            schedule = Schedule(operations, ("see",), trigger="go")
+        run = progress.open(schedule, peer, "stream")
+        for round in range(20):
+            peer.elapse(0.1 * peer.rank)
+            run.start(round).wait()
+        progress.close()
+        return seen
+
+    assert World(2).run(body)[1] == [(round, round) for round in range(20)]
+
+
+def test_inline_progress_advances_what_it_watches() -> None:
+    def body() -> None:
+        peer = current_peer()
+        progress = InlineProgress()
+        lane = peer.lane("a")
+        received = np.zeros(1)
+        request = lane.irecv(received, (peer.rank + 1) % 2, 0)
+        progress.watch(request)
+        lane.isend(np.ones(1), (peer.rank + 1) % 2, 0)
+        while not request.done():
+            progress.advance()
+        assert received[0] == 1
+
+    World(2).run(body)
