@@ -120,8 +120,9 @@ def large_messages(peer: Peer) -> None:
     progress = ThreadProgress()
     data = np.full(1_000_003, float(peer.rank))
     run = progress.open(recursive_doubling_allreduce(peer.rank, peer.size, data), peer, "large")
+    expected = sum(range(peer.size)) / peer.size
     for round in range(3):
-        expected = float(sum(range(peer.size))) if round == 0 else expected * peer.size
+        expected *= peer.size
         run.start(round).wait()
         assert (data == expected).all()
     progress.close()

@@ -1,4 +1,4 @@
-"""A solo allreduce on virtual ranks, under random delays: the contract of partial collectives (eager-SGD, Lemma 6.1)."""
+"""A solo allreduce on virtual ranks, with random delays: the contract of partial collectives (eager-SGD, Lemma 6.1)."""
 
 from __future__ import annotations
 

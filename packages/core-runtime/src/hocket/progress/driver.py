@@ -117,6 +117,8 @@ class Driver:
         return any(a.in_flight for a in all_attended), any(a.unheard for a in all_attended)
 
     def _tell(self) -> None:
+        if not self._watchers:
+            return
         with self._lock:
             over = [(condition() or self.error is not None, event) for condition, event in self._watchers]
             self._watchers = [

@@ -6,12 +6,13 @@ Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from hocket.progress.messages import Messages, Place
 from hocket.schedule.operation import Compute, Logic, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Lane, Request
+from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.signals import Connection, Ring
 
 __all__ = ["Execution"]
@@ -47,6 +48,7 @@ class Execution:
         for i, operation in enumerate(self._operations):
             for name in operation.after:
                 self._dependents[index[name]].append(i)
+        self._actions = [self._action(i, operation) for i, operation in enumerate(self._operations)]
         self._needs = [_needed(operation) for operation in self._operations]
         self._trigger = None if schedule.trigger is None else index[schedule.trigger]
         self._roots = [i for i, needed in enumerate(self._needs) if not needed and i != self._trigger]
@@ -98,14 +100,18 @@ class Execution:
             self._look_for_sent()
         self.doing = "receive"
         for place in self._messages.collect(rings, everywhere):
-            self._receive(self._receives[place], place)
+            self._receive(place)
         while True:
             if not self._armed and (self._schedule.persistent or self.round < self.wanted):
                 self._arm()
             if self._armed and self.round < self.wanted and self._trigger is not None:
                 self._fire_once(self._trigger)
             while self._ready:
-                self._fire(self._ready.popleft())
+                i = self._ready.popleft()
+                action = self._actions[i]
+                self.doing = self._operations[i].name
+                if action is None or action():
+                    self._finish(i)
             if not self._armed or self._last_missing or self.sending or self._num_receiving:
                 return self.round > first
             self._armed = False
@@ -133,8 +139,9 @@ class Execution:
                 still.append((i, request))
         self.sending = still
 
-    def _receive(self, i: int, place: Place) -> None:
-        """Note that something has come for a receive: its data, or a notice that may be of another round."""
+    def _receive(self, place: Place) -> None:
+        """Note that something has come: data, or a notice, which may be of another round."""
+        i = self._receives[place]
         if place not in self._messages.heard:
             self._num_receiving -= 1
             self._finish(i)
@@ -152,28 +159,34 @@ class Execution:
             self._fired[i] = True
             self._ready.append(i)
 
-    def _fire(self, i: int) -> None:
-        operation = self._operations[i]
-        self.doing = operation.name
+    def _action(self, i: int, operation: Operation) -> Callable[[], bool] | None:
+        """Return what firing an operation does, and whether it is done then; None for nothing at all."""
         match operation:
-            case Send(to=to, tag=tag, data=data):
-                request = self._messages.send(to, tag, self.round, data)
-                if request is None:
-                    self._finish(i)
-                else:
-                    self.sending.append((i, request))
-            case Receive(source=source, tag=tag, data=None):
-                self._receive(i, (source, tag))
-            case Receive(source=source, tag=tag, data=data):
-                assert data is not None
-                self._num_receiving += 1
-                if self._messages.post((source, tag), self.round, data):
-                    self._receive(i, (source, tag))
+            case Send():
+                return partial(self._send, i, operation)
+            case Receive():
+                return partial(self._post, (operation.source, operation.tag), operation.data)
             case Compute():
-                operation.call(self.round)
-                self._finish(i)
+                return partial(self._compute, operation.call)
             case _:
-                self._finish(i)
+                return None
+
+    def _send(self, i: int, operation: Send) -> bool:
+        request = self._messages.send(operation.to, operation.tag, self.round, operation.data)
+        if request is not None:
+            self.sending.append((i, request))
+        return request is None
+
+    def _post(self, place: Place, data: Array | None) -> bool:
+        if data is None:
+            return self._messages.heard[place] >= self.round
+        done = self._messages.post(place, self.round, data)
+        self._num_receiving += not done
+        return done
+
+    def _compute(self, call: Callable[[int], None]) -> bool:
+        call(self.round)
+        return True
 
     def _finish(self, i: int) -> None:
         self._done[i] = True

@@ -54,7 +54,7 @@ class Messages:
     @property
     def in_flight(self) -> bool:
         """Whether messages have been rung for that have not been found on the lane yet."""
-        return any(rung > 0 for rung in self._unanswered.values())
+        return bool(self._unanswered) and any(rung > 0 for rung in self._unanswered.values())
 
     def awaited(self) -> list[Place]:
         """Return where data is awaited."""
@@ -65,14 +65,16 @@ class Messages:
         connection = self._connection
         reached = connection.reaches(to)
         if reached and (data is None or data.nbytes <= connection.largest_bytes):
-            return _sent(_Ringing(connection, (to, tag, round, b"" if data is None else data.tobytes())))
+            message = b"" if data is None else data.tobytes()
+            rung = connection.ring(to, tag, round, message)
+            return None if rung else _Ringing(connection, (to, tag, round, message))
         if data is None:
             request = self._lane.isend(np.array([round]), to, tag)
         else:
             request = self._lane.isend(data, to, self._number(tag, round))
         if reached:
             connection.ring(to, tag, round)
-        return _sent(request)
+        return None if request.done() else request
 
     def post(self, place: Place, round: int, data: Array) -> bool:
         """Receive into `data`; return whether that is done already."""
@@ -107,12 +109,16 @@ class Messages:
                 come.append(place)
             else:
                 self._early[place, ring.round] = ring.data
-        rung = [place for place, rung in self._unanswered.items() if rung > 0] if self._unanswered else []
+        if self._notices or self._receiving:
+            self._look_on_lane(everywhere, come)
+        return come
+
+    def _look_on_lane(self, everywhere: bool, come: list[Place]) -> None:
+        rung = [place for place, rung in self._unanswered.items() if rung > 0]
         for place in (*self._notices, *self._receiving) if everywhere else rung:
             if self._look(place):
                 self._unanswered[place] -= 1
                 come.append(place)
-        return come
 
     def withdraw(self) -> None:
         """Give up what is posted for rounds that will not come."""
@@ -153,11 +159,8 @@ class _Ringing(Request):
         raise NotImplementedError("only looked at")
 
 
-def _sent(request: Request) -> Request | None:
-    return None if request.done() else request
-
-
 def _copy(message: bytes, data: Array) -> None:
     if len(message) != data.nbytes:
         raise TransportError(f"a message of {len(message)} bytes came into a buffer of {data.nbytes}")
-    data.reshape(-1).view(np.uint8)[:] = np.frombuffer(message, np.uint8)
+    if message:
+        memoryview(data).cast("B")[:] = message

@@ -40,7 +40,7 @@ class Schedule:
 
     Raises:
         ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, tags
-            out of range or used twice between two ranks, or a persistent schedule that would start its rounds by itself.
+            out of range or used twice between two ranks, or a persistent schedule that would start its rounds itself.
     """
 
     operations: tuple[Operation, ...]

@@ -13,7 +13,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class HostDoorbell(Doorbell):
             timeout_s = 0
         if not self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
             return ()
-        return list(_rings(os.read(self._reading, _READ_BYTES)))
+        return _rings(os.read(self._reading, _READ_BYTES))
 
     def close(self) -> None:
         for descriptor in (self._reading, self._writing, *self._others.values()):
@@ -115,16 +115,18 @@ class _HostConnection(Connection):
         return _write(descriptor, _RING.pack(key, self._rank, message, round, len(data)) + data)
 
 
-def _rings(data: bytes) -> Iterator[Ring]:
+def _rings(data: bytes) -> list[Ring]:
+    rings = []
     start = 0
     while start < len(data):
         key, source, message, round, nbytes = _RING.unpack_from(data, start)
         start += _RING.size
         if nbytes == _NONE:
-            yield Ring(key, source, message, round, None)
+            rings.append(Ring(key, source, message, round, None))
         else:
-            yield Ring(key, source, message, round, data[start : start + nbytes])
+            rings.append(Ring(key, source, message, round, data[start : start + nbytes]))
             start += nbytes
+    return rings
 
 
 def _write(descriptor: int, ring: bytes) -> bool:
