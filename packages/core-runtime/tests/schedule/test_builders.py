@@ -83,7 +83,7 @@ def _activate(size: int, roots: list[int]) -> tuple[dict[int, int], int]:
             if isinstance(operation, Send) and fires:
                 done[rank].add(operation.name)
                 num_notices += 1
-                done[operation.to].add(f"called {operation.tag}")
+                done[operation.to].add(operation.name.replace("call", "called"))
                 hops.setdefault(operation.to, hops[rank] + 1)
                 called.append(operation.to)
     return hops, num_notices

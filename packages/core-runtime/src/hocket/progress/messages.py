@@ -163,4 +163,4 @@ def _copy(message: bytes, data: Array) -> None:
     if len(message) != data.nbytes:
         raise TransportError(f"a message of {len(message)} bytes came into a buffer of {data.nbytes}")
     if message:
-        memoryview(data).cast("B")[:] = message
+        data.reshape(-1).view(np.uint8)[:] = np.frombuffer(message, dtype=np.uint8)
