@@ -68,7 +68,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
         ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
         ("epoch: 3", "epoch: unknown key; allowed: name, "),
-        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, local, periodic_average, sgd. Did you mean 'sgd'?"),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, local, periodic_average, sgd. Did you mean 'sgd'?"),
         ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name"),
         ("epochs: 1\nepochs: 2", "line 2, column 1: not valid YAML: the key 'epochs' stands twice"),
         ("a: [1, 2\nb: 3", "line 2, column 2: not valid YAML: "),
@@ -171,7 +171,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_answered_with_the_list() -> None:
     assert message_of("adg") == (
-        "there is no recipe 'adg'; there are: agd, local, periodic_average, sgd. Did you mean 'agd'?"
+        "there is no recipe 'adg'; there are: agd, dpsgd, local, periodic_average, sgd. Did you mean 'agd'?"
     )
 
 
