@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 from solo import Solo
@@ -130,8 +131,8 @@ def large_messages(peer: Peer) -> None:
 
 def solo_without_bells(peer: Peer, rounds: int) -> Told:
     """As `solo_rounds`, where no rank is within earshot of another."""
-    doorbell._host = lambda: ["a host of its own", str(peer.rank)]  # type: ignore[assignment]
-    return solo_rounds(peer, 4, rounds, 5, "recursive doubling", 10.0)
+    with patch.object(doorbell, "_host", lambda: ["a host of its own", str(peer.rank)]):
+        return solo_rounds(peer, 4, rounds, 5, "recursive doubling", 10.0)
 
 
 def fail_on_rank_1(peer: Peer) -> None:

@@ -1,9 +1,10 @@
-"""One rank of `test_mpi`: carries out a function of `bodies` and prints what it returns."""
+"""One rank of `test_mpi`: carries out functions of `bodies` and prints what they return."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from typing import Any
 
@@ -13,12 +14,13 @@ from hocket.transport import mpi
 
 
 def _plain(told: Any) -> Any:
-    return dataclasses.asdict(told) if dataclasses.is_dataclass(told) and not isinstance(told, type) else told
+    return dataclasses.asdict(told) if isinstance(told, bodies.Told) else told
 
 
 if __name__ == "__main__":
     peer = mpi.join()
     peer.timeout_s = 20.0
-    result = getattr(bodies, sys.argv[1])(peer, *json.loads(sys.argv[2]))
-    print(json.dumps({"rank": peer.rank, "told": _plain(result)}), flush=True)
+    results = [_plain(getattr(bodies, name)(peer, *args)) for name, *args in json.loads(sys.argv[1])]
+    # One write, so that ranks do not print into each other's lines.
+    os.write(1, (json.dumps([peer.rank, results]) + "\n").encode())
     peer.allgather_bytes(b"")

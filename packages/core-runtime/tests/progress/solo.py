@@ -34,7 +34,6 @@ class Solo:
         dtype: str = "float64",
         *,
         allreduce: Callable[[int, int, Array], Schedule] = recursive_doubling_allreduce,
-        radix: int = 2,
         remembers: bool = True,
         name: str = "solo",
     ) -> None:
@@ -47,7 +46,7 @@ class Solo:
         self._remembers = remembers
         self._lock = threading.Lock()
         schedule = chain(
-            ("activation", activation_broadcast(peer.rank, peer.size, radix)),
+            ("activation", activation_broadcast(peer.rank, peer.size)),
             ("contribution", _one(self._take)),
             ("sum", allreduce(peer.rank, peer.size, self._sum)),
             ("result", _one(self._publish)),

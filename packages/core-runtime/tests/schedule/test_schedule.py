@@ -89,8 +89,8 @@ def test_tags_do_not_depend_on_the_rank() -> None:
 def test_rendering() -> None:
     lines = render(activation_broadcast(3, 4)).splitlines()
     assert lines[0].split() == ["arrive", "trigger"]
-    assert lines[3].startswith("call 2")
-    assert lines[3].endswith("send a notice to rank 1, tag 1       after any of arrive, called 1")
+    assert lines[3].startswith("call 1")
+    assert lines[3].endswith("send a notice to rank 1, tag 1       after any of arrive, called 0")
     assert "(last)" in lines[-1]
     data = recursive_doubling_allreduce(0, 2, np.zeros(4))
     assert "send 32 bytes to rank 1, tag 2" in render(data)

@@ -1,4 +1,4 @@
-"""An execution as its driver attends to it: who has rung and is not answered yet, and how it is closed."""
+"""An execution as its driver attends to it: what the application wants of it, and how it is closed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Attended:
         ended: how many rounds have ended.
         closing: set by the application once all it has triggered is triggered.
         closed: whether nothing is posted and nothing will be.
+        rings: what has rung for it since the last `advance`.
     """
 
     def __init__(self, schedule: Schedule, lane: Lane, name: str) -> None:
@@ -33,10 +34,10 @@ class Attended:
         self.ended = 0
         self.closing = False
         self.closed = False
+        self.rings: list[Ring] = []
         self._schedule = schedule
         self._execution: Execution | None = None
         self._wanted = 0
-        self._rings: list[Ring] = []
         self._agreement: Request | None = None
         self._triggered = np.zeros(lane.size, np.int64)
         self._final: int | None = None
@@ -63,10 +64,6 @@ class Attended:
 
     # ---------------------------------------------------------------------------------- from the driving thread
 
-    def hear(self, ring: Ring) -> None:
-        """Note a ring for this execution, for the next `advance`."""
-        self._rings.append(ring)
-
     @property
     def in_flight(self) -> bool:
         """Whether something is known to be under way that no bell will tell the end of."""
@@ -86,7 +83,7 @@ class Attended:
             everywhere: look for messages for which nobody has rung, too.
 
         Returns:
-            Whether something happened that somebody may wait for.
+            Whether anything has happened.
 
         Raises:
             TransportError: a message or a computation failed; names rank, exchange, round and operation.
@@ -94,25 +91,20 @@ class Attended:
         execution = self._execution
         if execution is None or self.closed:
             return False
+        rings, self.rings = self.rings, []
+        execution.wanted = self._wanted
         try:
-            ended = self._advance(execution, everywhere)
-            return self._close(execution) or ended
+            moved = execution.advance(rings, everywhere)
+            self.ended = execution.round
+            return (self.closing and self._close(execution)) or moved
         except Exception as error:
             raise TransportError(
                 f"rank {self.lane.rank}: {self.name}, round {execution.round}, operation {execution.doing!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _advance(self, execution: Execution, everywhere: bool) -> bool:
-        execution.wanted = self._wanted
-        rings, self._rings = self._rings, []
-        ended = execution.advance(rings, everywhere)
-        self.ended = execution.round
-        return ended
-
     def _close(self, execution: Execution) -> bool:
-        if not self.closing:
-            return False
+        """Go on with closing, and return whether that is done."""
         if self._agreement is None:
             own = np.zeros_like(self._triggered)
             own[self.lane.rank] = self._wanted

@@ -6,10 +6,7 @@ Measured with 32 idle ranks on 2 cores: looks every 0.1 ms burn 1.35 cores and n
 
 from __future__ import annotations
 
-__all__ = ["HEARTBEAT_S", "pause_s"]
-
-#: Where nothing has to be looked for, a thread looks this often all the same, should a ring have been lost.
-HEARTBEAT_S = 0.25
+__all__ = ["pause_s"]
 
 # (since something happened, pause), seconds
 _PAUSES_S = ((0.0005, 0.0), (0.2, 50e-6), (5.0, 0.001))

@@ -89,23 +89,25 @@ class Execution:
             everywhere: look also for messages for which nobody has rung.
 
         Returns:
-            Whether a round has ended.
+            Whether anything has happened.
 
         Raises:
             TransportError: a message failed.
             Exception: a computation failed; whatever it raised.
         """
-        first = self.round
-        if self.sending:
-            self._look_for_sent()
         self.doing = "receive"
-        for place in self._messages.collect(rings, everywhere):
+        come = self._messages.collect(rings, everywhere)
+        for place in come:
             self._receive(place)
+        moved = bool(come)
+        if self.sending:
+            moved |= self._look_for_sent()
         while True:
             if not self._armed and (self._schedule.persistent or self.round < self.wanted):
                 self._arm()
             if self._armed and self.round < self.wanted and self._trigger is not None:
                 self._fire_once(self._trigger)
+            moved |= bool(self._ready)
             while self._ready:
                 i = self._ready.popleft()
                 action = self._actions[i]
@@ -113,7 +115,7 @@ class Execution:
                 if action is None or action():
                     self._finish(i)
             if not self._armed or self._last_missing or self.sending or self._num_receiving:
-                return self.round > first
+                return moved
             self._armed = False
             self.round += 1
 
@@ -129,8 +131,10 @@ class Execution:
 
     # ------------------------------------------------------------------------------------------- how it does it
 
-    def _look_for_sent(self) -> None:
+    def _look_for_sent(self) -> bool:
+        """Return whether a send is done that was not."""
         still = []
+        before = len(self.sending)
         for i, request in self.sending:
             self.doing = self._operations[i].name
             if request.done():
@@ -138,6 +142,7 @@ class Execution:
             else:
                 still.append((i, request))
         self.sending = still
+        return len(still) < before
 
     def _receive(self, place: Place) -> None:
         """Note that something has come: data, or a notice, which may be of another round."""

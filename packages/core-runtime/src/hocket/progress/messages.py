@@ -53,8 +53,13 @@ class Messages:
 
     @property
     def in_flight(self) -> bool:
-        """Whether messages have been rung for that have not been found on the lane yet."""
-        return bool(self._unanswered) and any(rung > 0 for rung in self._unanswered.values())
+        """Whether messages have been rung for that are awaited and not found on the lane yet."""
+        if not self._unanswered:
+            return False
+        return any(
+            rung > 0 and (place in self._receiving or place in self._notices)
+            for place, rung in self._unanswered.items()
+        )
 
     def awaited(self) -> list[Place]:
         """Return where data is awaited."""
@@ -72,8 +77,8 @@ class Messages:
             request = self._lane.isend(np.array([round]), to, tag)
         else:
             request = self._lane.isend(data, to, self._number(tag, round))
-        if reached:
-            connection.ring(to, tag, round)
+        if reached and not connection.ring(to, tag, round):
+            return _Ringing(connection, (to, tag, round, None), request)
         return None if request.done() else request
 
     def post(self, place: Place, round: int, data: Array) -> bool:
@@ -146,14 +151,22 @@ class Messages:
 
 
 class _Ringing(Request):
-    """A message that goes with a ring as soon as the other's bell has room for it."""
+    """A ring that is rung as soon as the other's bell has room for it, and the message that was sent before it."""
 
-    def __init__(self, connection: Connection, ring: tuple[int, int, int, bytes]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        ring: tuple[int, int, int, bytes | None],
+        request: Request | None = None,
+    ) -> None:
         self._connection = connection
         self._ring = ring
+        self._rung = False
+        self._request = request
 
     def done(self) -> bool:
-        return self._connection.ring(*self._ring)
+        self._rung = self._rung or self._connection.ring(*self._ring)
+        return self._rung and (self._request is None or self._request.done())
 
     def wait(self, timeout_s: float | None = None) -> None:
         raise NotImplementedError("only looked at")

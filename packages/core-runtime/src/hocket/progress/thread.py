@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hocket.errors import ExchangeTimeoutError, TransportError
+from hocket.errors import ExchangeTimeoutError
 from hocket.progress.api import ProgressEngine
 from hocket.progress.driver import Driver
 from hocket.transport.peer import Peer, Request
@@ -60,9 +60,8 @@ class ThreadProgress(ProgressEngine):
         try:
             while not self._stopping:
                 driver.step(None)
-        except TransportError:
-            if driver.error is None:
-                raise
+        except Exception as error:
+            driver.fail(error)
             try:
                 driver.told.wait(lambda: "its training thread to hear of a failure", _TELLING_S)
             except ExchangeTimeoutError:

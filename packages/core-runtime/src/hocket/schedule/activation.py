@@ -13,41 +13,27 @@ from hocket.schedule.schedule import Schedule
 __all__ = ["activation_broadcast"]
 
 
-def activation_broadcast(rank: int, size: int, radix: int = 2) -> Schedule:
+def activation_broadcast(rank: int, size: int) -> Schedule:
     """Return this rank's part of the activation: it ends as soon as the rank is activated, by whomever.
 
-    Every rank can be the initiator, and several can at once: who is called at stage s calls others at the stages after
-    s, whoever is called twice does so once. Everybody hears within ceil(log_radix size) stages. One initiator makes for
-    radix^stages - 1 notices at most, which is one per rank if size is a power of the radix, or not above it.
+    Every rank can be the initiator, and several can at once: who receives at stage s forwards at the stages after s,
+    whoever is activated twice forwards once. The initiator sends ceil(log2 size) notices and everybody hears within as
+    many stages; with one initiator 2^ceil(log2 size) - 1 notices are sent, which is one per rank for powers of two.
 
     Args:
         rank: this rank, 0 <= rank < size.
         size: how many ranks.
-        radix: the partners of stage s are r + j radix^s modulo P, 0 < j < radix. 2 is the paper's, and the fastest
-            where every rank has a core; `size` lets the initiator call all, so that nobody wakes to call others.
 
     Returns:
         A schedule with the trigger `arrive` that ends with `active`.
     """
-    distances = [reach * j for reach in _powers(radix, size) for j in range(1, radix) if reach * j < size]
+    num_stages = (size - 1).bit_length()
     operations: list[Operation] = [NoOp("arrive")]
     callers = ["arrive"]
-    called: list[str] = []
-    reach = 1
-    for tag, distance in enumerate(distances):
-        if distance >= reach * radix:
-            reach *= radix
-            callers, called = callers + called, []
-        to, source = (rank + distance) % size, (rank - distance) % size
-        operations.append(Send(f"call {distance}", tuple(callers), Logic.ANY, to=to, tag=tag))
-        operations.append(Receive(f"called {distance}", source=source, tag=tag))
-        called.append(f"called {distance}")
-    operations.append(NoOp("active", (*callers, *called), Logic.ANY))
-    return Schedule(tuple(operations), ("active",), trigger="arrive", num_tags=max(len(distances), 1))
-
-
-def _powers(radix: int, limit: int) -> list[int]:
-    powers = [1]
-    while powers[-1] * radix < limit:
-        powers.append(powers[-1] * radix)
-    return powers
+    for stage in range(num_stages):
+        to, source = (rank + (1 << stage)) % size, (rank - (1 << stage)) % size
+        operations.append(Send(f"call {stage}", tuple(callers), Logic.ANY, to=to, tag=stage))
+        operations.append(Receive(f"called {stage}", source=source, tag=stage))
+        callers.append(f"called {stage}")
+    operations.append(NoOp("active", tuple(callers), Logic.ANY))
+    return Schedule(tuple(operations), ("active",), trigger="arrive", num_tags=max(num_stages, 1))

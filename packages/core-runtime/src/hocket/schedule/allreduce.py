@@ -136,7 +136,7 @@ def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
             sent = sends[step - size + 1]
             operations.append(Receive(receive, (*done, sent), data=coming, source=left, tag=step))
             done = (receive,)
-    return Schedule(tuple(operations), (*done, *sends), trigger="start", num_tags=2 * (size - 1))
+    return Schedule(tuple(operations), done, trigger="start", num_tags=max(2 * (size - 1), 1))
 
 
 def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedule:
@@ -172,10 +172,11 @@ def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedul
         operations.append(Send("up: send", ("add",), data=data, to=parent))
         have = "down: receive"
         operations.append(Receive(have, ("up: send",), data=data, source=parent))
-    sends = [f"down {child}: send" for child in children]
-    for child, name in zip(children, sends, strict=True):
-        operations.append(Send(name, (have,), data=data, to=child))
-    return Schedule(tuple(operations), (have, *sends), trigger="start")
+    # Through a no-op, so that what follows in a chain fires before these sends, each of which wakes another rank.
+    operations.append(NoOp("down", (have,)))
+    for child in children:
+        operations.append(Send(f"down {child}: send", ("down",), data=data, to=child))
+    return Schedule(tuple(operations), (have,), trigger="start")
 
 
 def _adder(total: Array, addend: Array) -> Callable[[int], None]:

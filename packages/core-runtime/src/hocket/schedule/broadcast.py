@@ -30,10 +30,9 @@ def binomial_broadcast(rank: int, size: int, data: Array, root: int = 0) -> Sche
     if place:
         have = "receive"
         operations.append(Receive(have, ("start",), data=data, source=(place - reach + root) % size))
-    sends: list[str] = []
     while reach > 1:
         reach >>= 1
         if place + reach < size:
-            sends.append(f"send {place + reach}")
-            operations.append(Send(sends[-1], (have,), data=data, to=(place + reach + root) % size))
-    return Schedule(tuple(operations), (have, *sends), trigger="start")
+            to = (place + reach + root) % size
+            operations.append(Send(f"send to {to}", (have,), data=data, to=to))
+    return Schedule(tuple(operations), (have,), trigger="start")

@@ -30,7 +30,8 @@ class Schedule:
 
     Attributes:
         operations: in the order in which those that are ready together fire.
-        last: their being done ends an execution.
+        last: their being done ends an execution. In the schedules that this package builds the data is final then, and
+            may be read; it may be written once the execution has ended, as sends can still be under way.
         trigger: a NoOp without dependencies that fires when the application says so (internal activation), and not
             by itself; None where an execution needs no such word.
         persistent: whether the end of a round arms the next one at once, so that this rank can be pulled through
@@ -114,7 +115,8 @@ def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
     """Return one schedule that does one part after the other.
 
     What fires by itself in a part waits for the last operations of the part before, its trigger too; but its receives
-    that depend on nothing stay so and are pre-posted. So nothing else may use their buffers before they are done.
+    that depend on nothing stay so and are pre-posted. So nothing else may use their buffers before they are done, and
+    what a part sends last may be read by the parts after it, but not be written.
 
     Args:
         parts: each with a name, which goes before the names of its operations with a dot between.

@@ -43,6 +43,7 @@ class HostDoorbell(Doorbell):
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._reading, True)  # what is slept on without a limit is the read itself
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
         self._others: dict[str, int] = {}
@@ -65,11 +66,12 @@ class HostDoorbell(Doorbell):
         _write(self._writing, _OWN)
 
     def wait(self, timeout_s: float | None) -> Sequence[Ring]:
-        if timeout_s is not None and 0 < timeout_s < _POLL_RESOLUTION_S:
-            time.sleep(timeout_s)
-            timeout_s = 0
-        if not self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
-            return ()
+        if timeout_s is not None:
+            if 0 < timeout_s < _POLL_RESOLUTION_S:
+                time.sleep(timeout_s)
+                timeout_s = 0
+            if not self._poll.poll(timeout_s * 1e3):
+                return ()
         return _rings(os.read(self._reading, _READ_BYTES))
 
     def close(self) -> None:
