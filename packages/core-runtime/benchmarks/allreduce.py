@@ -2,8 +2,11 @@
 
     python packages/core-runtime/benchmarks/allreduce.py [RANKS]
 
-Milliseconds, the slowest rank, median; float32. `ratio` is Gloo's time over Hocket's; `to MPI` is Hocket's over the
-better of MPI's two.
+Milliseconds, the slowest rank, median; float32. `in place` is Hocket's with one buffer, as sessions have it where
+`Peer.works_in_place`. `ratio` is Gloo's time over the better of Hocket's two, `to MPI` that over the better of MPI's.
+
+`copy` is what memory takes for the same: all ranks at once read and write as much as an allreduce in place does, each
+its own buffer into another one; `to copy` is `in place` over it.
 """
 
 from __future__ import annotations
@@ -32,12 +35,13 @@ def rank() -> None:
     if peer.rank == 0:
         print(f"{peer.size} ranks, {MPI.Get_library_version().split(',')[0]}, torch {torch.__version__}")
         print(
-            f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'ratio':>6} {'to MPI':>6}"
+            f"{'bytes':>11} {'Gloo':>9} {'Allreduce':>9} {'Iallreduce':>10} {'Hocket':>9} {'in place':>9} "
+            f"{'copy':>9} {'ratio':>6} {'to MPI':>6} {'to copy':>7}"
         )
     for nbytes in SIZES:
         # As a session does it: its segments lie in the transport's memory, each with a lane of its own.
         send, receive = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
-        send[:] = 1
+        send[:] = receive[:] = 0  # whose sums stay 0, however often they are summed in place
         lane = peer.lane("allreduce", nbytes)
         tensor = torch.ones(nbytes // 4)
 
@@ -51,6 +55,8 @@ def rank() -> None:
             ("allreduce", lambda send=send, receive=receive: comm.Allreduce(send, receive)),
             ("iallreduce", polled),
             ("hocket", lambda send=send, receive=receive, lane=lane: lane.iallreduce(send, receive).wait()),
+            ("in place", lambda send=send, lane=lane: lane.iallreduce(send, send).wait()),
+            ("copy", lambda send=send, receive=receive: np.copyto(receive, send)),
         ]
         ms = {
             name: 1e3 * s
@@ -59,10 +65,11 @@ def rank() -> None:
             ).items()
         }
         if peer.rank == 0:
-            best = min(ms["allreduce"], ms["iallreduce"])
+            mpis, ours = min(ms["allreduce"], ms["iallreduce"]), min(ms["hocket"], ms["in place"])
             print(
                 f"{nbytes:>11} {ms['gloo']:>9.3f} {ms['allreduce']:>9.3f} {ms['iallreduce']:>10.3f} "
-                f"{ms['hocket']:>9.3f} {ms['gloo'] / ms['hocket']:>6.2f} {ms['hocket'] / best:>6.2f}",
+                f"{ms['hocket']:>9.3f} {ms['in place']:>9.3f} {ms['copy']:>9.3f} {ms['gloo'] / ours:>6.2f} "
+                f"{ours / mpis:>6.2f} {ms['in place'] / ms['copy']:>7.2f}",
                 flush=True,
             )
     dist.destroy_process_group()

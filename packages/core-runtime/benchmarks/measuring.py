@@ -51,20 +51,35 @@ def init_gloo(peer: Peer) -> None:
     dist.init_process_group("gloo", init_method=address, rank=peer.rank, world_size=peer.size)
 
 
-def medians(peer: Peer, sides: Sequence[tuple[str, Callable[[], object]]], repeats: int) -> dict[str, float]:
+def medians(
+    peer: Peer,
+    sides: Sequence[tuple[str, Callable[[], object]]],
+    repeats: int,
+    before: Callable[[str], object] = lambda name: None,
+    after: Callable[[str], object] = lambda name: None,
+) -> dict[str, float]:
     """Return each side's median over repeats of the slowest rank's seconds.
 
     The sides take turns, so that what else the machine does hits them alike; ranks start each turn together.
+
+    Args:
+        peer: this rank's.
+        sides: what is measured, with a name.
+        repeats: how many turns each side has that count; one more comes first, to warm up.
+        before: called with the side's name before each of its turns, and not measured.
+        after: the same, after each turn.
     """
     barrier = peer.lane("start")
     seconds: dict[str, list[float]] = {name: [] for name, _ in sides}
     for repeat in range(repeats + 1):
         for name, side in sides:
+            before(name)
             barrier.ibarrier().wait()
             start_s = time.perf_counter()
             side()
             if repeat:  # the first one warms up
                 seconds[name].append(time.perf_counter() - start_s)
+            after(name)
     told = [json.loads(data) for data in peer.allgather_bytes(json.dumps(seconds).encode())]
     barrier.close()
     result = {}

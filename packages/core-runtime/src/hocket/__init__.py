@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket.observation import Trace
     from hocket.session import Session, attach
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 
 __version__ = version("hocket-core")
 
-__all__ = ["Session", "Strategy", "__version__", "attach", "compose", "join", "virtual"]
+__all__ = ["Session", "Strategy", "Trace", "__version__", "attach", "compose", "join", "virtual"]
 
 _HOMES = {
     "Session": ("hocket.session", "Session"),
     "Strategy": ("hocket.strategy", "Strategy"),
+    "Trace": ("hocket.observation", "Trace"),
     "attach": ("hocket.session", "attach"),
     "compose": ("hocket.strategy", "compose"),
     "join": ("hocket.transport", "join"),

@@ -7,10 +7,11 @@ traceback and exits with status 2. The others end a run with status 1.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "AttachError",
+    "CheckpointError",
     "CompositionError",
     "ConfigError",
     "DeadlockError",
@@ -20,6 +21,7 @@ __all__ = [
     "MissingPluginError",
     "NonFiniteError",
     "PeerLostError",
+    "RankKilledError",
     "ReplacedError",
     "TransportError",
     "UserError",
@@ -55,6 +57,10 @@ class DisagreementError(UserError):
     """Ranks that were started with different configurations, versions or models."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint that cannot be written or read, or that does not fit what is to continue from it."""
+
+
 class ReplacedError(UserError):
     """A parameter that was replaced under an attached session and cannot be taken over."""
 
@@ -79,7 +85,18 @@ class PeerLostError(TransportError):
     """A rank that is gone while others still need it."""
 
 
+class RankKilledError(BaseException):
+    """Ends a virtual rank that `Peer.kill` has killed; no `except Exception` keeps it alive."""
+
+
 def suggest(given: str, allowed: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the allowed word nearest to `given`, or an empty string."""
-    near = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(given, list(allowed), n=3, cutoff=0.6)
+    # Letters in another order are the likelier slip: sdg means sgd rather than sgp.
+    near.sort(key=lambda word: sorted(word) != sorted(given))
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first few of `names`, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -51,8 +51,6 @@ def refused(*args: str, cwd: Path) -> str:
         (["sgd", "epoch=3"], "override 'epoch=3': epoch: unknown key; allowed: name, ... Did you mean 'epochs'?"),
         (["sgd", "epochs=many"], "override 'epochs=many': epochs: got 'many'; allowed: an integer"),
         (["agd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': ... use none or backward"),
-        (["crossover"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
-        (["crossover.hierarchical"], "plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd'?"),
         (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
         (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
@@ -89,6 +87,8 @@ def refused_here(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
+        (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install hocket-crossover"),
+        (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
         (["task=fashion_mnist", "task.folder=/nowhere"], "task.folder: the folder /nowhere does not exist."),
         (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits, fashion"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
@@ -142,7 +142,7 @@ def test_a_mistake_in_the_command_itself(args: list[str], expected: str, tmp_pat
 
 
 def test_plan_answers_as_run_does(tmp_path: Path) -> None:
-    for args in (["sdg"], ["sgd", "epoch=3"], ["crossover"]):
+    for args in (["sdg"], ["sgd", "epoch=3"]):
         assert refused("plan", *args, cwd=tmp_path) == refused("run", *args, cwd=tmp_path)
 
 

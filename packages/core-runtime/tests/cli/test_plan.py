@@ -144,7 +144,7 @@ def test_gossip_counts_its_neighbours(slot: str) -> None:
     def measure() -> tuple[float, int]:
         _, session = train("cnn", strategy, 2)
         [opened] = session._opened
-        received = sum(array.nbytes for arrays in opened.channel._received for array in arrays)
+        received = sum(array.nbytes for arrays in opened.channel._received.values() for array in arrays)
         return session.counters.bytes_sent / 2, received
 
     wire_bytes = sum(layout.wire_bytes for layout in planned.exchanges[0].layouts)
@@ -222,7 +222,7 @@ def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> No
     plan_command("sgd", ("parameters=[{collective: broadcast, every: 4}]",), None)
     shown = capsys.readouterr().out
     assert "4 ranks" in shown
-    assert re.search(r"^parameters\.0 +broadcast \{root: 0\} .* 4 steps ", shown, re.MULTILINE)
+    assert re.search(r"^parameters\.0 +broadcast .* 4 steps ", shown, re.MULTILINE)
     assert re.search(r"^together .* 3\.0\d x$", shown, re.MULTILINE)
     assert "shared out over the steps" in shown
 

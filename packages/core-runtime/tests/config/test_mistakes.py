@@ -47,19 +47,22 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("network: {latency_s: -1}", "network.latency_s: latency_s must be finite and at least 0, not -1.0"),
         ("network: {bandwidth_bytes_per_s: 0}", "network.bandwidth_bytes_per_s: bandwidth_bytes_per_s must be positive, not 0.0"),
         ("delays: {rank: 0}", f"delays: delays is not available in {CORE}, got {{'rank': 0}}; allowed: null"),
-        ("phases: {10: {}}", "line 1, column 10: not valid YAML: the key 10 is not text"),
-        ("phases: {'10': {}}", f"phases: phases is not available in {CORE}, got {{'10': {{}}}}; allowed: {{}}"),
+        ("phases: {1.5: {}}", "line 1, column 10: not valid YAML: the key 1.5 is not text"),
+        ("phases: {ten: {}}", "phases.ten: no step; allowed: whole numbers from 0, such as {500: {...}}"),
+        ("phases: {10: [1]}", "phases.10: got [1]; allowed: overrides, such as {gradients.0.overlap: none}"),
+        ("phases: {10: {epochs: 3}}", "phases.10.epochs: no part of a strategy; allowed: samples, gradients, parameters"),
+        ("phases: {10: {samples: null}}", "phases.10.samples: samples are exchanged in one way throughout a run"),
         ("task: 3", "task: got 3; allowed: a name, or a mapping with a name and arguments"),
         ("optimizer: {name: null}", "optimizer.name: got null; allowed: a name, or a mapping with a name and arguments"),
         ("strategy: sgd", "strategy: got 'sgd'; allowed: a mapping of samples, gradients, parameters"),
         ("strategy: {gradient: []}", "strategy.gradient: unknown key; allowed: samples, gradients, parameters. Did you mean 'gradients'?"),
         ("strategy: {gradients: 1}", "strategy.gradients: got 1; allowed: a list of exchanges, such as [{collective: allreduce}]"),
         ("strategy: {gradients: [{over: world}]}", "strategy.gradients.0.collective: missing; allowed: allreduce, broadcast"),
-        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip. Did you mean 'allreduce'?"),
-        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip."),
+        ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
+        ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
         ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap. Did you mean 'every'?"),
-        ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: none"),
+        ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: algorithm"),
         ("parameters: [{collective: {name: broadcast, root: -1}}]", "parameters.0.collective.root: root must be 0 or more, not -1"),
         ("parameters: [{collective: allreduce, overlap: often}]", "parameters.0.overlap: got 'often'; allowed: one of none, backward, forward, delayed"),
         ("samples: shuffle", "samples: there is no samples 'shuffle'; there are: none."),
@@ -68,7 +71,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
         ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
         ("epoch: 3", "epoch: unknown key; allowed: name, "),
-        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, local, periodic_average, sgd. Did you mean 'sgd'?"),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'sgd'?"),
         ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name"),
         ("epochs: 1\nepochs: 2", "line 2, column 1: not valid YAML: the key 'epochs' stands twice"),
         ("a: [1, 2\nb: 3", "line 2, column 2: not valid YAML: "),
@@ -121,7 +124,8 @@ def test_a_missing_plugin_keeps_its_type_and_gets_a_place() -> None:
         ("gradients.0.segments={name: bytes, size_mb: 0}", "gradients.0.segments.size_mb: size_mb must be finite and more than 0, not 0.0"),
         ("gradients.0.segments.size=1", "gradients.0.segments.size: unknown key; allowed: size_mb"),
         ("seed=abc", "seed: got 'abc'; allowed: an integer"),
-        ("phases.x=1", f"phases: phases is not available in {CORE}"),
+        ("phases.x=1", "phases.x: no step; allowed: whole numbers from 0"),
+        ("phases={5: {gradients.0.every: often}}", "phases.5: gradients.0.every: got 'often'; allowed: an integer"),
     ],
 )  # fmt: skip
 def test_an_override_is_refused_with_its_text(override: str, expected: str) -> None:
@@ -150,8 +154,8 @@ def test_a_strategy_takes_no_settings_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [
-        ({1: 2}, "mapping: root: the key 1 is not text"),
-        ({"strategy": {"gradients": [{2: 3}]}}, "mapping: strategy.gradients.0: the key 2 is not text"),
+        ({1.5: 2}, "mapping: root: the key 1.5 is not text"),
+        ({"strategy": {"gradients": [{2.5: 3}]}}, "mapping: strategy.gradients.0: the key 2.5 is not text"),
         ({"gradients": [{"collective": object}]}, "mapping: gradients.0.collective: got <class 'object'>; allowed: mappings, lists"),
     ],
 )  # fmt: skip
@@ -171,7 +175,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_answered_with_the_list() -> None:
     assert message_of("adg") == (
-        "there is no recipe 'adg'; there are: agd, dpsgd, local, periodic_average, sgd. Did you mean 'agd'?"
+        "there is no recipe 'adg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'agd'?"
     )
 
 
@@ -191,7 +195,7 @@ def test_a_file_based_on_itself_is_refused(tmp_path: Path) -> None:
     [
         (
             "digit",
-            "mapping: task: there is no task 'digit'; there are: digits, fashion_mnist. Did you mean 'digits'?",
+            "mapping: task: there is no task 'digit'; there are: digits, fashion_mnist, hyperplane. Did you mean 'digits'?",
         ),
         ({"name": "digits", "hiden": 3}, "mapping: task.hiden: unknown key; allowed: "),
         ({"name": "digits", "hidden": "x"}, "mapping: task.hidden: got 'x'; allowed: an integer"),

@@ -13,10 +13,13 @@ import numpy as np
 
 from hocket.errors import ConfigError
 from hocket.transport import join
+from hocket.transport.faults import Faults, KillAt
 from hocket.transport.launching import note_pid
 from hocket.transport.peer import Lane
 
 _FOR_EVER = 10**9
+# Elements of float64 that the ranks of a host sum in their shared memory, without a call of MPI.
+_LARGE = 1 << 19
 
 
 def fail() -> None:
@@ -31,11 +34,20 @@ def skip(other: Lane) -> None:
     other.ibarrier().wait()
 
 
+def compute(seconds: float) -> None:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        np.sqrt(np.arange(1000.0))
+
+
 def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
     peer = join()
+    if how == "kill":
+        peer = Faults(kill=KillAt(rank=int(who), step=3)).wrap(peer)
     note_pid(peer.rank)
     peer.timeout_s = float(timeout_s)
-    lane, other = peer.lane("gradients.0[0]"), peer.lane("session")
+    numel = _LARGE if how == "large" else 1000
+    lane, other = peer.lane("gradients.0[0]", 8 * numel), peer.lane("session")
     acts: dict[str, Callable[[], object]] = {
         "fail": fail,
         "mistake": mistake,
@@ -45,7 +57,9 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     }
-    send, receive = np.ones(1000), np.empty(1000)
+    send, receive = peer.allocate(8 * numel).view(np.float64), peer.allocate(8 * numel).view(np.float64)
+    if how == "large":
+        assert peer.works_in_place(receive), "no memory is shared here"
     for step in range(3 if how == "finish" else _FOR_EVER):
         if step == 3:
             (ready / str(peer.rank)).touch()
@@ -53,6 +67,8 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
                 return
             if who in ("all", str(peer.rank)) and how in acts:
                 acts[how]()
+            elif how == "kill" and who != str(peer.rank):
+                compute(1.0)
         lane.iallreduce(send, receive).wait()
         peer.report_progress(step + 1)
         time.sleep(0.01)

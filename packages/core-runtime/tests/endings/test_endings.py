@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,8 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 RANKS = 3
+#: Within a second survivors know of a dead rank; the rest is the launcher's, and a busy machine's, in seconds.
+SOON_S = 10.0
 LANE = "gradients.0[0] (allreduce)"
 
 
@@ -114,13 +118,46 @@ def test_an_interrupt_on_one_rank(begin: Callable) -> None:
     assert ended.status == 130
 
 
-def test_a_killed_rank(begin: Callable, tmp_path: Path) -> None:
-    job = begin()
+@pytest.mark.parametrize("how", ["nothing", "large"])
+def test_a_killed_rank(how: str, begin: Callable, tmp_path: Path) -> None:
+    """Survivors name it, also where they wait in shared memory and no call of MPI fails."""
+    job = begin(how)
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
     os.kill(job.pid_of(1), signal.SIGKILL)
+    killed_s = time.monotonic()
     ended = job.end()
     [message] = messages(ended.errors)
     assert "rank 1" in message or find_mpiexec().vendor == "mpich"
+    assert "was killed by SIGKILL" in message
+    assert ended.status != 0
+    if find_mpiexec().tells_of_deaths:
+        assert re.match(
+            r"hocket: at step \d+, rank [02](: gradients.0\[0\] \(allreduce\)| at the end of its script): "
+            r"rank 1 has died; rank 1 on \S+ was killed by SIGKILL \(out of memory\? .*\); all ranks were ended$",
+            message,
+        )
+        assert ended.status == 128 + signal.SIGKILL
+        assert time.monotonic() - killed_s < SOON_S
+
+
+def test_a_rank_that_is_killed_while_the_others_compute(begin: Callable) -> None:
+    ended = begin("kill", 1).end()
+    [message] = messages(ended.errors)
+    assert "was killed by SIGKILL" in message
+    if find_mpiexec().tells_of_deaths:
+        assert re.match(
+            r"hocket: at step 3, rank [02]: gradients.0\[0\] \(allreduce\): rank 1 has died; ", message
+        )
+    assert ended.status != 0
+
+
+def test_all_ranks_but_one_are_killed(begin: Callable, tmp_path: Path) -> None:
+    job = begin()
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
+    for rank in (1, 2):
+        os.kill(job.pid_of(rank), signal.SIGKILL)
+    ended = job.end()
+    [message] = messages(ended.errors)
     assert "was killed by SIGKILL" in message
     assert ended.status != 0
 

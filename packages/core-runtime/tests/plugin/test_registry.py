@@ -185,11 +185,11 @@ def test_an_unknown_name_is_answered_with_what_there_is(install: Any) -> None:
     install("crossover", CROSSOVER)
     registry = Registry()
     assert message_of(registry, "complet") == (
-        "there is no topology 'complet'; there are: complete, exponential, random_matching, ring. "
+        "there is no topology 'complet'; there are: complete, exponential, irregular_directed, random_matching, ring. "
         "Did you mean 'complete'?"
     )
     message = message_of(registry, "crossover.fair_randm")
-    known = "complete, crossover.fair_random, crossover.lazy, exponential, random_matching, ring"
+    known = "complete, crossover.fair_random, crossover.lazy, exponential, irregular_directed, random_matching, ring"
     assert f"{known}. Did you mean 'crossover.fair_random'?" in message
 
 

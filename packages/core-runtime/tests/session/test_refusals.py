@@ -11,7 +11,7 @@ from torch import distributed, nn
 from toys import mlp, on_ranks
 
 import hocket
-from hocket.errors import AttachError, CompositionError
+from hocket.errors import AttachError
 
 
 def attach(model: Any, optimizer: Any = None) -> None:
@@ -248,13 +248,18 @@ def test_a_buffer_whose_elements_share_memory() -> None:
         hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), "sgd")
 
 
-def test_a_compressor_that_no_collective_carries_yet() -> None:
+def test_a_compressor_that_takes_over_momentum_needs_torchs_sgd() -> None:
+    corrected = {
+        "name": "momentum_correction",
+        "compressor": {"name": "error_feedback", "compressor": "topk"},
+    }
+    exchange = {"collective": "sparse_allreduce", "compressor": corrected}
+
     def run(rank: int) -> None:
         model = nn.Linear(2, 2)
-        exchange = {"collective": "gossip", "topology": "ring", "compressor": "hocket.compressor:TopK"}
         with pytest.raises(
-            CompositionError, match=r"parameters\.0\.compressor: no collective of this version"
+            AttachError, match=r"takes over the momentum of torch\.optim\.SGD, and AdamW has"
         ):
-            hocket.attach(model, torch.optim.SGD(model.parameters(), 0.1), {"parameters": [exchange]})
+            hocket.attach(model, torch.optim.AdamW(model.parameters()), {"gradients": [exchange]})
 
     on_ranks(2, run)

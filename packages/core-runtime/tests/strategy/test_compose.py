@@ -19,9 +19,9 @@ from hocket.collective.broadcast import Broadcast
 from hocket.compressor import NoCompression
 from hocket.errors import CompositionError
 from hocket.plugin import default_registry
-from hocket.strategy import Bytes, Exchange, Layers, Overlap, Strategy, World, compose
+from hocket.strategy import Bytes, Exchange, Layers, Overlap, Placement, Strategy, World, compose
 
-RECIPES = ("agd", "dpsgd", "local", "periodic_average", "sgd")
+RECIPES = ("agd", "dpsgd", "hierarchical_sgd", "local", "overlap_sgp", "periodic_average", "sgd", "sgp")
 
 AGD: dict[str, Any] = {
     "gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]
@@ -123,7 +123,7 @@ def test_an_override_by_name_replaces_the_component_with_its_fields() -> None:
         ]
     }
     strategy = compose(target, "parameters.0.collective=broadcast", "strategy.parameters.0.segments=layers")
-    assert strategy.parameters[0].collective == Broadcast(root=0)
+    assert strategy.parameters[0].collective == Broadcast()
     assert strategy.parameters[0].segments == Layers()
 
 
@@ -171,15 +171,34 @@ def test_a_reference_is_resolved() -> None:
     ],
 )
 def test_replicas_stay_equal_where_every_step_ends_in_the_worlds_value(mapping: Any, equal: bool) -> None:
-    assert compose(mapping).replicas_stay_equal is equal
+    assert compose(mapping).keeps_replicas_equal(Placement.on_one_host(4)) is equal
 
 
 def test_replicas_do_not_stay_equal_where_the_last_gradient_exchange_is_not_the_worlds() -> None:
     strategy = compose(AGD)
+    four = Placement.on_one_host(4)
     unequal = replace(strategy.gradients[0], collective=_Unequal())
-    assert not replace(strategy, gradients=(*strategy.gradients, unequal)).replicas_stay_equal
-    assert not replace(strategy, parameters=(unequal,)).replicas_stay_equal
-    assert not replace(strategy, gradients=(replace(strategy.gradients[0], every=2),)).replicas_stay_equal
+    assert not replace(strategy, gradients=(*strategy.gradients, unequal)).keeps_replicas_equal(four)
+    assert not replace(strategy, parameters=(unequal,)).keeps_replicas_equal(four)
+    rare = replace(strategy.gradients[0], every=2)
+    assert not replace(strategy, gradients=(rare,)).keeps_replicas_equal(four)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("over", [{"size": 2}, {"size": 3}, {"count": 1}, {"size": 4, "sharded": True}])
+def test_replicas_stay_equal_through_groups_their_leaders_and_groups_again(size: int, over: Any) -> None:
+    if over.get("sharded") and size % over["size"] and size > over["size"]:
+        return
+    group, leaders = {"name": "group", **over}, {"name": "leaders", **over}
+    stages = [
+        {"collective": "allreduce", "over": group},
+        {"collective": "allreduce", "over": leaders},
+        {"collective": "broadcast", "over": group},
+    ]
+    placement = Placement.on_one_host(size)
+    assert compose({"gradients": stages}).keeps_replicas_equal(placement)
+    one_group = len(compose({"gradients": stages}).gradients[0].over.parts(placement)) == 1
+    assert compose({"gradients": stages[:1]}).keeps_replicas_equal(placement) is one_group
 
 
 class _Unequal(Allreduce):
@@ -189,9 +208,9 @@ class _Unequal(Allreduce):
 def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
     topology = _OnlyEven()
     strategy = Strategy(parameters=(Exchange("parameters", 0, Allreduce(), topology=topology),))
-    strategy.check_size(4)
+    strategy.check_size(Placement.on_one_host(4))
     with pytest.raises(CompositionError, match=r"^parameters\.0 among 3 ranks: 3 is odd$"):
-        strategy.check_size(3)
+        strategy.check_size(Placement.on_one_host(3))
 
 
 class _OnlyEven:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hocket.collective.allreduce import Allreduce
-from hocket.compressor import NoCompression
+from hocket.compressor import NoCompression, TopK
 from hocket.errors import CompositionError
 from hocket.plugin import Registry
 from hocket.strategy import compose, refusals
@@ -23,8 +23,7 @@ class Gathering(Allreduce):
 
 
 @dataclass(frozen=True)
-class Sparse(NoCompression):
-    reducible: ClassVar[bool] = False
+class Sparse(TopK): ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,17 @@ def exchange(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("slot", "fields", "key", "reasons"),
     [
-        ("gradients", {"collective": "broadcast"}, "collective", ["broadcast (root: 0) means nothing here", "use it in parameters"]),
+        ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
+        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["sparse_allreduce means nothing here", "use it in gradients"]),
+        ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["those who lead nothing", "group or world"]),
+        ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not hear of it", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
+        ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["does not add up to 1", "push_sum: true"]),
+        ("gradients", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}, "topology", ["gradients have none"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weight is of the whole segment"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["coordinates of its own", "shared_random"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": {"name": "error_feedback", "compressor": "bf16"}}, "compressor", ["keeps what it does not send", "gradients"]),
+        ("parameters", {"compressor": "shared_random"}, "compressor", ["would be lost", "use gossip, with topology complete"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped looks at all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be hidden behind forward", "use none or backward"]),
         ("gradients", {"overlap": "delayed"}, "overlap", ["behind delayed", "use none or backward"]),
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward or delayed"]),
@@ -84,19 +93,49 @@ def test_an_exchange_that_means_nothing_is_refused(
         ("gradients", {"compressor": "corrected", "overlap": "backward"}),
         ("parameters", {"every": 4, "overlap": "forward"}),
         ("parameters", {"collective": "broadcast", "overlap": "delayed"}),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "shared_random"}),
     ],
 )
 def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fields: dict[str, Any]) -> None:
     assert not list(refusals(compose({slot: [exchange(**fields)]}, registry=registry)))
 
 
-def test_gradients_go_through_one_exchange() -> None:
+@pytest.mark.parametrize(
+    ("fields", "key", "reason"),
+    [
+        ({"segments": "layers"}, "segments", "segment by segment: use bytes (size_mb: 25.0), as gradients.0 does"),
+        ({"overlap": "backward"}, "overlap", "leave it at none, and choose the overlap in gradients.0"),
+        ({"compressor": "clipped"}, "compressor", "works on a rank's own gradients, which gradients.0 sends"),
+    ],
+)
+def test_later_exchanges_of_gradients_follow_the_first(
+    registry: Registry, fields: dict[str, Any], key: str, reason: str
+) -> None:
     with pytest.raises(CompositionError) as caught:
-        compose({"gradients": [exchange(), exchange()]})
-    assert str(caught.value) == (
-        "mapping: gradients.1: gradients.0 is there already, and this version carries gradients through one "
-        "exchange: leave this one out, or exchange parameters after the step"
-    )
+        compose({"gradients": [exchange(), exchange(**fields)]}, registry=registry)
+    assert str(caught.value).startswith(f"mapping: gradients.1.{key}: ")
+    assert reason in str(caught.value)
+
+
+def test_what_leaders_exchange_is_broadcast_in_the_same_groups_and_as_often() -> None:
+    leaders = exchange(over={"name": "leaders", "size": 2}, every=4)
+    heard = exchange(collective="broadcast", over={"name": "group", "size": 2}, every=4)
+    assert len(compose({"parameters": [leaders, heard]}).parameters) == 2
+    for wrong in ({"every": 2}, {"over": {"name": "group", "size": 4}}, {"collective": {"name": "broadcast", "root": 1}}):
+        with pytest.raises(CompositionError, match=r"parameters\.0\.over: the other members of the groups"):
+            compose({"parameters": [leaders, {**heard, **wrong}]})
+
+
+def test_push_sum_weights_are_known_to_no_other_exchange() -> None:
+    pushing = exchange(collective={"name": "gossip", "push_sum": True}, topology="irregular_directed")
+    with pytest.raises(CompositionError, match=r"parameters\.0\.topology: .* needs push-sum weights"):
+        compose({"parameters": [pushing, exchange(every=9)]})
+
+
+def test_own_coordinates_go_with_a_periodic_average() -> None:
+    gossip = exchange(collective="gossip", topology="ring", compressor="topk")
+    assert compose({"parameters": [gossip, exchange(every=100)]})
 
 
 def test_a_refusal_names_the_override_that_caused_it() -> None:

@@ -38,6 +38,14 @@ def test_shorter_draws_are_the_beginning_of_longer_ones(
     assert sorted(draws.permutation(num, *address).tolist()) == list(range(num))
 
 
+@given(st.integers(0, 9), st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), max_size=5))
+def test_rows_are_the_words_of_their_segments(num: int, round: int, segments: list[int]) -> None:
+    drawn = draws.rows(num, "test", 7, round, segments)
+    assert drawn.shape == (len(segments), num)
+    for row, segment in zip(drawn, segments, strict=True):
+        np.testing.assert_array_equal(row, draws.words(num, "test", 7, round, segment))
+
+
 @given(st.lists(st.integers(1, 2**31), max_size=20), st.integers(0, 2**64 - 1))
 def test_integers_stay_below_their_bounds(bounds: list[int], seed: int) -> None:
     drawn = draws.below(np.array(bounds, dtype=np.int64), "test", seed, 0)

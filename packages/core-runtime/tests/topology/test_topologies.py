@@ -172,12 +172,23 @@ class Impure(Ring):
 
 @dataclass(frozen=True)
 class Undeclared(Irregular):
-    doubly_stochastic: ClassVar[bool] = True
+    rows_sum_to_one: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Overmodest(Ring):
-    doubly_stochastic: ClassVar[bool] = False
+class Transposed(Irregular):
+    rows_sum_to_one: ClassVar[bool] = True
+    columns_sum_to_one: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ModestInRows(Ring):
+    rows_sum_to_one: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ModestInColumns(Ring):
+    columns_sum_to_one: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +214,9 @@ ALONE = Neighbours((), (), (), 1.0)
         (OneSided(), "test_sends_and_receives_match"),
         (Impure(), "test_pure"),
         (Undeclared(), "test_weights_are_as_declared"),
-        (Overmodest(), "test_what_is_not_doubly_stochastic_says_so"),
+        (Transposed(), "test_weights_are_as_declared"),
+        (ModestInRows(), "test_sums_that_are_one_are_declared"),
+        (ModestInColumns(), "test_sums_that_are_one_are_declared"),
         (OtherMatrix(), "test_mixing_matrix_is_what_the_ranks_do"),
         (Unexplained(), "test_refused_sizes_come_with_a_reason"),
     ],

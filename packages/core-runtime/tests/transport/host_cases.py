@@ -1,23 +1,32 @@
-"""One rank of the tests of the host path: `python host_cases.py`, under mpiexec. Prints a line of JSON per rank."""
+"""One rank of the tests of the host path: `python host_cases.py`, under mpiexec. Rank 0 prints a line of JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hocket.errors import TransportError
+from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology, component_terms
 from hocket.transport import mpi
-from hocket.transport.host.allreduce import HostAllreduce
-from hocket.transport.peer import Peer
-from hocket.transport.reduction import tree_sum
+from hocket.transport.host import SMALLEST_BYTES, HostExchange
+from hocket.transport.peer import Lane, Peer, Terms
+from hocket.transport.reduction import tree_sum, weighted_sum
 
-BIG = 600_000  # elements: enough for the host path to be taken
+BIG = SMALLEST_BYTES // 4 + 1001  # float32 elements: enough for the host path to be taken
 
 
+@lru_cache(maxsize=20)
 def contribution(rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
-    return (np.random.default_rng([rank, round]).standard_normal(numel) * 100).astype(dtype)
+    drawn = (np.random.default_rng([rank, round]).standard_normal(numel) * 100).astype(dtype)
+    drawn.flags.writeable = False
+    return drawn
 
 
 def buffers(peer: Peer, numel: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -25,20 +34,46 @@ def buffers(peer: Peer, numel: int, dtype: str) -> tuple[np.ndarray, np.ndarray]
     return peer.allocate(nbytes).view(dtype), peer.allocate(nbytes).view(dtype)
 
 
+def mixed(terms: Terms, rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
+    """What `rank` gets: the sum that its messages would have given."""
+    out = np.empty(numel, dtype)
+    values = [contribution(source, round, numel, dtype).copy() for source, _ in terms[rank]]
+    weighted_sum(values, [weight for _, weight in terms[rank]], out)
+    return out
+
+
 def sums(peer: Peer) -> bool:
-    """Sizes that do not divide by the ranks, all dtypes, several rounds, against the same tree in one process."""
-    for numel in (BIG, BIG + 1, 1_234_567):
+    """Sizes that do not divide by the ranks, all dtypes, two rounds, against the same tree in one process."""
+    for numel in (BIG, BIG + 23):
         for dtype in ("float32", "float64", "int32", "int64"):
             send, receive = buffers(peer, numel, dtype)
             lane = peer.lane("sums", send.nbytes)
-            for round in range(3):
-                send[:] = contribution(peer.rank, round, numel, dtype)
+            for round in range(2):
+                send[:] = given = contribution(peer.rank, round, numel, dtype)
                 lane.iallreduce(send, receive).wait(20)
                 expected = tree_sum([contribution(rank, round, numel, dtype) for rank in range(peer.size)])
                 np.testing.assert_array_equal(receive, expected)
-                # The result is this rank's own: others still read their shares of it while it is overwritten here.
+                np.testing.assert_array_equal(send, given)
+                # The result is this rank's own: nobody reads or writes it any more.
                 receive[:] = -1
+                lane.iallreduce(send, send).wait(20)
+                np.testing.assert_array_equal(send, expected)
             lane.close()
+    # Processes that only move bytes start fast: what is heavy is imported by what needs it.
+    assert not {"torch", "numba"} & set(sys.modules)
+    return True
+
+
+def in_place(peer: Peer) -> bool:
+    """Of any size, so over shared memory or by messages, without a word to whom it is in place for."""
+    for numel in (0, 1, 1000, BIG):
+        data, _ = buffers(peer, numel, "float64")
+        lane = peer.lane("in place", data.nbytes)
+        for round in range(2):
+            data[:] = contribution(peer.rank, round, numel, "float64")
+            lane.iallreduce(data, data).wait(20)
+            parts = [contribution(rank, round, numel, "float64") for rank in range(peer.size)]
+            np.testing.assert_allclose(data, tree_sum(parts), atol=1e-9)
     return True
 
 
@@ -46,7 +81,7 @@ def orders(peer: Peer) -> bool:
     """Lanes started and waited for in another order on every rank, some requests dropped."""
     lanes = [(peer.lane(f"orders {i}", 4 * BIG), *buffers(peer, BIG, "float32")) for i in range(6)]
     draws = random.Random(peer.rank)
-    for round in range(8):
+    for round in range(4):
         for number, (_, send, receive) in enumerate(lanes):
             send[:] = contribution(peer.rank, 100 * round + number, BIG, "float32")
             receive[:] = 0
@@ -66,8 +101,110 @@ def orders(peer: Peer) -> bool:
     return True
 
 
+def broadcasts(peer: Peer) -> bool:
+    """From every root, without a pause: the next root may write while the last one is still read from."""
+    data, _ = buffers(peer, BIG, "int32")
+    lane = peer.lane("broadcasts", data.nbytes)
+    for round in range(3 * peer.size):
+        root = round % peer.size
+        if peer.rank == root:
+            data[:] = contribution(root, round, BIG, "int32")
+        lane.ibroadcast(data, root).wait(20)
+        np.testing.assert_array_equal(data, contribution(root, round, BIG, "int32"))
+    return True
+
+
+def mixes(peer: Peer) -> bool:
+    """Every topology, components that change from round to round, in place and not."""
+    topologies: list[Topology] = [Ring(), Exponential(), Complete(), RandomMatching()]
+    for dtype, numel in (("float32", BIG), ("float64", BIG - 1)):
+        data, out = buffers(peer, numel, dtype)
+        for topology in topologies:
+            lane = peer.lane("mixes", data.nbytes)
+            for round in range(4):
+                terms = component_terms(topology, peer.rank, peer.size, round, 0)
+                into = data if round % 2 else out
+                data[:] = contribution(peer.rank, round, numel, dtype)
+                request = lane.imix(data, into, terms)
+                assert request is not None
+                request.wait(20)
+                np.testing.assert_array_equal(into, mixed(terms, peer.rank, round, numel, dtype))
+                into[:] = -1
+            lane.close()
+    return True
+
+
+def mixes_in_another_order(peer: Peer) -> bool:
+    """Mixes and sums on several lanes, waited for in another order on every rank; small mixes go by messages."""
+    lanes: list[tuple[Lane, np.ndarray, np.ndarray]] = [
+        (peer.lane(f"lanes {i}", 4 * BIG), *buffers(peer, BIG, "float32")) for i in range(4)
+    ]
+    draws = random.Random(peer.rank)
+    for round in range(4):
+        requests = []
+        for number in draws.sample(range(4), 4):
+            lane, data, out = lanes[number]
+            data[:] = contribution(peer.rank, round, BIG, "float32")
+            terms = component_terms(RandomMatching(), peer.rank, peer.size, round, number)
+            request = lane.iallreduce(data, out) if number == 3 else lane.imix(data, out, terms)
+            assert request is not None
+            requests.append((number, terms, request))
+        draws.shuffle(requests)
+        for number, terms, request in requests:
+            request.wait(20)
+            parts = [contribution(rank, round, BIG, "float32") for rank in range(peer.size)]
+            expected = tree_sum(parts) if number == 3 else mixed(terms, peer.rank, round, BIG, "float32")
+            np.testing.assert_array_equal(lanes[number][2], expected)
+    lane, data, out = lanes[0]
+    small = BIG // 10
+    assert lane.imix(data[:small], out[:small], {peer.rank: [(peer.rank, 1.0)]}) is None
+    return True
+
+
+def only_neighbours_wait(peer: Peer) -> bool:
+    """A rank without neighbours goes through its rounds while the others have not come to theirs."""
+    data, _ = buffers(peer, BIG, "float32")
+    lane = peer.lane("alone", data.nbytes)
+    everyone = {r: [(r, 0.5), ((r + 1) % peer.size, 0.5)] for r in range(peer.size)}
+    lonely = peer.size - 1
+    if peer.rank == lonely:
+        data[:] = 8
+        for _ in range(3):
+            request = lane.imix(data, data, {lonely: [(lonely, 0.5)]})
+            assert request is not None
+            request.wait(20)
+        assert (data == 1).all()
+    peer.lane("they follow").ibarrier().wait(20)
+    if peer.rank != lonely:
+        for _ in range(3):
+            others = {r: [(r, 1.0)] for r in range(lonely)}
+            request = lane.imix(data, data, others)
+            assert request is not None
+            request.wait(20)
+        data[:] = 1
+    request = lane.imix(data, data, everyone)
+    assert request is not None
+    request.wait(20)
+    return bool((data == 1).all())
+
+
+def disagreement(peer: Peer) -> str:
+    """One rank sums in place where the others do not: nobody's memory is written, everybody is told."""
+    send, receive = buffers(peer, BIG, "float32")
+    send[:] = receive[:] = 7
+    lane = peer.lane("at odds", send.nbytes)
+    message = ""
+    try:
+        lane.iallreduce(send, send if peer.rank == 0 else receive).wait(20)
+    except TransportError as error:
+        message = str(error)
+    assert (send == 7).all()
+    assert (receive == 7).all()
+    return message
+
+
 def groups(peer: Peer) -> bool:
-    """A group's allreduce over memory that the world allocated."""
+    """A group's collectives over memory that the world allocated."""
     mine = [rank for rank in range(peer.size) if rank % 2 == peer.rank % 2]
     group = peer.group(mine)
     assert group is not None
@@ -75,12 +212,15 @@ def groups(peer: Peer) -> bool:
     send[:] = contribution(peer.rank, 0, BIG, "float32")
     lane = group.lane("groups", send.nbytes)
     lane.iallreduce(send, receive).wait(20)
-    np.testing.assert_array_equal(receive, tree_sum([contribution(r, 0, BIG, "float32") for r in mine]))
+    expected = tree_sum([contribution(r, 0, BIG, "float32") for r in mine])
+    np.testing.assert_array_equal(receive, expected)
+    lane.iallreduce(send, send).wait(20)
+    np.testing.assert_array_equal(send, expected)
     return True
 
 
 def falls_back(peer: Peer) -> str:
-    """One rank cannot have the memory: all use messages, and know why."""
+    """One rank cannot have the memory: all use messages, in place too, and know why."""
     from hocket.transport.host import memory
 
     group = peer.group(list(range(peer.size)))
@@ -90,24 +230,49 @@ def falls_back(peer: Peer) -> str:
         memory._reserve = lambda path, nbytes: "/dev/shm: No space left on device"
     send, receive = buffers(group, BIG, "float32")
     memory._reserve = reserve
+    assert not group.works_in_place(send)
     lane = group.lane("falls back", send.nbytes)
     send[:] = peer.rank
+    assert lane.imix(send, receive, {rank: [(rank, 1.0)] for rank in range(peer.size)}) is None
     lane.iallreduce(send, receive).wait(20)
     assert (receive == sum(range(peer.size))).all()
+    lane.iallreduce(send, send).wait(20)
+    assert (send == sum(range(peer.size))).all()
     return group.memory.refused
+
+
+CASES = (
+    sums,
+    in_place,
+    orders,
+    broadcasts,
+    mixes,
+    mixes_in_another_order,
+    only_neighbours_wait,
+    disagreement,
+    groups,
+    falls_back,
+)
 
 
 def main() -> None:
     peer = mpi.join()
     taken = []
-    begin = HostAllreduce.__init__
-    HostAllreduce.__init__ = lambda self, *args: (taken.append(1), begin(self, *args))[1]  # type: ignore[method-assign]
-    results = {case.__name__: case(peer) for case in (sums, orders, groups, falls_back)}
-    results["over shared memory"] = len(taken)
+    begin = HostExchange.__init__
+    HostExchange.__init__ = lambda self, *args: (taken.append(1), begin(self, *args))[1]  # type: ignore[method-assign]
+    results: dict[str, Any] = {}
+    for case in CASES:
+        before = len(taken)
+        results[case.__name__] = {"result": case(peer), "over shared memory": len(taken) - before}
     send, receive = buffers(peer, BIG, "float32")
+    assert peer.works_in_place(send)
+    assert not peer.works_in_place(send[:1000])
+    assert not peer.works_in_place(np.zeros(BIG, "float32"))
     send[:] = contribution(peer.rank, 7, BIG, "float32")
     peer.lane("bits", send.nbytes).iallreduce(send, receive).wait(20)
     results["bits"] = hashlib.sha256(receive.tobytes()).hexdigest()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    results["mapped"] = [line for line in maps if "/dev/shm/hocket-" in line]
     told = peer.allgather_bytes(json.dumps(results).encode())
     if peer.rank == 0:
         print("\nRESULTS " + json.dumps([json.loads(data) for data in told]), flush=True)

@@ -114,3 +114,57 @@ def test_a_line_that_has_not_ended_comes_through_at_once(tmp_path: Path) -> None
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.integers(1, 9))
 def test_anything_else_is_not_touched(text: str, step: int) -> None:
     assert filtered(f"x{text}", Path(), step=step) == (f"x{text}", "")
+
+
+LOG = "[vm:7] [prterun-vm-7@0,0] "
+ULFM_KILLED = f"""{LOG}odls:launch working child [prterun-vm-7@1,1]
+{LOG}odls:waitpid_fired child process [prterun-vm-7@1,1] terminated with signal Killed
+NBC_Progress: an error 75 was found during schedule 0x5564769412b0 at row-offset 0 - aborting the schedule
+
+hocket: at step 3, rank 0: gradients.0[0] (allreduce): rank 1 has died; all ranks end
+{LOG}errmgr:dvm: proc [prterun-vm-7@1,0] called abort with exit code 1
+{LOG}errmgr:dvm: proc [prterun-vm-7@1,0] exited with non-zero status 1
+{LOG}odls:waitpid_fired child process [prterun-vm-7@1,2] terminated with signal Terminated
+"""
+
+
+def heard(text: str, folder: Path) -> tuple[str, Report, list[str]]:
+    """Return what comes through, the report, and a word for each time that the job was ended."""
+    ended: list[str] = []
+    report, out = Report(folder, end=lambda: ended.append("ended")), []
+    output = JobOutput(report, "-", out.append)
+    output.feed(text.encode())
+    output.close()
+    return "".join(out), report, ended
+
+
+def test_what_survivors_say_of_a_dead_rank_is_one_sentence_with_what_it_died_of(tmp_path: Path) -> None:
+    through, report, ended = heard(ULFM_KILLED, tmp_path)
+    assert through == ""
+    assert report.message == (
+        "at step 3, rank 0: gradients.0[0] (allreduce): rank 1 has died; rank 1 on vm was killed by SIGKILL "
+        "(out of memory? the kernel's log would tell); all ranks were ended"
+    )
+    assert (report.status, ended) == (128 + 9, [])
+
+
+def test_survivors_are_heard_where_the_launcher_says_nothing(tmp_path: Path) -> None:
+    _, report, _ = heard(
+        "hocket: at step 3, rank 0: a (barrier): ranks 1, 2 have died; all ranks end\n", tmp_path
+    )
+    assert report.message == "at step 3, rank 0: a (barrier): ranks 1, 2 have died; all ranks end"
+
+
+def test_a_rank_that_leaves_the_others_waiting_ends_the_job(tmp_path: Path) -> None:
+    text = f"mine\n{LOG}errmgr:dvm: proc [prterun-vm-7@1,2] exited with non-zero status 4\n[vm:7] mine, too\n"
+    through, report, ended = heard(text, tmp_path)
+    assert through == "mine\n[vm:7] mine, too\n"
+    assert report.message == "rank 2 ended with exit code 4; all ranks were ended"
+    assert (report.status, ended) == (4, ["ended"])
+
+
+def test_who_is_ended_by_an_abort_is_no_cause(tmp_path: Path) -> None:
+    text = f"hocket: rank 1 at step 3: broken; all ranks end\n{ULFM_KILLED.partition('all ranks end')[2].strip()}\n"
+    through, report, ended = heard(text, tmp_path)
+    assert through == "hocket: rank 1 at step 3: broken; all ranks end\n"
+    assert (report.message, report.status, ended) == ("", 1, [])

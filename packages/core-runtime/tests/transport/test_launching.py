@@ -67,6 +67,21 @@ def test_the_one_beside_this_python_comes_first(elsewhere: Path) -> None:
     assert find_mpiexec().path == str(program)
 
 
+@pytest.mark.parametrize(
+    ("vendor", "version", "tells"),
+    [
+        ("openmpi", "mpiexec (Open MPI) 5.0.11", True),
+        ("openmpi", "mpiexec (Open MPI) 4.1.6", False),
+        ("mpich", "MPICH 5.0.2", False),
+    ],
+)
+def test_ulfm_is_asked_for_where_it_is(vendor: str, version: str, tells: bool) -> None:
+    mpiexec = Mpiexec("/mpiexec", vendor, version)
+    assert mpiexec.tells_of_deaths is tells
+    assert ("ulfm" in mpiexec.command(2, ["a"], outliving=True)) is tells
+    assert "ulfm" not in mpiexec.command(2, ["a"])
+
+
 def test_root_and_more_ranks_than_cores_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     mpiexec = Mpiexec("/mpiexec", "openmpi", "")
     monkeypatch.setattr(os, "geteuid", lambda: 0)

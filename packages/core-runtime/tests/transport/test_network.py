@@ -46,12 +46,24 @@ def test_broadcast(nbytes: int, size: int, seconds: float) -> None:
 def test_allgather() -> None:
     assert NETWORK.allgather_seconds(20, 5) == 3 + 4 * 2.0
     assert NETWORK.allgather_seconds(20, 1) == 0.0
+    # Lengths of 8 bytes go first.
+    assert NETWORK.allgatherv_seconds(20, 5) == pytest.approx(3 + 4 * 0.8 + 3 + 4 * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "size", "seconds"),
+    [(1000, 1, 0.0), (10, 8, 6.0), (8000, 8, 2 * 3 + 14 / 8 * 800)],
+)
+def test_reduce(nbytes: int, size: int, seconds: float) -> None:
+    assert NETWORK.reduce_seconds(nbytes, size) == pytest.approx(seconds)
 
 
 @settings(database=None)
 @given(nbytes=st.integers(0, 10**12), size=st.integers(1, 4096))
 def test_collectives_cost_at_least_a_latency_and_more_bytes_cost_more(nbytes: int, size: int) -> None:
-    for cost in (NETWORK.allreduce_seconds, NETWORK.broadcast_seconds, NETWORK.allgather_seconds):
+    network = NETWORK
+    gathers = (network.allgather_seconds, network.allgatherv_seconds)
+    for cost in (network.allreduce_seconds, network.broadcast_seconds, network.reduce_seconds, *gathers):
         assert cost(nbytes, size) >= (NETWORK.latency_s if size > 1 else 0)
         assert cost(nbytes + 1, size) >= cost(nbytes, size)
 

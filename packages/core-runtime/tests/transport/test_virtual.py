@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
-from hocket.testing.transport import exchange_at_random
+from hocket.testing.transport.messages import exchange_at_random
 from hocket.transport.virtual import NetworkModel, VirtualPeer, World, current_peer
 
 #: Numbers that are exact in binary: 1 s of latency, 8 bytes a second.
@@ -33,6 +33,11 @@ def me() -> VirtualPeer:
 
 def run(size: int, body: Callable[[VirtualPeer], Any], **settings: Any) -> list[Any]:
     return World(size, **settings).run(lambda: body(me()))
+
+
+def overlapping(count: int) -> tuple[np.ndarray, np.ndarray]:
+    memory = words(count + 1)
+    return memory[:-1], memory[1:]
 
 
 def words(count: int) -> np.ndarray:
@@ -544,7 +549,7 @@ class TestMistakes:
             (lambda lane: lane.irecv(np.frombuffer(b"12345678"), 0, 0), "read-only"),
             (lambda lane: lane.iallreduce(np.zeros(2, "f2"), np.zeros(2, "f2")), "float16 is not"),
             (lambda lane: lane.iallreduce(words(2), words(3)), r"sends float64\[2\], receives float64\[3\]"),
-            (lambda lane: lane.iallreduce(*[words(2)] * 2), "different buffers"),
+            (lambda lane: lane.iallreduce(*overlapping(2)), "overlap"),
             (lambda lane: lane.ibroadcast(words(2), -1), "no rank -1"),
         ],
     )

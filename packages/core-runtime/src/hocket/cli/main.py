@@ -40,8 +40,16 @@ def cli() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the results; default: runs/NAME-TIME.",
 )
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in the folder --out.")
+@click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
 def run(
-    target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None
+    target: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    transport: str | None,
+    out: Path | None,
+    resume: bool,
+    trace: bool,
 ) -> None:
     """Train a task with a recipe, or as a file says.
 
@@ -50,10 +58,11 @@ def run(
     \b
     hocket run sgd -n 4
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
+    hocket run sgd checkpoint.every=100 --out runs/mine; hocket run sgd --out runs/mine --resume
     """
     from hocket.cli.running import run_command
 
-    sys.exit(run_command(target, overrides, ranks, transport, out))
+    sys.exit(run_command(target, overrides, ranks, transport, out, trace, resume))
 
 
 @cli.command()

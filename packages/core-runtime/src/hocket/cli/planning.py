@@ -7,11 +7,13 @@ import math
 import shutil
 import textwrap
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hocket.cli.table import show_table
-from hocket.config.component import describe
+from hocket.config.component import component_name, telling_fields
 from hocket.config.run import RunConfig, load_run
+from hocket.config.settings import TransportName
+from hocket.strategy.placement import Placement
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,14 +51,24 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     run = load_run(target, overrides)
     run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
     assert run.ranks is not None
-    run.strategy.check_size(run.ranks)  # before torch is imported
+    run.strategy.check_size(Placement.on_one_host(run.ranks))  # before torch is imported
 
     from hocket.cli.checking import check_run
     from hocket.session.planned import plan
+    from hocket.transport.host import SMALLEST_BYTES
 
     task = check_run(run)
 
-    _show(run, plan(run.strategy, _model(task), run.ranks, run.network))
+    # A plan is for ranks of one host.
+    shared_bytes = SMALLEST_BYTES if run.transport is TransportName.MPI else math.inf
+    model = _model(task)
+    for step, strategy in [
+        (0, run.strategy.at(0)),
+        *((p.step, p.strategy) for p in run.strategy.phases if p.step),
+    ]:
+        if run.strategy.phases:
+            print(f"From step {step} on:")
+        _show(run, plan(strategy, model, run.ranks, run.network, shared_bytes=shared_bytes))
 
 
 def _model(task: Task) -> nn.Module:
@@ -101,7 +113,7 @@ def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
         _among(planned),
         f"{len(sizes)} ({_title(exchange.segments)})",
         size,
-        "step" if exchange.every == 1 else f"{exchange.every} steps",
+        _every(planned),
         exchange.overlap.value,
         _bytes(planned.bytes_per_step),
         _seconds(planned.seconds_per_step),
@@ -116,6 +128,11 @@ def _collective(planned: PlannedExchange) -> str:
         text += f", {_title(exchange.topology)}"
     compressor = _title(exchange.compressor)
     return text if compressor == "none" else f"{text}, {compressor}"
+
+
+def _every(planned: PlannedExchange) -> str:
+    periods = sorted({planned.exchange.period(len(scope)) for scope in planned.scopes})
+    return "step" if periods == [1] else f"{' or '.join(map(str, periods))} steps"
 
 
 def _among(planned: PlannedExchange) -> str:
@@ -138,22 +155,20 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
         "overlap hides is not taken off.",
         "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
         "parameters' size. Parameters move into flat memory of the same size. Where gradients are exchanged, "
-        ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer, the "
-        "activations, and what the transport takes: among the ranks of one host, mpi takes 1 / ranks of what an "
-        "allreduce carries.",
+        ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer "
+        "and the activations.",
     ]
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")
-    if any(planned.exchange.every > 1 for planned in plan.exchanges):
+    if any(planned.exchange.every != 1 for planned in plan.exchanges):
         lines.append("What does not happen in every step is shared out over the steps.")
     return lines
 
 
 def _title(component: object) -> str:
-    """Name a component as a config does, with the fields that it has."""
-    plain: dict[str, Any] = describe(component)
-    fields = ", ".join(f"{key}: {value}" for key, value in plain.items() if key != "name")
-    return f"{plain['name']} {{{fields}}}" if fields else str(plain["name"])
+    """Name a component as a config does, with its numbers and what it was told."""
+    fields = ", ".join(f"{key}: {value}" for key, value in telling_fields(component).items())
+    return component_name(component) + (f" {{{fields}}}" if fields else "")
 
 
 def _models(plan: Plan, nbytes: float) -> str:

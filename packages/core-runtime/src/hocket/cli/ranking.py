@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m hocket.cli.ranking CONFIG FOLDER`, as `hocket run` starts it under mpiexec."""
+"""One rank of a run, as `hocket run` starts it: `mpiexec python -m hocket.cli.ranking CONFIG FOLDER [--resume]`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hocket.transport.virtual import World
 __all__ = ["run_rank", "run_virtual"]
 
 
-def run_rank(run: RunConfig, folder: Path) -> None:
+def run_rank(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""
     peer = join()
     note_pid(peer.rank)
-    _train(run, peer, folder)
+    _train(run, peer, folder, resume)
     peer.close()
 
 
-def run_virtual(run: RunConfig, folder: Path) -> None:
+def run_virtual(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
     """Train on as many virtual ranks as the run asks for, in this process, one thread each."""
     assert run.ranks is not None
     torch.set_num_threads(1)
     world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
-    world.run(lambda: _train(run, join(), folder))
+    world.run(lambda: _train(run, join(), folder, resume))
 
 
-def _train(run: RunConfig, peer: Peer, folder: Path) -> None:
-    summary = train(run, peer, folder)
+def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
+    summary = train(run, peer, folder, resume=resume)
     if peer.rank == 0:
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
@@ -44,4 +44,4 @@ def _train(run: RunConfig, peer: Peer, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(load_run(sys.argv[1]), Path(sys.argv[2]))
+    run_rank(load_run(sys.argv[1]), Path(sys.argv[2]), resume="--resume" in sys.argv[3:])

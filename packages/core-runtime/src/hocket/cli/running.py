@@ -14,18 +14,30 @@ from typing import Any
 
 import yaml
 
+from hocket.checkpoint.folder import complete, latest_complete
 from hocket.config.run import RunConfig, load_run
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
+from hocket.strategy.placement import Placement
+from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.observer import TERMINAL_VARIABLE
 from hocket.transport.joining import launched_ranks, local_ranks
 from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
 
 __all__ = ["run_command"]
 
+#: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
+_FIXED = ("task", "optimizer", "engine", "batch_size", "seed", "on_nonfinite")
+
 
 def run_command(
-    target: str, overrides: tuple[str, ...], ranks: int | None, transport: str | None, out: Path | None
+    target: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    transport: str | None,
+    out: Path | None,
+    trace: bool,
+    resume: bool,
 ) -> int:
     """Carry out `hocket run` and return the exit status.
 
@@ -35,36 +47,56 @@ def run_command(
     run = load_run(target, overrides)
     if transport is not None:
         run = replace(run, transport=TransportName(transport))
+    if trace:
+        run = replace(run, trace=True)
     if run.transport is TransportName.TORCH:
         raise UserError("transport torch is not available in this version; there are mpi and virtual")
+    if resume and out is None:
+        raise UserError("--resume continues the run in a folder: name it with --out")
     launched = launched_ranks()
     if launched is not None:
-        return _join(run, ranks or run.ranks, out, *launched)
+        return _join(run, ranks or run.ranks, out, resume, *launched)
     run = replace(run, ranks=ranks or run.ranks or 1)
     assert run.ranks is not None
-    run.strategy.check_size(run.ranks)
+    run.strategy.check_size(Placement.on_one_host(run.ranks))
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
-    folder = _new_folder(out, run)
-    if run.transport is TransportName.VIRTUAL:
-        from hocket.cli.ranking import run_virtual
+    folder = _prepare_folder(out, run, resume)
+    status = 1
+    try:
+        if run.transport is TransportName.VIRTUAL:
+            from hocket.cli.ranking import run_virtual
 
-        run_virtual(run, folder)
-        status = 0
-    elif run.ranks == 1:
-        from hocket.cli.ranking import run_rank
+            run_virtual(run, folder, resume=resume)
+            status = 0
+        elif run.ranks == 1:
+            from hocket.cli.ranking import run_rank
 
-        run_rank(run, folder)
-        status = 0
-    else:
-        status = _launch(run, folder)
+            run_rank(run, folder, resume=resume)
+            status = 0
+        else:
+            status = _launch(run, folder, resume)
+    finally:
+        if status != 0 and run.trace:
+            _show_left_trace(folder)
     if status == 0:
         _show_results(folder)
     return status
 
 
-def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, promised: int) -> int:
+def _show_left_trace(folder: Path) -> None:
+    """Make a trace of what the ranks of a failed run have left of it."""
+    from hocket.observation import merge_left
+
+    path = folder / TRACE_FILE
+    if merge_left(path):
+        print(f"hocket: the trace of what the ranks did until then: {os.path.relpath(path)}", file=sys.stderr)
+
+
+def _join(
+    run: RunConfig, asked: int | None, out: Path | None, resume: bool, launcher: str, promised: int
+) -> int:
     """Be one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
 
@@ -77,7 +109,7 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, pr
             f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher"
         )
     run = replace(run, ranks=promised)
-    run.strategy.check_size(promised)
+    run.strategy.check_size(Placement.on_one_host(promised))
 
     import torch
 
@@ -87,18 +119,19 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, launcher: str, pr
         torch.set_num_threads(threads_per_rank(local_ranks()))
     first = join().rank == 0
     # The others write nothing, and their clocks may give another name.
-    folder = _new_folder(out, run) if first else _folder(out, run)
-    run_rank(run, folder)
+    folder = _prepare_folder(out, run, resume) if first else _folder(out, run)
+    run_rank(run, folder, resume=resume)
     if first:
         _show_results(folder)
     return 0
 
 
-def _launch(run: RunConfig, folder: Path) -> int:
+def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
     environment = {}
     if sys.stdout.isatty():
         environment = {TERMINAL_VARIABLE: "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / "config.yaml"), str(folder)]
+    program += ["--resume"] if resume else []
     assert run.ranks is not None
     with tempfile.TemporaryDirectory(prefix="hocket-") as pids:
         return launch(find_mpiexec(), run.ranks, program, folder=Path(pids), environment=environment)
@@ -108,17 +141,39 @@ def _folder(out: Path | None, run: RunConfig) -> Path:
     return out or Path("runs") / f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _new_folder(out: Path | None, run: RunConfig) -> Path:
-    """Make the results' folder, with the run's complete configuration in it."""
+def _prepare_folder(out: Path | None, run: RunConfig, resume: bool) -> Path:
+    """Make the results' folder, with the run's complete configuration in it, or check that its run can go on."""
     from hocket.config.run import resolved
 
-    folder = _folder(out, run)
+    folder, config = _folder(out, run), resolved(run)
+    if resume:
+        _check_resumable(folder, config)
+    elif complete(folder / CHECKPOINTS):
+        raise UserError(
+            f"--out {folder} holds the checkpoints of an earlier run: continue it with --resume, or name another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(resolved(run), sort_keys=False))
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
     return folder
+
+
+def _check_resumable(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse to go on where there is no checkpoint, or with settings that would make it another run."""
+    latest_complete(folder / CHECKPOINTS)
+    path = folder / "config.yaml"
+    try:
+        earlier = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}, which says what run is to be resumed, cannot be read: {error}") from error
+    for key in _FIXED:
+        if earlier.get(key) != config[key]:
+            raise UserError(
+                f"{path}: {key} is {earlier.get(key)}, and {config[key]} is asked for: a run is resumed with what it "
+                "was begun with, but for its length, its ranks and what it reports"
+            )
 
 
 def _show_results(folder: Path) -> None:
@@ -136,3 +191,5 @@ def _show_results(folder: Path) -> None:
     print(
         f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
     )
+    if (folder / TRACE_FILE).exists():
+        print(f"trace: open {os.path.relpath(folder / TRACE_FILE)} in https://ui.perfetto.dev")

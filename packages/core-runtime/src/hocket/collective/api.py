@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from hocket.collective.packing import Packing
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.strategy.exchange import Exchange
@@ -26,11 +27,13 @@ class Outcome:
         round: the exchange's counter, as given to `Channel.start`.
         included: whether what this rank contributed is in the result.
         num_active: how many ranks' contributions are in the result.
+        nonfinite: the ranks of the scope whose contributions held NaN or Inf, where `Channel.finds_nonfinite`.
     """
 
     round: int
     included: bool
     num_active: int
+    nonfinite: tuple[int, ...] = ()
 
 
 class Channel(ABC):
@@ -38,7 +41,16 @@ class Channel(ABC):
 
     Opening and closing are collective. Segments may be started in any order, which may differ between ranks;
     the rounds of one segment are started in order.
+
+    Attributes:
+        packing: the exchange's compressor with what it remembers; None where segments travel as they are.
     """
+
+    packing: Packing | None = None
+
+    def finds_nonfinite(self, segment: Segment) -> bool:
+        """Return whether outcomes tell whose contributions held NaN or Inf, so that nobody has to look before."""
+        return False
 
     @abstractmethod
     def start(self, segment: Segment, round: int) -> Request:
@@ -79,14 +91,25 @@ class Collective(ABC):
     #: Whether it asks a topology who hears from whom; if not, it refuses one.
     needs_topology: ClassVar[bool] = False
 
+    #: Whether it can send what a compressor makes; if not, values travel whole.
+    carries_messages: ClassVar[bool] = True
+
     #: Whether each rank's message arrives and is added on its own, so that compressors need not be reducible.
     gathers: ClassVar[bool] = False
 
     #: Whether others need this rank's answer while its training thread computes.
     needs_progress_thread: ClassVar[bool] = False
 
+    #: Whether its requests can be advanced by a progress thread beside the training thread (`progress: thread`).
+    threadable: ClassVar[bool] = False
+
     #: Whether every rank of the scope ends each round with the same value.
     equal_result: ClassVar[bool] = False
+
+    @property
+    def pushes_weight(self) -> bool:
+        """Whether values are meant to be divided by a weight that travels with them (push-sum)."""
+        return False
 
     @abstractmethod
     def open(
@@ -96,17 +119,48 @@ class Collective(ABC):
 
         Args:
             peer: this rank's endpoint in the exchange's scope.
-            segments: what will be exchanged, in the same order on every rank.
+            segments: what will be exchanged, in the same order on every rank of the peer; of the exchange's
+                segments all or some, as their `index` says.
             progress: runs what must go on while nobody waits.
             exchange: the exchange's other choices: its topology and its compressor.
         """
 
     @abstractmethod
-    def contribution_scale(self, size: int) -> float:
+    def contribution_scale(self, size: float) -> float:
         """Return the factor by which each rank scales its contribution so that the combination is a mean.
 
         1/size for a sum, 1 where the combination weighs the contributions itself.
+
+        Args:
+            size: ranks that take part; their mean where groups of different sizes are to weigh by their ranks.
         """
+
+    def in_place(self, exchange: Exchange, shared: bool) -> bool:
+        """Return whether `incoming` may, and had better, be `outgoing`: a buffer less, and no copy afterwards.
+
+        Args:
+            exchange: of this collective.
+            shared: whether the ranks' segments lie in memory that all of them share (`Peer.works_in_place`).
+        """
+        return False
+
+    def check_size(self, size: int) -> None:  # noqa: B027 (most are defined for any number)
+        """Refuse a number of ranks for which the collective is not defined.
+
+        Raises:
+            ValueError: `size` is not possible; says what is.
+        """
+
+    def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:
+        """Return what each rank ends with, as tokens that are equal where the bits are.
+
+        Args:
+            values: a token for what each rank contributes.
+            leader: the rank that leads the segment.
+        """
+        if self.equal_result:
+            return [(self, tuple(values))] * len(values)
+        return [(self, rank, tuple(values)) for rank in range(len(values))]
 
     @abstractmethod
     def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:

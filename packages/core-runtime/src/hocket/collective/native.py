@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from hocket.collective.api import Channel, Outcome
+from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.transport.peer import Lane, Peer, Request
+from hocket.transport.peer import Array, Lane, Peer, Request
 
-__all__ = ["AllreduceChannel", "BroadcastChannel", "NativeChannel"]
+__all__ = ["AllreduceChannel", "BroadcastChannel", "Completed", "NativeChannel", "ReduceChannel"]
 
 
-class _Completed(Request):
-    """A transport's request whose result is the exchange's outcome."""
+class Completed(Request):
+    """A transport's request whose result is the exchange's outcome.
 
-    __slots__ = ("_outcome", "_request")
+    Args:
+        request: the transport's.
+        outcome: what the exchange gave.
+        then: what is left to do when the request is done, in the thread that finds it so.
+    """
 
-    def __init__(self, request: Request, outcome: Outcome) -> None:
+    __slots__ = ("_outcome", "_request", "_then")
+
+    def __init__(self, request: Request, outcome: Outcome, then: Callable[[], None] | None = None) -> None:
         self._request = request
         self._outcome = outcome
+        self._then = then
 
     def done(self) -> bool:
-        return self._request.done()
+        if not self._request.done():
+            return False
+        self._finish()
+        return True
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         self._request.wait(timeout_s)
+        self._finish()
         return self._outcome
+
+    def _finish(self) -> None:
+        if self._then is not None:
+            then, self._then = self._then, None
+            then()
 
     @property
     def result(self) -> Outcome:
@@ -43,47 +62,95 @@ class NativeChannel(Channel):
     """
 
     def __init__(self, peer: Peer, segments: Sequence[Segment]) -> None:
-        self._size = peer.size
-        self._lanes = [peer.lane(segment.name, segment.wire_bytes) for segment in segments]
+        self._rank, self._size = peer.rank, peer.size
+        self._lanes = {segment.index: peer.lane(segment.name, segment.wire_bytes) for segment in segments}
 
     @abstractmethod
-    def _call(self, lane: Lane, segment: Segment) -> Request:
-        """Start the transport's operation on a segment's buffers."""
+    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+        """Start the transport's operation on a segment's buffers; return it, and what is left to do afterwards."""
 
     def start(self, segment: Segment, round: int) -> Request:
-        request = self._call(self._lanes[segment.index], segment)
-        return _Completed(request, Outcome(round, included=True, num_active=self._size))
+        request, then = self._call(self._lanes[segment.index], segment, round)
+        return Completed(request, Outcome(round, included=True, num_active=self._size), then)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""
 
     def close(self) -> None:
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {} if self.packing is None else self.packing.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is kept between rounds."""
+        if self.packing is not None:
+            self.packing.load_state_dict(state)
 
 
 class AllreduceChannel(NativeChannel):
-    """Puts the sum of all ranks' `outgoing` into everyone's `incoming`."""
+    """Puts the sum of all ranks' `outgoing` into everyone's `incoming`.
 
-    def _call(self, lane: Lane, segment: Segment) -> Request:
-        return lane.iallreduce(segment.outgoing_array, segment.incoming_array)
+    Args:
+        packing: whose messages are summed in compressed form; None where segments are, as they are.
+    """
+
+    def __init__(self, peer: Peer, segments: Sequence[Segment], packing: Packing | None = None) -> None:
+        super().__init__(peer, segments)
+        self.packing = packing
+        self._sums: dict[int, Array] = {}
+
+    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+        packing = self.packing
+        if packing is None:
+            return lane.iallreduce(segment.outgoing_array, segment.incoming_array), None
+        message = packing.pack(segment, round)
+        total = self._sums.setdefault(segment.index, np.empty_like(message))
+
+        def unpack() -> None:
+            segment.incoming.zero_()
+            packing.add(total, 1.0, segment, round)
+
+        return lane.iallreduce(message, total), unpack
 
 
 class BroadcastChannel(NativeChannel):
-    """Puts the root's `outgoing` into everyone's `incoming`."""
+    """Puts a root's `outgoing` into everyone's `incoming`.
 
-    def __init__(self, peer: Peer, segments: Sequence[Segment], root: int) -> None:
+    Args:
+        root_of: the root's rank by a segment's index.
+    """
+
+    def __init__(self, peer: Peer, segments: Sequence[Segment], root_of: Callable[[int], int]) -> None:
         super().__init__(peer, segments)
-        self._is_root = peer.rank == root
-        self._root = root
+        self._root_of = root_of
 
-    def _call(self, lane: Lane, segment: Segment) -> Request:
-        if self._is_root:
+    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+        root = self._root_of(segment.index)
+        if root == self._rank and segment.incoming is not segment.outgoing:
             segment.incoming_array[...] = segment.outgoing_array
-        return lane.ibroadcast(segment.incoming_array, self._root)
+        return lane.ibroadcast(segment.incoming_array, root), None
+
+
+class ReduceChannel(NativeChannel):
+    """Puts the mean of all ranks' `outgoing` into a root's `incoming`, and elsewhere the rank's own `outgoing`.
+
+    Args:
+        root_of: the root's rank by a segment's index.
+    """
+
+    def __init__(self, peer: Peer, segments: Sequence[Segment], root_of: Callable[[int], int]) -> None:
+        super().__init__(peer, segments)
+        self._root_of = root_of
+
+    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+        root = self._root_of(segment.index)
+        outgoing, incoming = segment.outgoing_array, segment.incoming_array
+        if root != self._rank:
+            incoming[...] = outgoing
+            return lane.ireduce(outgoing, None, root), None
+
+        def divide() -> None:
+            np.multiply(incoming, 1 / self._size, out=incoming)
+
+        return lane.ireduce(outgoing, incoming, root), divide

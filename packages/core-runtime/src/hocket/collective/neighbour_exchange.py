@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hocket.collective.api import Channel, Outcome
+from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.topology import Topology
+from hocket.topology import Topology, component_terms
 from hocket.transport.peer import Array, Lane, Peer, Request
 from hocket.transport.reduction import weighted_sum
 
@@ -26,83 +27,171 @@ class GossipChannel(Channel):
         peer: the ranks that take part; collective.
         segments: opened in this order on every rank, started later in any order.
         topology: pure, so every rank knows with which weight a sender gives.
+        packing: gives the messages their form; None where segments travel as they are.
+        keeps_own: whether a rank's own value stays whole, and only what of it was sent is exchanged for what came:
+            x_i + sum over j of W[i, j] C(x_j) - C(x_i), which for messages that are whole is W x. Else the result is
+            the weighted sum of the messages.
     """
 
-    def __init__(self, peer: Peer, segments: Sequence[Segment], topology: Topology) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        topology: Topology,
+        packing: Packing | None = None,
+        *,
+        keeps_own: bool = True,
+    ) -> None:
+        self.packing = packing
         self._rank, self._size = peer.rank, peer.size
         self._topology = topology
-        self._lanes = [peer.lane(segment.name) for segment in segments]
-        self._received: list[list[Array]] = [[] for _ in segments]
+        self._keeps_own = keeps_own
+        self._lanes: dict[int, Lane] = {
+            segment.index: peer.lane(segment.name, 0 if packing else segment.wire_bytes)
+            for segment in segments
+        }
+        self._shared = {
+            segment.index
+            for segment in segments
+            if not packing and peer.works_in_place(segment.outgoing_array)
+        }
+        self._received: dict[int, list[Array]] = {segment.index: [] for segment in segments}
+        self._sent: dict[int, Array] = {}
+
+    def finds_nonfinite(self, segment: Segment) -> bool:
+        return segment.index in self._shared
 
     def start(self, segment: Segment, round: int) -> Request:
-        ask = self._topology.neighbours
-        own = ask(self._rank, self._size, round, segment.index)
-        weights = [own.self_weight]
-        for source in own.receive_from:
-            given = ask(source, self._size, round, segment.index)
-            weights.append(given.send_weights[given.send_to.index(self._rank)])
-        received = self._buffers(segment, len(own.receive_from))
-        lane: Lane = self._lanes[segment.index]
+        if segment.index in self._shared:
+            mixing = self._mix(segment, round)
+            if mixing is not None:
+                return mixing
+        neighbours = self._topology.neighbours(self._rank, self._size, round, segment.index)
+        weights = [self._weight_of(source, segment.index, round) for source in neighbours.receive_from]
+        message = self._message(segment, round)
+        received = self._buffers(segment.index, message, len(weights))
+        lane = self._lanes[segment.index]
         requests = [
-            lane.irecv(a, source, round) for a, source in zip(received, own.receive_from, strict=True)
+            lane.irecv(buffer, source, round)
+            for buffer, source in zip(received, neighbours.receive_from, strict=True)
         ]
-        requests += [lane.isend(segment.outgoing_array, to, round) for to in own.send_to]
-        outcome = Outcome(round, included=True, num_active=len(weights))
-        return _Mixing(
-            requests, [segment.outgoing_array, *received], weights, segment.incoming_array, outcome
-        )
+        requests += [lane.isend(message, to, round) for to in neighbours.send_to]
 
-    def _buffers(self, segment: Segment, count: int) -> list[Array]:
-        buffers = self._received[segment.index]
+        def combine() -> None:
+            if self.packing is None:
+                own = [segment.outgoing_array, *received]
+                weighted_sum(own, [neighbours.self_weight, *weights], segment.incoming_array)
+            else:
+                terms = zip([message, *received], [neighbours.self_weight, *weights], strict=True)
+                self._combine_messages(self.packing, segment, round, list(terms))
+
+        return _Combining(requests, combine, Outcome(round, included=True, num_active=1 + len(weights)))
+
+    def _mix(self, segment: Segment, round: int) -> Request | None:
+        """Let the ranks of the host share the work, if the transport can."""
+        terms = component_terms(self._topology, self._rank, self._size, round, segment.index)
+        lane = self._lanes[segment.index]
+        request = lane.imix(segment.outgoing_array, segment.incoming_array, terms)
+        return None if request is None else _Mixing(request, round, len(terms[self._rank]))
+
+    def _weight_of(self, source: int, segment: int, round: int) -> float:
+        given = self._topology.neighbours(source, self._size, round, segment)
+        return given.send_weights[given.send_to.index(self._rank)]
+
+    def _message(self, segment: Segment, round: int) -> Array:
+        if self.packing is None:
+            return segment.outgoing_array
+        payload = self.packing.pack(segment, round)
+        if self.packing.compressor.equal_sizes:
+            return payload
+        # Receivers do not know the length: what is sent is as long as any, and says itself where it ends.
+        sent = self._sent.setdefault(segment.index, np.zeros(self.packing.capacity_bytes(segment), np.uint8))
+        sent[: payload.nbytes] = payload.view(np.uint8)
+        return sent
+
+    def _buffers(self, index: int, like: Array, count: int) -> list[Array]:
+        buffers = self._received[index]
         while len(buffers) < count:
-            buffers.append(np.empty_like(segment.outgoing_array))
+            buffers.append(np.empty_like(like))
         return buffers[:count]
+
+    def _combine_messages(
+        self, packing: Packing, segment: Segment, round: int, terms: list[tuple[Array, float]]
+    ) -> None:
+        if self._keeps_own:
+            segment.incoming.copy_(segment.outgoing)
+            own, own_weight = terms[0]
+            terms[0] = (own, own_weight - 1.0)
+        else:
+            segment.incoming.zero_()
+        for message, weight in terms:
+            packing.add(message, weight, segment, round)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""
 
     def close(self) -> None:
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {} if self.packing is None else self.packing.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing is kept between rounds."""
+        if self.packing is not None:
+            self.packing.load_state_dict(state)
 
 
 class _Mixing(Request):
-    """Messages that are under way, and the sum that follows when all are through."""
+    """A mixing over shared memory, whose result names the ranks that gave NaN or Inf."""
 
-    def __init__(
-        self, requests: list[Request], values: list[Array], weights: list[float], out: Array, outcome: Outcome
-    ) -> None:
-        self._requests = requests
-        self._values = values
-        self._weights = weights
-        self._out = out
-        self._outcome = outcome
-        self._mixed = False
+    __slots__ = ("_num_active", "_request", "_round")
+
+    def __init__(self, request: Request, round: int, num_active: int) -> None:
+        self._request = request
+        self._round = round
+        self._num_active = num_active
 
     def done(self) -> bool:
-        if not self._mixed:
+        return self._request.done()
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        self._request.wait(timeout_s)
+        return self.result
+
+    @property
+    def result(self) -> Outcome:
+        return Outcome(self._round, True, self._num_active, nonfinite=self._request.result)
+
+
+class _Combining(Request):
+    """Messages that are under way, and what is done with them when all are through."""
+
+    __slots__ = ("_combine", "_outcome", "_requests")
+
+    def __init__(self, requests: list[Request], combine: Callable[[], None], outcome: Outcome) -> None:
+        self._requests = requests
+        self._combine: Callable[[], None] | None = combine
+        self._outcome = outcome
+
+    def done(self) -> bool:
+        if self._combine is not None:
             self._requests = [request for request in self._requests if not request.done()]
             if not self._requests:
-                self._mix()
-        return self._mixed
+                self._finish()
+        return self._combine is None
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         for request in self._requests:
             request.wait(timeout_s)
         self._requests = []
-        if not self._mixed:
-            self._mix()
+        self._finish()
         return self._outcome
 
-    def _mix(self) -> None:
-        weighted_sum(self._values, self._weights, self._out)
-        self._mixed = True
+    def _finish(self) -> None:
+        if self._combine is not None:
+            combine, self._combine = self._combine, None
+            combine()
 
     @property
     def result(self) -> Outcome:

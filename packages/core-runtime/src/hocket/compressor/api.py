@@ -120,7 +120,7 @@ class Compressor(ABC):
     def equal_sizes(self) -> bool:
         """Whether every message of one segment has `payload_bytes` bytes, in every round and on every rank.
 
-        If not, sizes have to travel before the messages.
+        If not, `max_payload_bytes` says how long they can be.
         """
         return self.reducible
 
@@ -128,6 +128,11 @@ class Compressor(ABC):
     def takes(self) -> frozenset[str]:
         """What the compressor takes over from the optimizer: of "momentum" and "weight_decay"."""
         return frozenset()
+
+    @property
+    def same_coordinates(self) -> bool:
+        """Whether in one round all ranks send the same elements, so that mixing them mixes the models."""
+        return True
 
     @property
     def keeps_residual(self) -> bool:
@@ -213,3 +218,15 @@ class Compressor(ABC):
     @abstractmethod
     def payload_bytes(self, shape: SegmentShape) -> float:
         """Return the bytes of a segment's message, companions included; their mean where sizes differ."""
+
+    def max_payload_bytes(self, shape: SegmentShape) -> int:
+        """Return the bytes of the longest message that a segment can have, companions included.
+
+        A message that need not be of `payload_bytes` bytes says itself how long it is: it may arrive in a buffer of
+        this length, followed by other bytes.
+        """
+        return int(self.payload_bytes(shape))
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        """Return the memory that a segment's state takes, in bytes."""
+        return 0

@@ -89,6 +89,9 @@ class _Cast(Compressor):
         """Return two bytes per value, and the companions."""
         return float(companions_bytes(shape) + numel_of(shape) * _ITEM_BYTES)
 
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return int(self.payload_bytes(shape))
+
     def _type(self) -> torch.dtype:
         import torch
 

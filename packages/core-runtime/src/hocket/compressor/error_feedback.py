@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.api import Compressor, Message, SegmentShape, State
+from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
 from hocket.compressor.wrapper import Wrapper, WrapperState, is_finite
 
 if TYPE_CHECKING:
@@ -93,3 +94,7 @@ class ErrorFeedback(Wrapper):
         message = Message(payload, segment, round)
         self.compressor.accumulate(message, -1.0, carrier.outgoing)
         return message
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        residual_bytes = numel_of(shape) * dtype_of(shape).itemsize + companions_bytes(shape)
+        return residual_bytes + super().state_bytes(shape)

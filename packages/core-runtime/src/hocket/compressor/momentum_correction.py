@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.compressor.api import Message, State
+from hocket.compressor.api import Message, SegmentShape, State
+from hocket.compressor.shape import dtype_of, numel_of
 from hocket.compressor.wrapper import Wrapper, WrapperState, is_finite
 from hocket.errors import HocketError
 
@@ -100,6 +101,9 @@ class MomentumCorrection(Wrapper):
         if self.masking:
             self.clear_sent(message, state.velocity)
         return message
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return numel_of(shape) * dtype_of(shape).itemsize + super().state_bytes(shape)
 
 
 def _accelerate(segment: Segment, state: _Velocity) -> None:

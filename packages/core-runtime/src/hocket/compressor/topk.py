@@ -50,6 +50,10 @@ class TopK(Compressor):
     def equal_sizes(self) -> bool:
         return True
 
+    @property
+    def same_coordinates(self) -> bool:
+        return False
+
     def init(self, segment: Segment) -> State:
         check_indexable(segment)
         return State()

@@ -63,6 +63,10 @@ class Wrapper(Compressor):
         return self.compressor.takes
 
     @property
+    def same_coordinates(self) -> bool:
+        return self.compressor.same_coordinates
+
+    @property
     def keeps_residual(self) -> bool:
         return self.compressor.keeps_residual
 
@@ -92,6 +96,12 @@ class Wrapper(Compressor):
 
     def payload_bytes(self, shape: SegmentShape) -> float:
         return self.compressor.payload_bytes(shape)
+
+    def max_payload_bytes(self, shape: SegmentShape) -> int:
+        return self.compressor.max_payload_bytes(shape)
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return self.compressor.state_bytes(shape)
 
 
 def is_finite(data: Tensor) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "construct",
     "describe",
     "read_fields",
+    "telling_fields",
 ]
 
 T = TypeVar("T")
@@ -133,6 +134,22 @@ def describe(value: Any, registry: Registry | None = None) -> Any:
     if isinstance(value, list | tuple):
         return [describe(v, registry) for v in value]
     return value
+
+
+def telling_fields(component: object) -> dict[str, Any]:
+    """Return what a reader wants to know of a component besides its name: numbers, and what is not left at its default.
+
+    Returns:
+        Plain configuration by field, as of `describe`.
+    """
+    plain = describe(component)
+    told = {}
+    for field in dataclasses.fields(component):  # type: ignore[arg-type]
+        value = getattr(component, field.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if field.init and (is_number or value != field.default):
+            told[field.name] = plain[field.name]
+    return told
 
 
 def _read_field(hint: Any, where: Location, registry: Registry) -> Any:

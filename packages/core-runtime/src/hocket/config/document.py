@@ -81,6 +81,13 @@ class Document:
                 raise ConfigError(f"{origin.label}: {_written(path, origin)} is {given}, which has no keys")
             node = node[key]
 
+    def copy(self) -> Document:
+        """Return a document of its own with the same content."""
+        other = Document(self._origins[()])
+        other.tree = copy.deepcopy(self.tree)
+        other._origins = dict(self._origins)
+        return other
+
     def origin_of(self, path: Path) -> Origin:
         """Return where the value at `path`, or else the nearest thing around it, came from."""
         for length in range(len(path), 0, -1):

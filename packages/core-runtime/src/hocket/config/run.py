@@ -52,7 +52,7 @@ def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registr
     root.check_keys((*ROOT_KEYS, *SLOTS))
     settings = {key: value for key, value in document.tree.items() if key != "strategy"}
     values = read_fields(RunSettings, dataclasses.replace(root, value=settings), registry)
-    strategy = build_strategy(root.child("strategy"), registry, values.get("name"))
+    strategy = build_strategy(document, registry, values.get("name"))
     return construct(RunConfig, root, {**values, "strategy": strategy})
 
 
@@ -97,5 +97,6 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]
     own = ":" in run.task.name
     plain["task"] = run.task.plain() if own else describe(build_task(run, registry), registry)
     plain["strategy"] = run.strategy.resolved(registry)
+    plain["phases"] = plain["strategy"].pop("phases")
     del plain["strategy"]["name"]
     return plain

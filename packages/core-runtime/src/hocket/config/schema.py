@@ -16,7 +16,7 @@ from hocket.config.document import Location
 
 __all__ = ["allowed_by", "optional", "read_value"]
 
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 
 
 def optional(hint: Any) -> tuple[Any, bool]:
@@ -30,11 +30,14 @@ def optional(hint: Any) -> tuple[Any, bool]:
 
 def allowed_by(hint: Any) -> str:
     """Return what a type allows, in words, for instance `one of error, skip` or `an integer or null`."""
+    words, rest = _words_or(hint)
+    if words is not None:
+        return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in words)}"
     inner, nullable = optional(hint)
     if isinstance(inner, type) and issubclass(inner, Enum):
         words = "one of " + ", ".join(str(member.value) for member in inner)
     else:
-        words = _WORDS.get(inner, str(inner))
+        words = _WORDS.get(typing.get_origin(inner) or inner, str(inner))
     return f"{words} or null" if nullable else words
 
 
@@ -43,11 +46,17 @@ def read_value(hint: Any, where: Location) -> Any:
 
     Args:
         hint: what OmegaConf can hold: int, float, bool, str, an Enum (written by its values), lists and dicts
-            of them, Optional of all these, Any.
+            of them, Optional of all these, Any; or one of them and an Enum, as in `int | Every`.
 
     Raises:
         ConfigError: what stands there is not of the type.
     """
+    words, rest = _words_or(hint)
+    if words is not None:
+        member = next((member for member in words if where.value == member.value), None)
+        if member is not None:
+            return member
+    allowed, hint = allowed_by(hint), rest
     inner, _ = optional(hint)
     value = where.value
     if isinstance(inner, type) and issubclass(inner, Enum):
@@ -59,8 +68,18 @@ def read_value(hint: Any, where: Location) -> Any:
             raise ValueError
         checked: Any = OmegaConf.to_object(OmegaConf.merge(schema, {"value": value}))
     except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise where.error(f"got {where.given}", allowed_by(hint)) from error
+        raise where.error(f"got {where.given}", allowed) from error
     return checked.value
+
+
+def _words_or(hint: Any) -> tuple[type[Enum] | None, Any]:
+    """Split a union of an Enum and one other type; return None and the hint where it is none."""
+    if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
+        words = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]
+        rest = [arg for arg in typing.get_args(hint) if arg not in words]
+        if len(words) == len(rest) == 1:
+            return words[0], rest[0]
+    return None, hint
 
 
 @cache

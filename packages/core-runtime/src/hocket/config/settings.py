@@ -11,7 +11,7 @@ from hocket.config.reference import Reference
 from hocket.plugin import core_version
 from hocket.transport.network import NetworkModel
 
-__all__ = ["DEFAULTS", "ROOT_KEYS", "OnNonfinite", "RunSettings", "TransportName"]
+__all__ = ["DEFAULTS", "ROOT_KEYS", "CheckpointSettings", "OnNonfinite", "RunSettings", "TransportName"]
 
 
 class TransportName(StrEnum):
@@ -27,6 +27,25 @@ class OnNonfinite(StrEnum):
 
     ERROR = "error"
     SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """When a run is saved, so that `--resume` can continue it.
+
+    Attributes:
+        every: steps between two checkpoints, 1 or more, and one at the end; null for none.
+        keep: how many are kept, the newest; 1 or more.
+    """
+
+    every: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
 @dataclass(frozen=True)
@@ -48,11 +67,13 @@ class RunSettings:
         transport: what moves bytes between ranks.
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
         log_every: steps between two lines of metrics, 1 or more.
+        trace: write `trace.json`, what every rank did when, beside the other results.
+        checkpoint: when the run is saved.
         on_nonfinite: what to do about NaN or Inf.
         steps: stop after so many, 1 or more; null to run all epochs.
         network: what the virtual transport imitates and `plan` predicts for.
         delays: injected imbalance; not available yet.
-        phases: overrides by step; not available yet.
+        phases: overrides of the strategy by the step from which they hold, each laid over what held before.
     """
 
     name: str | None = None
@@ -69,11 +90,13 @@ class RunSettings:
     transport: TransportName = TransportName.MPI
     timeout_s: float = 300.0
     log_every: int = 10
+    trace: bool = False
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR
     steps: int | None = None
     network: NetworkModel = field(default_factory=NetworkModel)
     delays: Any = None
-    phases: Any = field(default_factory=dict)
+    phases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "ranks", "log_every", "steps"):
@@ -87,8 +110,6 @@ class RunSettings:
         core = f"hocket-core {core_version()}".rstrip()
         if self.delays is not None:
             raise ValueError(f"delays is not available in {core}, got {self.delays!r}; allowed: null")
-        if self.phases != {}:
-            raise ValueError(f"phases is not available in {core}, got {self.phases!r}; allowed: {{}}")
 
 
 #: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.

@@ -31,13 +31,15 @@ Target = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-3 is a number, and a key that stands twice is a mistake."""
+    """YAML as people write it: 1e-3 is a number, a key 500 is text, and a key that stands twice is a mistake."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
+            if key_node.tag == "tag:yaml.org,2002:int":
+                key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str) or key in seen:
                 problem = "stands twice" if isinstance(key, str) else "is not text"
@@ -182,9 +184,9 @@ def _plain(value: Any, label: str, path: str) -> Any:
     """Copy a value of mappings, lists, text, numbers, booleans and null; `path` is its place in errors."""
     if isinstance(value, Mapping):
         for key in value:
-            if not isinstance(key, str):
+            if not isinstance(key, str | int) or isinstance(key, bool):
                 raise ConfigError(f"{label}: {path or 'root'}: the key {key!r} is not text")
-        return {key: _plain(v, label, f"{path}.{key}".lstrip(".")) for key, v in value.items()}
+        return {str(key): _plain(v, label, f"{path}.{key}".lstrip(".")) for key, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v, label, f"{path}.{i}".lstrip(".")) for i, v in enumerate(value)]
     if isinstance(value, Enum):

@@ -24,7 +24,7 @@ class _DataParallelStepper(Stepper):
         value = loss(output, target)
         value.backward()
         self._optimizer.step()
-        return StepResult(value.detach(), output.detach())
+        return StepResult(value.detach(), _without_graph(output))
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,11 @@ class DataParallel(Engine):
 
     def open(self, session: Session) -> Stepper:
         return _DataParallelStepper(session)
+
+
+def _without_graph(output: Any) -> Any:
+    """Return a model's output, any nesting of tuples, lists and dictionaries, with each tensor detached."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(Tensor, Tensor.detach, output)

@@ -27,6 +27,16 @@ class ProgressEngine(ABC):
         """
         self._outstanding.append(request)
 
+    def carry(self, request: Request, peer: Peer, name: str) -> Request:
+        """Have `request` advanced while the training thread computes, if this engine can; else return it as it is.
+
+        Args:
+            request: just started; used through what is returned from now on.
+            peer: this rank's endpoint.
+            name: stands in messages, for instance `gradients.0[3]`.
+        """
+        return request
+
     def advance(self) -> None:
         """A moment at which the training thread can spare microseconds: a gradient has arrived.
 

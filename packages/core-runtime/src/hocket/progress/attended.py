@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.errors import TransportError
+from hocket.errors import PeerLostError, TransportError
 from hocket.progress.execution import Execution
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Lane, Request
@@ -86,6 +86,7 @@ class Attended:
             Whether anything has happened.
 
         Raises:
+            PeerLostError: a rank has died.
             TransportError: a message or a computation failed; names rank, exchange, round and operation.
         """
         execution = self._execution
@@ -97,6 +98,8 @@ class Attended:
             moved = execution.advance(rings, everywhere)
             self.ended = execution.round
             return (self.closing and self._close(execution)) or moved
+        except PeerLostError:
+            raise
         except Exception as error:
             raise TransportError(
                 f"rank {self.lane.rank}: {self.name}, round {execution.round}, operation {execution.doing!r}: "

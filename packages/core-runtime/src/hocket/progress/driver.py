@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from hocket.errors import TransportError
 from hocket.progress.attended import Attended
@@ -13,7 +15,18 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Peer
 from hocket.transport.signals import Event
 
-__all__ = ["Driver"]
+__all__ = ["Advancing", "Driver"]
+
+
+class Advancing(Protocol):
+    """What a driver looks at until it is done."""
+
+    def advance(self) -> bool:
+        """Go on as far as possible without waiting, and return whether it is done.
+
+        Raises:
+            TransportError: it has failed.
+        """
 
 
 class Driver:
@@ -34,6 +47,8 @@ class Driver:
         self._bell = peer.doorbell()
         self._attended: dict[int, Attended] = {}
         self._num_opened = 0
+        self._handed_over: deque[Advancing] = deque()
+        self._carried: list[Advancing] = []
         self._watchers: list[tuple[Callable[[], bool], Event]] = []
         self._lock = threading.Lock()
         self._in_flight = False
@@ -54,6 +69,11 @@ class Driver:
         """Attend to a closed execution no longer."""
         self._attended = {key: other for key, other in self._attended.items() if other is not attended}
         self._note_unheard()
+
+    def carry(self, handed_over: Advancing) -> None:
+        """Look at something in every step until it is done."""
+        self._handed_over.append(handed_over)
+        self.ring()
 
     def ring(self) -> None:
         """Have the driving thread look at what the application has changed."""
@@ -76,6 +96,7 @@ class Driver:
                     self._quiet_since_s = None
                     self._tell()
                 in_flight |= attended.in_flight
+            in_flight |= self._carry_on()
         except TransportError as error:
             self.fail(error)
             raise
@@ -93,7 +114,7 @@ class Driver:
         """Raise TransportError in the application if the executions have failed."""
         if self.error is not None:
             self.told.set()
-            raise TransportError(str(self.error)) from self.error
+            raise type(self.error)(str(self.error)) from self.error
 
     def watch(self, over: Callable[[], bool]) -> Event | None:
         """Return an event that is set when `over()` has become true or the driver has failed; None if so already."""
@@ -119,6 +140,17 @@ class Driver:
             if attended is not None:
                 attended.rings.append(ring)
         return self._unheard
+
+    def _carry_on(self) -> bool:
+        """Look at what was handed over, and return whether anything of it is left."""
+        while self._handed_over:
+            self._carried.append(self._handed_over.popleft())
+        left = [carried for carried in self._carried if not carried.advance()]
+        if len(left) < len(self._carried):
+            self._carried = left
+            self._quiet_since_s = None
+            self._tell()
+        return bool(left)
 
     def _pause_s(self, longest_s: float | None) -> float:
         """Return how long to sleep before the next look at what is under way."""

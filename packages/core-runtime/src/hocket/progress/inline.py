@@ -14,7 +14,7 @@ from hocket.progress.api import ProgressEngine
 from hocket.progress.driver import Driver
 from hocket.transport.peer import Peer
 from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import STALL_REPORT_AFTER_S
+from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 
 __all__ = ["InlineProgress"]
 
@@ -55,7 +55,8 @@ class InlineProgress(ProgressEngine):
                 reported = True
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
-            driver.step(longest_s - waited_s)
+            peer.check_lost()
+            driver.step(min(longest_s - waited_s, CHECK_EVERY_S))
 
     def _driver_for(self, peer: Peer) -> Driver:
         if self._driver is None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hocket.errors import ExchangeTimeoutError
+from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.progress.api import ProgressEngine
+from hocket.progress.carried import CarriedRequest
 from hocket.progress.driver import Driver
 from hocket.transport.peer import Peer, Request
 
@@ -22,7 +23,7 @@ class ThreadProgress(ProgressEngine):
     """Schedules are carried out by a progress thread, which sleeps while there is nothing to do.
 
     What fails there is raised by whatever the application does next with the engine; if that is nothing for 5 s, the
-    thread ends the job. The thread starts with the first schedule, and ends with `close` or with the process.
+    thread ends the job. The thread starts with the first schedule or carried request, and ends with `close` or with the process.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,9 @@ class ThreadProgress(ProgressEngine):
         super().advance()
         if self._driver is not None:
             self._driver.check()
+
+    def carry(self, request: Request, peer: Peer, name: str) -> Request:
+        return CarriedRequest(request, self._driver_for(peer), self, name)
 
     def nudge(self) -> None:
         if self._driver is not None:
@@ -64,6 +68,8 @@ class ThreadProgress(ProgressEngine):
             driver.fail(error)
             try:
                 driver.told.wait(lambda: "its training thread to hear of a failure", _TELLING_S)
+            except PeerLostError:
+                return  # the training thread's waits end so, too
             except ExchangeTimeoutError:
                 driver.peer.abort(f"hocket: {driver.error}; all ranks end")
 

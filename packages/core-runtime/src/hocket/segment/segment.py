@@ -78,6 +78,11 @@ class Segment:
         if self._staged:
             self.incoming.copy_(self._incoming_host, non_blocking=True)
 
+    def stage_companions_in(self) -> None:
+        """Make `incoming_companions` hold what `incoming` does, which a compressor has written; free on the CPU."""
+        if self._staged:
+            self._incoming_host[self.numel :].copy_(self.incoming[self.numel :])
+
     def __repr__(self) -> str:
         return f"<Segment {self.name}: {len(self.spans)} parameters, {self.wire_bytes} bytes>"
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import AttachError
+from hocket.observation import Observer
 from hocket.segment.storage import ParameterStorage
 from hocket.session.handshake import agree
+from hocket.session.ranks import find_ranks
 from hocket.session.refusals import check
 from hocket.session.session import Session
 from hocket.strategy import Strategy, compose
@@ -31,6 +33,7 @@ def attach(
     initial: Literal["rank0", "keep"] = "rank0",
     on_nonfinite: Literal["error", "skip"] = "error",
     peer: Peer | None = None,
+    observer: Observer | None = None,
 ) -> Session:
     """Attach a strategy to a model and its optimizer; collective.
 
@@ -45,6 +48,7 @@ def attach(
         on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
             rank and parameter, or all ranks `skip` it. GradScaler's own skipping comes before either.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
+        observer: is told of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
 
     Raises:
         AttachError: the model or the optimizer cannot be carried.
@@ -62,17 +66,30 @@ def attach(
     if peer is None:
         peer = join()
     check(model, optimizer)
-    agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite))
-    storage = ParameterStorage(model, peer)
-    equal = peer.size == 1 or (initial == "rank0" and strategy.replicas_stay_equal)
-    session = Session(model, optimizer, strategy, peer, storage, on_nonfinite, equal)
-    if initial == "rank0" and peer.size > 1:
-        _broadcast(session, model)
+    agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer))
+    if observer is not None:
+        peer = observer.join(peer)
+    try:
+        ranks = find_ranks(peer)
+        storage = ParameterStorage(model, ranks.host)
+        equal = peer.size == 1 or initial == "rank0"
+        session = Session(model, optimizer, strategy, ranks, storage, on_nonfinite, equal, observer)
+        if initial == "rank0" and peer.size > 1:
+            _broadcast(session, model)
+    except BaseException:
+        if observer is not None:
+            observer.abandon()
+        raise
     return session
 
 
 def _facts(
-    model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, initial: str, on_nonfinite: str
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy,
+    initial: str,
+    on_nonfinite: str,
+    observer: Observer | None,
 ) -> dict[str, Any]:
     return {
         "hocket-core": hocket.__version__,
@@ -80,6 +97,7 @@ def _facts(
         "strategy": {key: value for key, value in strategy.resolved().items() if key != "name"},
         "initial": initial,
         "on_nonfinite": on_nonfinite,
+        "observer": type(observer).__name__,
         "optimizer": type(optimizer).__name__,
         "parameter": {name: _description(p) for name, p in model.named_parameters()},
         "frozen": {name: True for name, p in model.named_parameters() if not p.requires_grad},

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hocket.session.passes import END, Pass
+from hocket.session.streaming import StreamedSamples, StreamPass
+
 if TYPE_CHECKING:
     from hocket.session.session import Session
 
 __all__ = ["SessionData"]
-
-_END = object()
 
 
 class SessionData:
@@ -28,13 +29,16 @@ class SessionData:
 
     Args:
         session: takes part in the exchanges of batches that were skipped.
-        loader: any iterable of batches; with a length on every rank, the ranks agree once per iteration, else
-            before each batch.
+        loader: any iterable of batches, or samples that travel; with a length on every rank, the ranks agree once
+            per iteration, else before each batch.
         weight: how much a batch counts in the step's means, relative to 1; one each where None.
     """
 
     def __init__(
-        self, session: Session, loader: Iterable[Any], weight: Callable[[Any], float] | None
+        self,
+        session: Session,
+        loader: Iterable[Any] | StreamedSamples,
+        weight: Callable[[Any], float] | None,
     ) -> None:
         self._session = session
         self._loader = loader
@@ -50,59 +54,62 @@ class SessionData:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
-        following = first = next(batches, _END)
-        last: Any = _END
-        for _ in self._common_steps(first, lambda: following is not _END):  # noqa: B023 (the current one)
-            if following is not _END:
-                last, following = following, next(batches, _END)
-                weight = 1.0 if self._weight is None else float(self._weight(last))
-            else:
+        current = self._begin()
+        try:
+            for _ in self._common_steps(current):
+                has_batch = current.advance()
+                batch = self._borrowed if current.last is END else current.last
                 weight = 0.0
-                if last is _END:
-                    last = self._borrowed
-            self._session.begin_batch(weight)
-            yield last
-            self._session.end_batch()
+                if has_batch:
+                    weight = 1.0 if self._weight is None else float(self._weight(batch))
+                self._session.begin_batch(weight)
+                yield batch
+                self._session.end_batch()
+        finally:
+            self._session.passes.end(current)
 
-    def _common_steps(self, first: Any, has_batch: Callable[[], bool]) -> Iterator[None]:
-        """Yield once for each step that any rank has a batch for."""
+    def _begin(self) -> Pass | StreamPass:
+        if isinstance(self._loader, StreamedSamples):
+            return self._session.passes.begin_streamed(self._loader)
+        return self._session.passes.begin(self._loader)
+
+    def _common_steps(self, current: Pass | StreamPass) -> Iterator[None]:
+        """Yield once for each step that any rank still has a batch for."""
         peer = self._session.peer
         if peer.size == 1:
-            while has_batch():
+            while current.following is not END:
                 yield
             return
-        lengths = self._lengths(first)
+        lengths = self._lengths(current)
         if None not in lengths:
-            for _ in range(max(length for length in lengths if length is not None)):
+            for _ in range(current.num_steps, max(length for length in lengths if length is not None)):
                 yield
             return
         send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
         while True:
-            send[0] = has_batch()
+            send[0] = current.following is not END
             self._session.control.iallreduce(send, received).wait()
             if received[0] == 0:
                 return
             yield
 
-    def _lengths(self, first: Any) -> list[int | None]:
+    def _lengths(self, current: Pass | StreamPass) -> list[int | None]:
         """Return every rank's number of batches, None where it is not known; lends a batch to who has none."""
+        has_any = current.num_read > 0
         try:
-            length: int | None = len(self) if first is not _END else 0
+            length: int | None = len(self) if has_any else 0
         except TypeError:
             length = None
         peer = self._session.peer
-        told = [
-            json.loads(data)
-            for data in peer.allgather_bytes(json.dumps([length, first is not _END]).encode())
-        ]
+        told = [json.loads(data) for data in peer.allgather_bytes(json.dumps([length, has_any]).encode())]
         having = [rank for rank, (_, has) in enumerate(told) if has]
         if having and len(having) < peer.size:
-            self._borrow(having[0], first)
+            self._borrow(having[0], current.first)
+        current.first = END
         return [length for length, _ in told]
 
-    def _borrow(self, lender: int, first: Any) -> None:
+    def _borrow(self, lender: int, batch: Any) -> None:
         peer = self._session.peer
         # Between ranks of one job only: what is unpickled was pickled by the same program.
-        mine = pickle.dumps(first) if peer.rank == lender else b""
+        mine = pickle.dumps(batch) if peer.rank == lender else b""
         self._borrowed = pickle.loads(peer.allgather_bytes(mine)[lender])

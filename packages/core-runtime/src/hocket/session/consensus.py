@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from hocket.transport.peer import Lane
 if TYPE_CHECKING:
     from hocket.session.session import Session
 
-__all__ = ["Consensus", "distance_from_mean"]
+__all__ = ["Consensus", "average_optimizers", "distance_from_mean"]
 
 _CHUNK_NUMEL = 1 << 22
 
@@ -32,8 +33,12 @@ class Consensus:
             self._tensors = []
         with torch.no_grad():
             self._own = [tensor.clone() for tensor in self._tensors]
+            # Push-sum keeps the mean of its values, not of what they are divided to.
+            self._parameters = session.parameter_moment
+            self._parameters.before_step()
             for tensor in self._tensors:
                 _set_to_mean(tensor, session.control)
+            self._push_weights = self._parameters.reset_weights()
 
     def __enter__(self) -> None:
         return None
@@ -44,6 +49,7 @@ class Consensus:
         with torch.no_grad():
             for tensor, own in zip(self._tensors, self._own, strict=True):
                 tensor.copy_(own)
+        self._parameters.restore_weights(self._push_weights)
 
 
 def distance_from_mean(session: Session) -> float:
@@ -58,6 +64,38 @@ def distance_from_mean(session: Session) -> float:
             squares += float((flat.double() - mean.double()).square().sum())
     told = session.gather(squares)
     return float(sum(told) / len(told)) ** 0.5
+
+
+@torch.no_grad()
+def average_optimizers(
+    optimizer: torch.optim.Optimizer, lane: Lane, gather: Callable[[Any], list[Any]]
+) -> None:
+    """Set what the ranks' optimizers remember to its mean; collective.
+
+    A parameter of which they do not all remember the same things, as one that had a gradient on some ranks only,
+    begins anew.
+
+    Args:
+        optimizer: this rank's; its param groups hold the same parameters in the same order everywhere.
+        lane: among all ranks.
+        gather: gives every rank's value, by rank.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    told = gather([_kinds(optimizer.state.get(parameter, {})) for parameter in parameters])
+    for number, parameter in enumerate(parameters):
+        if any(of_rank[number] != told[0][number] for of_rank in told):
+            optimizer.state.pop(parameter, None)
+            continue
+        for key in sorted(told[0][number]):
+            value = optimizer.state[parameter][key]
+            if isinstance(value, Tensor) and value.is_floating_point():
+                _set_to_mean(value, lane)
+
+
+def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for key, v in state.items()
+    }
 
 
 def _set_to_mean(tensor: Tensor, lane: Lane) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hocket.collective.api import Channel, Outcome
+from hocket.observation import Observer
+from hocket.observation.exchange import ExchangeRequest, OverlapClock
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.strategy.exchange import Exchange
+from hocket.strategy.exchange import Exchange, Progress
 from hocket.transport.peer import Peer, Request
 
 __all__ = ["Counters", "OpenExchange"]
@@ -20,13 +24,23 @@ class Counters:
 
     Attributes:
         bytes_sent: by this rank, as the collectives' algorithms count them.
-        exposed_wait_s: seconds in which the training thread waited for an exchange.
         exchanges: how many segments were exchanged.
+        overlap: how long exchanges were under way, and how much of that nothing hid.
     """
 
     bytes_sent: float = 0.0
-    exposed_wait_s: float = 0.0
     exchanges: int = 0
+    overlap: OverlapClock = field(default_factory=OverlapClock)
+
+    @property
+    def exposed_wait_s(self) -> float:
+        """Seconds in which the training thread waited for an exchange."""
+        return self.overlap.exposed_wait_s
+
+    @property
+    def under_way_s(self) -> float:
+        """Seconds in which at least one exchange was under way."""
+        return self.overlap.under_way_s
 
 
 @dataclass
@@ -35,24 +49,25 @@ class OpenExchange:
 
     Attributes:
         exchange: what the strategy says.
-        peer: this rank's endpoint in the exchange's scope.
-        segments: what is exchanged, piece by piece.
-        round: how many times the exchange has been carried out.
+        ranks: those of this rank's scope, by their place in it.
+        peer: this rank's endpoint among them.
+        segments: what this rank exchanges, piece by piece: all of the model's segments, or those that it leads.
         scale: what a contribution is multiplied by, so that the combination is a mean.
+        observer: is told of it; None where nobody asks.
+        round: how many times the exchange has been carried out.
     """
 
     exchange: Exchange
+    ranks: Sequence[int]
     peer: Peer
     segments: Sequence[Segment]
     channel: Channel
     progress: ProgressEngine
     counters: Counters
+    scale: float
+    observer: Observer | None = None
     round: int = 0
-    scale: float = 1.0
     _requests: dict[int, Request] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.scale = self.exchange.collective.contribution_scale(self.peer.size)
 
     def started(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` is under way."""
@@ -61,15 +76,36 @@ class OpenExchange:
     def start(self, segment: Segment) -> None:
         """Send `segment.outgoing`, from now on not to be written, in this round."""
         segment.stage_out()
-        request = self.channel.start(segment, self.round)
+        exchange, packing = self.exchange, self.channel.packing
+        # Nobody knows how long a message will be before it is packed, which belongs to the exchange's time.
+        expected_bytes = exchange.compressor.payload_bytes(segment)
+        request = ExchangeRequest(
+            lambda: self._begin(segment),
+            self.peer.now,
+            self.counters.overlap,
+            self.observer,
+            segment.name,
+            self.round,
+            exchange.collective.bytes_per_round(expected_bytes, self.peer.size, exchange.topology),
+        )
         self._requests[segment.index] = request
         self.progress.watch(request)
-        exchange = self.exchange
-        message_bytes = exchange.compressor.payload_bytes(segment)
+        message_bytes = segment.wire_bytes if packing is None else packing.packed_bytes[segment.index]
         self.counters.bytes_sent += exchange.collective.bytes_per_round(
             message_bytes, self.peer.size, exchange.topology
         )
         self.counters.exchanges += 1
+
+    def _begin(self, segment: Segment) -> Request:
+        request = self.channel.start(segment, self.round)
+        if self.exchange.progress is Progress.THREAD:
+            return self.progress.carry(request, self.peer, segment.name)
+        return request
+
+    def arrived(self, segment: Segment) -> bool:
+        """Return whether this round's exchange of `segment` has been started and is done; never blocks."""
+        request = self._requests.get(segment.index)
+        return request is not None and request.done()
 
     def wait(self, segment: Segment) -> Outcome:
         """Wait until this round's exchange of `segment` is done.
@@ -77,23 +113,78 @@ class OpenExchange:
         Raises:
             ExchangeTimeoutError: some rank did not answer in time.
         """
-        start_s = self.peer.now()
         outcome: Outcome = self._requests[segment.index].wait()
-        self.counters.exposed_wait_s += self.peer.now() - start_s
         return outcome
 
     def finish(self, segment: Segment) -> Outcome:
         """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
         outcome = self.wait(segment)
         del self._requests[segment.index]
-        segment.stage_in()
+        self._stage_in(segment)
         return outcome
+
+    def _stage_in(self, segment: Segment) -> None:
+        if self.channel.packing is None:
+            segment.stage_in()
+        else:
+            segment.stage_companions_in()
 
     def end_round(self) -> None:
         """Count the round, once all segments are finished."""
         self.round += 1
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: the round, the channel's state, and what has come but is not merged yet.
+
+        Waits for what is under way, which stays to be finished: how a run goes on does not depend on whether it is
+        saved.
+        """
+        pending = {}
+        for segment in self.segments:
+            if self.started(segment):
+                outcome = self.wait(segment)
+                self._stage_in(segment)
+                pending[segment.index] = {
+                    "outcome": dataclasses.astuple(outcome),
+                    "outgoing": segment.outgoing[: segment.numel],
+                    "incoming": segment.incoming[: segment.numel],
+                    "companions": segment.incoming_companions,
+                }
+        return {"round": self.round, "channel": self.channel.state_dict(), "pending": pending}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned on this rank; nothing is under way."""
+        self.round = state["round"]
+        self.channel.load_state_dict(state["channel"])
+        for segment in self.segments:
+            if segment.index not in state["pending"]:
+                continue
+            saved = state["pending"][segment.index]
+            segment.outgoing[: segment.numel].copy_(saved["outgoing"])
+            segment.incoming[: segment.numel].copy_(saved["incoming"])
+            # From where `finish` stages it in.
+            segment.incoming_array[: segment.numel] = saved["incoming"].numpy()
+            segment.incoming_companions[:] = saved["companions"]
+            self._requests[segment.index] = _Arrived(Outcome(*saved["outcome"]))
+
     @property
     def idle(self) -> bool:
         """Whether nothing of this exchange is under way."""
         return not self._requests
+
+
+class _Arrived(Request):
+    """An exchange that was over when it was saved."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> Outcome:
+        return self._outcome
+
+    @property
+    def result(self) -> Outcome:
+        return self._outcome

@@ -2,9 +2,10 @@
 
 When a parameter's gradient is in, its hook copies it, scaled, into the segment that will be sent and lets go of it;
 when `backward()` ends, `p.grad` is bound to a view of what came back. With overlap backward a segment is sent as
-soon as its last gradient is in; with overlap none all are sent when backward has ended.
+soon as its last gradient is in; with overlap none all are sent when backward has ended. The slot's exchanges follow
+each other segment by segment: what one gives is what the next one sends, between the same two buffers.
 
-Behind a segment's data travel a few companions through the same linear combination: the rank's weight, whether it
+Behind a segment's data travel a few companions through the same linear combinations: the rank's weight, whether it
 holds NaN or Inf, and for each parameter whether it had a gradient. So a mean over ranks with different weights (0
 for one that is out of data) is right, and a parameter without gradient on every rank keeps `grad None`, as the
 optimizer expects it.
@@ -20,83 +21,147 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import AttachError, HocketError
-from hocket.segment.partition import Span
-from hocket.segment.segment import Segment, allocate, view_of
+from hocket.segment.segment import Segment, view_of
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
 from hocket.session.exchanging import OpenExchange
-from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT, gradient_layout
+from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
+from hocket.session.takeover import Takeover
 from hocket.session.weights import NOTHING, Contribution
 from hocket.strategy.exchange import Overlap
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Array
 
-__all__ = ["GradientMoment", "gradient_segment"]
+__all__ = ["GradientMoment", "Stage"]
 
 # A mean of weights that is this close to 1 is 1: a third, three times, is not.
 _WEIGHT_TOLERANCE = 1e-6
 
+# From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
+_SMALLEST_STREAM = 1 << 16
 
-def gradient_segment(name: str, index: int, spans: Sequence[Span], peer: Peer) -> Segment:
-    """Allocate the buffers of a gradient segment, with its companions."""
-    layout = gradient_layout(spans)
-    outgoing, incoming = (allocate(peer, layout.numel, layout.dtype, spans[0].device) for _ in range(2))
-    return Segment(name, index, spans, outgoing, incoming)
+#: An exchange of the slot, and a segment as it exchanges it.
+Stage = tuple[OpenExchange, Segment]
 
 
 class _Gradient:
     """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
 
-    __slots__ = ("arrived", "hook", "name", "outgoing", "parameter", "place", "position", "result")
+    __slots__ = (
+        "arrived",
+        "finite",
+        "name",
+        "outgoing",
+        "parameter",
+        "place",
+        "position",
+        "result",
+        "stream",
+    )
 
-    def __init__(self, name: str, parameter: nn.Parameter, place: _Place, position: int) -> None:
-        span = place.segment.spans[position]
-        self.name = name
+    def __init__(self, parameter: nn.Parameter, place: _Place, position: int) -> None:
+        span = place.first.spans[position]
+        self.name = span.name
         self.parameter = parameter
         self.place = place
         self.position = position
-        self.outgoing = view_of(place.segment.outgoing, span)
+        self.outgoing = view_of(place.first.outgoing, span)
         self.result = view_of(place.results, span)
         self.arrived = False
+        # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
+        self.finite: bool | None = None
+        # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
+        self.stream: Array | None = None
+        if self.outgoing.device.type == "cpu" and not place.casts and span.numel >= _SMALLEST_STREAM:
+            if self.outgoing.is_contiguous():
+                self.stream = self.outgoing.view(-1).numpy()
 
 
 class _Place:
-    """A segment's state within one backward."""
+    """A segment on its way through the slot's exchanges, within one backward.
 
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.gradients: list[_Gradient] = []
+    Attributes:
+        stages: the exchanges that this rank takes it through, in order.
+        first, last: the segment as the first of them sends it, and as the last one gives it.
+        at: how many of them are over; -1 before the first has begun.
+    """
+
+    def __init__(self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter]) -> None:
+        self.stages = stages
+        self.first, self.last = stages[0][1], stages[-1][1]
+        self.at = -1
         self.missing = 0
         # 1 for each parameter that has a gradient in this round, else 0.
-        self.present = np.zeros(len(segment.spans), dtype=segment.outgoing_array.dtype)
-        dtype = segment.spans[0].dtype
+        self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)
+        dtype = self.first.spans[0].dtype
         # float16 and bfloat16 gradients are summed in float32, and handed to the optimizer in their own dtype.
-        self.casts = segment.incoming.dtype != dtype
-        data = segment.incoming[: segment.numel]
+        self.casts = self.last.incoming.dtype != dtype
+        data = self.last.incoming[: self.last.numel]
         self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
+        self.gradients = [
+            _Gradient(parameters[span.name], self, position) for position, span in enumerate(self.first.spans)
+        ]
+
+    def begin(self) -> None:
+        """Send the segment through its first exchange."""
+        self.at = 0
+        opened, segment = self.stages[0]
+        opened.start(segment)
+
+    def advance(self) -> None:
+        """Go on to the next exchange if the one under way is done and not the last; never blocks."""
+        if 0 <= self.at < len(self.stages) - 1:
+            opened, segment = self.stages[self.at]
+            if opened.arrived(segment):
+                self.pass_on()
+
+    def pass_on(self) -> None:
+        """Finish the exchange under way, and begin the next if there is one."""
+        opened, segment = self.stages[self.at]
+        opened.finish(segment)
+        self.at += 1
+        if self.at < len(self.stages):
+            given, (opened, segment) = segment, self.stages[self.at]
+            # The data lies there already: what one exchange gives is what the next one sends.
+            np.multiply(given.incoming_companions, opened.scale, out=segment.outgoing_companions)
+            if opened.scale != 1.0:
+                segment.outgoing[: segment.numel].mul_(opened.scale)
+            opened.start(segment)
+
+    def finish(self) -> None:
+        """Wait until the last exchange is over."""
+        while self.at < len(self.stages):
+            self.pass_on()
 
 
 class GradientMoment:
     """Hooks, sends and binds the gradients of one model.
 
     Args:
-        model_parameters: the trainable parameters by name.
-        opened: the slot's exchange, over more than one rank.
+        parameters: the trainable ones by name.
+        opened: the slot's exchanges that this rank takes part in, over more than one rank, in order; the first has
+            all of the model's segments.
+        segments: each segment's way through them.
         contribution: what this rank puts into the step's mean; asked for once per backward.
         check: raises where the parameters are no longer what they were; called once per backward.
+        takeover: what the first exchange's compressor takes over from the optimizer.
     """
 
     def __init__(
         self,
-        model_parameters: dict[str, nn.Parameter],
-        opened: OpenExchange,
+        parameters: dict[str, nn.Parameter],
+        opened: Sequence[OpenExchange],
+        segments: Sequence[Sequence[Stage]],
         contribution: Callable[[], Contribution],
         check: Callable[[], None],
+        takeover: Takeover | None,
     ) -> None:
-        self._open = opened
+        self._exchanges = opened
+        self._open = opened[0]
         self._contribution_of_step = contribution
         self._contribution = NOTHING
         self._check = check
-        self._early = opened.exchange.overlap is Overlap.BACKWARD
-        self._places = [_Place(segment) for segment in opened.segments]
+        self.takeover = takeover
+        self._early = self._open.exchange.overlap is Overlap.BACKWARD
+        self._places = [_Place(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
         self.accumulating = False
@@ -108,12 +173,9 @@ class GradientMoment:
         self.nonfinite_anywhere = False
         self._handles: list[Any] = []
         for place in self._places:
-            for position, span in enumerate(place.segment.spans):
-                gradient = _Gradient(span.name, model_parameters[span.name], place, position)
-                place.gradients.append(gradient)
-                self._handles.append(
-                    gradient.parameter.register_post_accumulate_grad_hook(_hook_for(gradient, self._arrived))
-                )
+            for gradient in place.gradients:
+                hook = _hook_for(gradient, self._arrived)
+                self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
 
     def _arrived(self, gradient: _Gradient) -> None:
         """Take over a gradient that backward has just finished."""
@@ -129,6 +191,9 @@ class GradientMoment:
         if self._early and place.missing == 0:
             self._send(place)
         self._open.progress.advance()
+        if len(self._exchanges) > 1:
+            for each in self._places:
+                each.advance()
 
     def _begin_backward(self) -> None:
         if is_nested_backward():
@@ -137,7 +202,7 @@ class GradientMoment:
                 "when gradients are complete. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
                 "which gives the same gradients"
             )
-        if not self._open.idle:
+        if not all(opened.idle for opened in self._exchanges):
             raise HocketError(
                 "the last backward() failed after it had begun to send gradients: this rank cannot go on training "
                 "with the others"
@@ -151,7 +216,10 @@ class GradientMoment:
         self._contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
+        if self.takeover is not None:
+            self.takeover.read()
         for place in self._places:
+            place.at = -1
             place.missing = len(place.gradients)
             place.present[:] = 0
             for gradient in place.gradients:
@@ -164,10 +232,16 @@ class GradientMoment:
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
         if given is None:
             gradient.outgoing.zero_()
+            gradient.finite = True
             return
         gradient.place.present[gradient.position] = 1
+        gradient.finite = None
         with torch.no_grad():
-            if gradient.place.casts:
+            if gradient.stream is not None and _streams(given, gradient.outgoing):
+                from hocket.kernels import scaled_copy
+
+                gradient.finite = scaled_copy(given.view(-1).numpy(), self._factor, gradient.stream)
+            elif gradient.place.casts:
                 gradient.outgoing.copy_(given).mul_(self._factor)
             else:
                 torch.mul(given, self._factor, out=gradient.outgoing)
@@ -179,20 +253,33 @@ class GradientMoment:
     def _finish_round(self) -> None:
         """Send what has not been sent yet, wait for everything, and bind what came back."""
         self.exchanged_in_step += 1
+        waiting = [place for place in self._places if place.at < 0]
+        for place in waiting:
+            self._contribute_late(place)
+        packing = self._open.channel.packing
+        if packing is not None and packing.compressor.prepares:
+            packing.compressor.prepare(
+                self._open.segments, self._open.round, self._open.peer.size, self._factor
+            )
+        for place in waiting:
+            self._send(place)
+            if not self._early:
+                # One after the other is faster than all at once, which thrash the caches. With overlap
+                # backward ranks may have begun different segments, and waiting here could be for ever.
+                place.finish()
+        if len(self._exchanges) > 1:
+            # All go on to their next exchange before the last of one is waited for.
+            for stage in range(len(self._exchanges) - 1):
+                for place in self._places:
+                    if place.at == stage < len(place.stages) - 1:
+                        place.pass_on()
         for place in self._places:
-            if not self._open.started(place.segment):
-                self._contribute_late(place)
-                self._send(place)
-                if not self._early:
-                    # One after the other is faster than all at once, which thrash the caches. With overlap
-                    # backward ranks may have begun different segments, and waiting here could be for ever.
-                    self._open.wait(place.segment)
-        for place in self._places:
-            self._open.finish(place.segment)
+            place.finish()
             self._bind(place)
-        companions = (place.segment.incoming_companions for place in self._places)
+        companions = (place.last.incoming_companions for place in self._places)
         self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
-        self._open.end_round()
+        for opened in self._exchanges:
+            opened.end_round()
 
     def _contribute_late(self, place: _Place) -> None:
         """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
@@ -201,24 +288,32 @@ class GradientMoment:
                 self._contribute(gradient)
 
     def _send(self, place: _Place) -> None:
-        segment = place.segment
+        segment = place.first
         companions = segment.outgoing_companions
         bad = self._nonfinite_in(place)
         self.nonfinite += bad
         companions[WEIGHT] = self._contribution.weight * self._open.scale
         companions[NONFINITE] = float(bool(bad))
         np.multiply(place.present, self._open.scale, out=companions[FIRST_PRESENCE:])
-        self._open.start(segment)
+        if self.takeover is not None:
+            self.takeover.give(segment, [bool(has) for has in place.present], self._factor)
+        place.begin()
 
     def _nonfinite_in(self, place: _Place) -> list[str]:
+        """Return the names of the parameters whose gradients hold NaN or Inf."""
+        unknown = [gradient for gradient in place.gradients if gradient.finite is None]
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
-        data = place.segment.outgoing[: place.segment.numel]
-        if bool(torch.isfinite(data.sum())):
-            return []
-        return [g.name for g in place.gradients if not bool(torch.isfinite(g.outgoing).all())]
+        if len(unknown) == len(place.gradients):
+            total = place.first.outgoing[: place.first.numel].sum()
+        else:
+            total = sum((gradient.outgoing.sum() for gradient in unknown), torch.zeros(()))
+        if not bool(torch.isfinite(total)):
+            for gradient in unknown:
+                gradient.finite = bool(torch.isfinite(gradient.outgoing).all())
+        return [gradient.name for gradient in place.gradients if gradient.finite is False]
 
     def _bind(self, place: _Place) -> None:
-        segment = place.segment
+        segment = place.last
         companions = segment.incoming_companions
         weight = float(companions[WEIGHT])
         data = segment.incoming[: segment.numel]
@@ -228,7 +323,9 @@ class GradientMoment:
             place.results.copy_(data)
         for gradient in place.gradients:
             present = companions[FIRST_PRESENCE + gradient.position] != 0
-            gradient.parameter.grad = gradient.result if present else None
+            # What a residual held back may come when nobody has a gradient any more.
+            late = not present and bool(gradient.result.any())
+            gradient.parameter.grad = gradient.result if present or late else None
 
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
@@ -243,6 +340,11 @@ class GradientMoment:
             for gradient in place.gradients:
                 if gradient.parameter.grad is gradient.result:
                     gradient.parameter.grad = gradient.result.clone()
+
+
+def _streams(given: Tensor, outgoing: Tensor) -> bool:
+    """Return whether a gradient can be copied as flat memory to where it is sent from."""
+    return given.is_contiguous() and given.dtype == outgoing.dtype and given.data_ptr() != outgoing.data_ptr()
 
 
 def _hook_for(gradient: _Gradient, arrived: Callable[[_Gradient], None]) -> Callable[[Tensor], None]:

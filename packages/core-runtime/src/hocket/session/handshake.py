@@ -9,7 +9,7 @@ from typing import Any
 from hocket.errors import DisagreementError
 from hocket.transport.peer import Peer
 
-__all__ = ["agree"]
+__all__ = ["agree", "flattened"]
 
 
 def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
     told = peer.allgather_bytes(mine)
     if all(other == told[0] for other in told):
         return
-    flat = [_flattened(json.loads(other)) for other in told]
+    flat = [flattened(json.loads(other)) for other in told]
     keys = sorted({key for facts_of_rank in flat for key in facts_of_rank})
     lines = []
     for key in keys:
@@ -42,14 +42,15 @@ def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
     raise DisagreementError("the ranks were started differently:\n" + "\n".join(shown))
 
 
-def _flattened(value: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values in nested mappings and lists, by the keys that lead to them, joined by dots."""
     if isinstance(value, list):
         value = {str(index): child for index, child in enumerate(value)}
     if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, child in value.items():
-        flat.update(_flattened(child, f"{prefix}.{key}" if prefix else key))
+        flat.update(flattened(child, f"{prefix}.{key}" if prefix else key))
     return flat
 
 

@@ -22,7 +22,8 @@ __all__ = [
 ]
 
 #: The companions of a gradient segment, by their place behind the data: the rank's weight, whether it holds
-#: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient.
+#: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient. A segment of
+#: parameters has its push-sum weight there, if one travels, and nothing else.
 WEIGHT, NONFINITE, FIRST_PRESENCE = 0, 1, 2
 
 
@@ -35,6 +36,7 @@ class Layout:
         dtype: of the numbers on the wire.
         num_companions: numbers that travel behind the data.
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
+        own_incoming: whether what comes back has another buffer than what is sent.
         casts: whether what came back is kept a second time, in the parameters' own dtype.
     """
 
@@ -42,6 +44,7 @@ class Layout:
     dtype: torch.dtype
     num_companions: int
     own_outgoing: bool
+    own_incoming: bool
     casts: bool
 
     @property
@@ -63,32 +66,65 @@ class Layout:
     def memory_bytes(self) -> int:
         """Bytes of the buffers that the exchange allocates for it."""
         cast_bytes = self.data_numel * self.spans[0].dtype.itemsize if self.casts else 0
-        return self.wire_bytes * (2 if self.own_outgoing else 1) + cast_bytes
+        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes
 
 
-def gradient_layout(spans: Sequence[Span]) -> Layout:
-    """Lay out a segment of gradients."""
+def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
+    """Lay out a segment of gradients.
+
+    Args:
+        spans: its parameters and their places.
+        in_place: whether what comes back takes the place of what was sent.
+    """
     dtype = wire_dtype(spans[0].dtype)
-    return Layout(tuple(spans), dtype, FIRST_PRESENCE + len(spans), True, dtype != spans[0].dtype)
+    return Layout(
+        spans=tuple(spans),
+        dtype=dtype,
+        num_companions=FIRST_PRESENCE + len(spans),
+        own_outgoing=True,
+        own_incoming=not in_place,
+        casts=dtype != spans[0].dtype,
+    )
 
 
-def parameter_layout(spans: Sequence[Span], overlap: Overlap) -> Layout:
+def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = False) -> Layout:
     """Lay out a segment of parameters.
 
     Nothing writes the parameters while they are sent, so they are sent from where they are; but with overlap
-    delayed the next step does.
+    delayed the next step does, and a push-sum weight has to lie behind them. With overlap none nobody reads them
+    either, so what comes back may take their place.
+
+    Args:
+        spans: its parameters and their places.
+        exchange: what the strategy says.
+        shared: whether the ranks' parameters lie in memory that all of them share.
     """
     dtype = wire_dtype(spans[0].dtype)
-    return Layout(tuple(spans), dtype, 0, overlap is Overlap.DELAYED or dtype != spans[0].dtype, False)
+    weighted = exchange.carries_weight
+    own = weighted or exchange.overlap is Overlap.DELAYED or dtype != spans[0].dtype
+    in_place = exchange.overlap is Overlap.NONE and not own and exchange.collective.in_place(exchange, shared)
+    return Layout(
+        spans=tuple(spans),
+        dtype=dtype,
+        num_companions=int(weighted),
+        own_outgoing=own,
+        own_incoming=not in_place,
+        casts=False,
+    )
 
 
-def layouts(exchange: Exchange, spans: Sequence[Span]) -> list[Layout]:
+def layouts(
+    exchange: Exchange, spans: Sequence[Span], *, alone: bool = True, shared: bool = False
+) -> list[Layout]:
     """Cut a model into the segments of an exchange.
 
     Args:
         exchange: what the strategy says.
         spans: the trainable parameters, in the model's order.
+        alone: whether it is the only one of its slot.
+        shared: whether the ranks' segments lie in memory that all of them share.
     """
     if exchange.slot == GRADIENTS:
-        return [gradient_layout(cut) for cut in partition(spans, exchange.segments, backward=True)]
-    return [parameter_layout(cut, exchange.overlap) for cut in partition(spans, exchange.segments)]
+        in_place = alone and exchange.collective.in_place(exchange, shared)
+        return [gradient_layout(cut, in_place) for cut in partition(spans, exchange.segments, backward=True)]
+    return [parameter_layout(cut, exchange, shared) for cut in partition(spans, exchange.segments)]

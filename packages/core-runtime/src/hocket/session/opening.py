@@ -2,100 +2,194 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import torch
 from torch import Tensor
 
-from hocket.compressor import NoCompression
 from hocket.errors import CompositionError
-from hocket.progress import InlineProgress
+from hocket.observation import Observer
+from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchanging import Counters, OpenExchange
-from hocket.session.gradients import GradientMoment, gradient_segment
-from hocket.session.layout import parameter_layout
+from hocket.session.gradients import GradientMoment, Stage
+from hocket.session.layout import gradient_layout, parameter_layout
 from hocket.session.parameters import ParameterExchange, ParameterMoment
+from hocket.session.ranks import Ranks
+from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
-from hocket.strategy.exchange import Exchange, Overlap
+from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
 __all__ = ["Opening"]
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """An exchange whose ranks are known.
+
+    Attributes:
+        parts: the sets of ranks that exchange among themselves.
+        peer: this rank's endpoint in its part; None if it takes no part.
+    """
+
+    exchange: Exchange
+    parts: tuple[tuple[int, ...], ...]
+    peer: Peer | None
+
+
 class Opening:
     """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
 
     Attributes:
-        opened: all of them so far; exchanges over a single rank are left out, as they change nothing.
+        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change nothing.
+        progress: advances them.
     """
 
-    def __init__(self, peer: Peer, storage: ParameterStorage, counters: Counters) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        storage: ParameterStorage,
+        strategy: Strategy,
+        counters: Counters,
+        observer: Observer | None = None,
+    ) -> None:
+        strategy.check_size(ranks.placement)
         self.opened: list[OpenExchange] = []
-        self._peer = peer
+        threaded = any(
+            exchange.collective.needs_progress_thread or exchange.progress is Progress.THREAD
+            for exchange in strategy.exchanges
+        )
+        self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
+        self._peer = ranks.peer
+        self._placement = ranks.placement
+        self._host = ranks.host
         self._storage = storage
+        self._strategy = strategy
         self._counters = counters
-        self._progress = InlineProgress()
+        self._observer = observer
 
-    def gradients(self, strategy: Strategy, weights: BatchWeights) -> GradientMoment | None:
-        """Open the gradients slot; None where nothing of it is exchanged with other ranks."""
-        for exchange, peer in self._scopes(strategy.gradients):
-            cut = partition(self._storage.spans, exchange.segments, backward=True)
-            segments = [
-                gradient_segment(_name(exchange, i), i, spans, self._peer) for i, spans in enumerate(cut)
-            ]
-            return GradientMoment(
-                self._storage.parameters,
-                self._open(exchange, peer, segments),
-                weights.contribution,
-                self._storage.check,
-            )
-        return None
+    def gradients(
+        self, optimizer: torch.optim.Optimizer, weights: BatchWeights, check: Callable[[], None]
+    ) -> GradientMoment | None:
+        """Open the gradients slot; None where this rank exchanges none. `check` is called once per backward."""
+        scopes = self._scopes(self._strategy.gradients)
+        if not any(scope.peer is not None for scope in scopes):
+            return None
+        cut = partition(self._storage.spans, scopes[0].exchange.segments, backward=True)
+        buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
+        exchanges: list[OpenExchange] = []
+        stages: list[list[Stage]] = [[] for _ in cut]
+        for number, scope in enumerate(scopes):
+            if scope.peer is None:
+                continue
+            carried = self._carried(scope, len(cut))
+            segments = []
+            for index in carried:
+                # The exchanges of the slot pass each segment back and forth between two buffers.
+                pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
+                segments.append(Segment(_name(scope.exchange, index), index, cut[index], *pair))
+            opened = self._open(scope, scope.peer, segments)
+            exchanges.append(opened)
+            for segment in segments:
+                stages[segment.index].append((opened, segment))
+        parameters = self._storage.parameters
+        takes = exchanges[0].exchange.compressor.takes
+        takeover = Takeover(optimizer, exchanges[0], parameters) if takes else None
+        return GradientMoment(parameters, exchanges, stages, weights.contribution, check, takeover)
 
-    def parameters(self, strategy: Strategy) -> ParameterMoment:
+    def parameters(self) -> ParameterMoment:
         """Open the parameters slot."""
         exchanges = []
-        for exchange, peer in self._scopes(strategy.parameters):
+        for scope in self._scopes(self._strategy.parameters):
+            if scope.peer is None:
+                continue
+            exchange = scope.exchange
             cut = partition(self._storage.spans, exchange.segments)
-            targets = [self._storage.slice_for(spans) for spans in cut]
+            carried = self._carried(scope, len(cut))
+            targets = [self._storage.slice_for(cut[index]) for index in carried]
             segments = [
-                _parameter_segment(_name(exchange, i), i, spans, target, self._peer, exchange.overlap)
-                for i, (spans, target) in enumerate(zip(cut, targets, strict=True))
+                self._parameter_segment(exchange, scope.peer, index, cut[index], target)
+                for index, target in zip(carried, targets, strict=True)
             ]
-            exchanges.append(
-                ParameterExchange(self._open(exchange, peer, segments), targets, self._peer.rank)
-            )
+            opened = self._open(scope, scope.peer, segments)
+            exchanges.append(ParameterExchange(opened, targets))
         return ParameterMoment(exchanges)
 
-    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[tuple[Exchange, Peer]]:
-        """Return the exchanges in which this rank meets another one, with its endpoint in their scope."""
-        found = []
+    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
+        """Return the exchanges in which any ranks meet, in order."""
+        scopes = []
         for exchange in exchanges:
-            peer = exchange.over.peer_for(self._peer)
-            if peer is not None and peer.size > 1:
-                found.append((exchange, peer))
-        return found
+            parts = exchange.over.parts(self._placement)
+            if any(len(part) > 1 for part in parts):
+                scopes.append(_Scope(exchange, parts, self._endpoint(exchange)))
+        return scopes
 
-    def _open(self, exchange: Exchange, peer: Peer, segments: list[Segment]) -> OpenExchange:
-        if not isinstance(exchange.compressor, NoCompression):
-            raise CompositionError(
-                f"{exchange.name}.compressor: no collective of this version carries compressed messages: use none. "
-                "Compressors can be handed to DistributedDataParallel (hocket.compressor.ddp)"
-            )
-        channel = exchange.collective.open(peer, segments, self._progress, exchange)
-        opened = OpenExchange(exchange, peer, segments, channel, self._progress, self._counters)
+    def _endpoint(self, exchange: Exchange) -> Peer | None:
+        part = exchange.over.part_of(self._peer.rank, self._placement)
+        if part == tuple(range(self._peer.size)):
+            return self._peer
+        # Collective: a rank that takes no part makes a group of its own, and leaves it.
+        group = self._peer.group(part or (self._peer.rank,))
+        return None if part is None else group
+
+    def _carried(self, scope: _Scope, num_segments: int) -> list[int]:
+        """Return the numbers of the segments that this rank exchanges in the scope."""
+        carries = scope.exchange.over.carries
+        return [i for i in range(num_segments) if carries(self._peer.rank, i, self._placement)]
+
+    def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+        """Return what gradients are sent from and what comes back; the same buffer where that is best."""
+        layout = gradient_layout(spans)
+        outgoing = allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+        exchange, peer = scopes[0].exchange, scopes[0].peer
+        if (
+            len(scopes) == 1
+            and peer
+            and exchange.collective.in_place(exchange, _works_in_place(peer, outgoing))
+        ):
+            return outgoing, outgoing
+        return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+
+    def _parameter_segment(
+        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], target: Tensor
+    ) -> Segment:
+        layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
+
+        def buffer() -> Tensor:
+            return allocate(peer, layout.numel, layout.dtype, target.device)
+
+        outgoing = buffer() if layout.own_outgoing else target
+        incoming = buffer() if layout.own_incoming else target
+        return Segment(_name(exchange, index), index, spans, outgoing, incoming)
+
+    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> OpenExchange:
+        exchange = scope.exchange
+        try:
+            channel = exchange.collective.open(peer, segments, self.progress, exchange)
+        except ValueError as error:
+            raise CompositionError(f"{exchange.name}: {error}") from error
+        # In gradients groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the
+        # weights that travel along make up for what a group of another size scales too much or too little.
+        size = mean(map(len, scope.parts)) if exchange.slot == GRADIENTS else peer.size
+        scale = exchange.collective.contribution_scale(size)
+        part = exchange.over.part_of(self._peer.rank, self._placement)
+        assert part is not None
+        opened = OpenExchange(
+            exchange, part, peer, segments, channel, self.progress, self._counters, scale, self._observer
+        )
         self.opened.append(opened)
         return opened
 
 
+def _works_in_place(peer: Peer, buffer: Tensor) -> bool:
+    return buffer.device.type == "cpu" and peer.works_in_place(buffer.detach().numpy())
+
+
 def _name(exchange: Exchange, index: int) -> str:
     return f"{exchange.name}[{index}]"
-
-
-def _parameter_segment(
-    name: str, index: int, spans: list[Span], target: Tensor, peer: Peer, overlap: Overlap
-) -> Segment:
-    layout = parameter_layout(spans, overlap)
-    outgoing, incoming = target, allocate(peer, layout.numel, layout.dtype, target.device)
-    if layout.own_outgoing:
-        outgoing = allocate(peer, layout.numel, layout.dtype, target.device)
-    return Segment(name, index, spans, outgoing, incoming)

@@ -1,22 +1,27 @@
-"""The parameters' moment: what crosses the wire when the optimizer has stepped, and when it is merged.
+"""The parameters' moment: what is exchanged after the optimizer's step.
 
-- overlap none: the exchange is final when `optimizer.step()` returns.
-- overlap forward: it is under way during data loading and the next forward; each segment is merged before it is
-  first read (see `forward_merge`). The same numbers as none.
-- overlap delayed: it is under way during the whole next step, and merged after that one's optimizer step as
+- Overlap none: sent and merged before `optimizer.step()` returns.
+- Overlap forward: sent there, and merged segment by segment before the next forward first reads them
+  (see `forward_merge`). Bit for bit the numbers of overlap none.
+- Overlap delayed: sent after a step, and merged after the next one's optimizer step as
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
+
+Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
+parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hocket.errors import NonFiniteError
+from hocket.errors import NonFiniteError, some
 from hocket.segment.segment import Segment
 from hocket.session.exchanging import OpenExchange
+from hocket.session.layout import WEIGHT
 from hocket.strategy.exchange import Overlap
 
 __all__ = ["ParameterExchange", "ParameterMoment"]
@@ -27,15 +32,43 @@ class ParameterExchange:
 
     Args:
         opened: over more than one rank.
-        targets: the flat part of the parameter storage of each segment.
-        rank: for messages.
+        targets: the flat part of the parameter storage of each of its segments.
     """
 
-    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor], rank: int) -> None:
+    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor]) -> None:
         self.opened = opened
         self.overlap = opened.exchange.overlap
-        self._targets = targets
-        self._rank = rank
+        self._places = {s.index: (s, target) for s, target in zip(opened.segments, targets, strict=True)}
+        self._step = 0
+        #: The push-sum weight of each segment, by its index; empty where none travels.
+        self.weights: dict[int, float] = {}
+        if opened.exchange.carries_weight:
+            self.weights = dict.fromkeys(self._places, 1.0)
+        # The segments whose parameters hold x, and not x / w.
+        self._biased: set[int] = set()
+
+    def bias(self) -> None:
+        """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
+        for index in self.weights.keys() - self._biased:
+            self._biased.add(index)
+            if self.weights[index] != 1.0:
+                self._places[index][1].mul_(self.weights[index])
+
+    def debias(self) -> None:
+        """Make parameters hold x / w, what the model computes with, where what is under way does not overwrite them."""
+        for index in sorted(self._biased):
+            if self.overlap is not Overlap.FORWARD or not self.opened.started(self._places[index][0]):
+                self._debias(index)
+
+    def set_weights(self, weights: dict[int, float]) -> None:
+        """Give segments, of which none is under way, other weights, and take parameters for what they divide to."""
+        self.weights = weights
+        self._biased = set()
+
+    def _debias(self, index: int) -> None:
+        self._biased.discard(index)
+        if self.weights[index] != 1.0:
+            self._places[index][1].div_(self.weights[index])
 
     def start(self, step: int) -> None:
         """Send all segments.
@@ -43,42 +76,68 @@ class ParameterExchange:
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.
         """
-        for segment, target in zip(self.opened.segments, self._targets, strict=True):
-            self._refuse_nonfinite(segment, target, step)
+        self._step = step
+        self.bias()
+        for segment, target in self._places.values():
+            if not self.opened.channel.finds_nonfinite(segment):
+                self._refuse_nonfinite(segment, target)
             if segment.outgoing.data_ptr() != target.data_ptr():
-                segment.outgoing.copy_(target)
+                segment.outgoing[: segment.numel].copy_(target)
+            if self.weights:
+                segment.outgoing_companions[WEIGHT] = self.weights[segment.index]
             self.opened.start(segment)
 
     def merge(self, index: int) -> None:
         """Finish segment number `index`, if it is under way, and write what came of it into the parameters."""
-        segment, target = self.opened.segments[index], self._targets[index]
-        if not self.opened.started(segment):
+        if index not in self._places or not self.opened.started(self._places[index][0]):
             return
-        self.opened.finish(segment)
-        combined = segment.incoming
+        segment, target = self._places[index]
+        outcome = self.opened.finish(segment)
+        if outcome.nonfinite:
+            self._raise_nonfinite(segment, target, outcome.nonfinite)
+        combined = segment.incoming[: segment.numel]
+        scale = self.opened.scale
+        if self.weights:
+            # With overlap delayed nothing has changed the weight since it was sent.
+            self.weights[index] = float(segment.incoming_companions[WEIGHT])
         if self.overlap is Overlap.DELAYED:
             # What the parameters did since they were sent stays.
-            target.add_(combined.mul_(self.opened.scale).sub_(segment.outgoing))
+            target.add_(combined.mul_(scale).sub_(segment.outgoing[: segment.numel]))
+        elif combined.data_ptr() == target.data_ptr():
+            if scale != 1.0:
+                target.mul_(scale)
         elif combined.dtype == target.dtype:
-            torch.mul(combined, self.opened.scale, out=target)
+            torch.mul(combined, scale, out=target)
         else:
-            target.copy_(combined.mul_(self.opened.scale))
+            target.copy_(combined.mul_(scale))
+        if index in self._biased and self.overlap is Overlap.FORWARD:
+            self._debias(index)
         if self.opened.idle:
             self.opened.end_round()
 
     def merge_all(self) -> None:
         """Finish and merge everything that is under way."""
-        for segment in self.opened.segments:
-            self.merge(segment.index)
-
-    def _refuse_nonfinite(self, segment: Segment, target: Tensor, step: int) -> None:
-        if bool(torch.isfinite(target.sum())):
+        if self.opened.idle:
             return
-        for span in segment.spans:
-            if not bool(torch.isfinite(target[span.start : span.stop]).all()):
-                raise NonFiniteError(
-                    f"parameter {span.name} of rank {self._rank} is NaN or Inf after step {step}: it is not sent"
-                )
+        if self.overlap is Overlap.DELAYED:
+            self.bias()
+        for index in self._places:
+            self.merge(index)
+
+    def _refuse_nonfinite(self, segment: Segment, target: Tensor) -> None:
+        # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
+        if not bool(torch.isfinite(target.sum())):
+            self._raise_nonfinite(segment, target, (self.opened.peer.rank,))
+
+    def _raise_nonfinite(self, segment: Segment, values: Tensor, ranks: Sequence[int]) -> None:
+        """Raise for NaN or Inf in what `ranks` of the scope gave; `values` hold it, whoever it came from."""
+        names = [s.name for s in segment.spans if not bool(torch.isfinite(values[s.start : s.stop]).all())]
+        if names:
+            whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
+            raise NonFiniteError(
+                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, in what "
+                f"{self.opened.exchange.name} exchanges: lower the learning rate, or clip gradients"
+            )
 
 
 class ParameterMoment:
@@ -88,17 +147,54 @@ class ParameterMoment:
         self.exchanges = exchanges
 
     @torch.no_grad()
+    def before_step(self) -> None:
+        """Make parameters hold what the optimizer steps."""
+        for exchange in self.exchanges:
+            exchange.bias()
+
+    @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Merge what is under way and start what is due after step number `step`, counted from 1."""
         for exchange in self.exchanges:
             exchange.merge_all()
-            if step % exchange.opened.exchange.every == 0:
+            if step % exchange.opened.exchange.period(exchange.opened.peer.size) == 0:
                 exchange.start(step)
                 if exchange.overlap is Overlap.NONE:
                     exchange.merge_all()
+            exchange.debias()
+
+    def reset_weights(self) -> list[dict[int, float]]:
+        """Take parameters as they are for what push-sum's values are divided to, of weight 1; return the weights."""
+        weights = [exchange.weights for exchange in self.exchanges]
+        for exchange in self.exchanges:
+            exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
+        return weights
+
+    def restore_weights(self, weights: Sequence[dict[int, float]]) -> None:
+        """Take parameters as they are for what push-sum's values are divided to, of these weights."""
+        for exchange, own in zip(self.exchanges, weights, strict=True):
+            exchange.set_weights(own)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Merge everything that is under way."""
         for exchange in self.exchanges:
             exchange.merge_all()
+            exchange.debias()
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs beside the open exchanges' state.
+
+        What overlap forward has under way is merged, as the next forward would merge it.
+        """
+        for exchange in self.exchanges:
+            if exchange.overlap is Overlap.FORWARD:
+                exchange.merge_all()
+                exchange.debias()
+        return {exchange.opened.exchange.name: {"weights": exchange.weights} for exchange in self.exchanges}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned on this rank."""
+        for exchange in self.exchanges:
+            exchange.weights = state[exchange.opened.exchange.name]["weights"]

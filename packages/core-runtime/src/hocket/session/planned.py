@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import mean
 
@@ -10,6 +11,7 @@ from torch import nn
 from hocket.segment.partition import Span, named_spans
 from hocket.session.layout import Layout, layouts
 from hocket.strategy.exchange import Exchange
+from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.transport.network import NetworkModel
 
@@ -75,7 +77,9 @@ class Plan:
         return nbytes / self.model_bytes if self.model_bytes else 0.0
 
 
-def plan(strategy: Strategy, model: nn.Module, ranks: int, network: NetworkModel) -> Plan:
+def plan(
+    strategy: Strategy, model: nn.Module, ranks: int, network: NetworkModel, *, shared_bytes: float = math.inf
+) -> Plan:
     """Plan a strategy for a model.
 
     Args:
@@ -83,36 +87,95 @@ def plan(strategy: Strategy, model: nn.Module, ranks: int, network: NetworkModel
         model: on any device, `meta` included; only names, shapes and dtypes are looked at.
         ranks: how many.
         network: what seconds are predicted for.
+        shared_bytes: from this size on, in bytes, the ranks share a segment's memory; infinite where they do not.
 
     Raises:
         CompositionError: a scope or a topology is not defined for so many ranks.
     """
-    strategy.check_size(ranks)
+    placement = Placement.on_one_host(ranks)
+    strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
-    exchanges = tuple(_planned(exchange, spans, ranks, network) for exchange in strategy.exchanges)
+    exchanges = tuple(
+        _planned(exchange, spans, placement, network, strategy, shared_bytes)
+        for exchange in strategy.exchanges
+    )
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
     return Plan(strategy, ranks, sum(span.numel for span in spans), nbytes, exchanges)
 
 
-def _planned(exchange: Exchange, spans: list[Span], ranks: int, network: NetworkModel) -> PlannedExchange:
-    collective = exchange.collective
-    scope_of = [tuple(exchange.over.ranks(rank, ranks)) for rank in range(ranks)]
-    # The size of the scope in which each rank takes part, 1 where it takes part in none.
-    sizes = [len(scope) if rank in scope else 1 for rank, scope in enumerate(scope_of)]
-    cut = layouts(exchange, spans) if max(sizes) > 1 else []
-    messages = [exchange.compressor.payload_bytes(layout) for layout in cut]
-    rounds_per_step = 1 / exchange.every
-    topology = exchange.topology
-    sent, seconds, taken = {1: 0.0}, [0.0], [0.0]
-    for size in {*sizes} - {1}:
-        sent[size] = sum(collective.bytes_per_round(m, size, topology) for m in messages)
-        seconds.append(sum(collective.seconds_per_round(m, size, topology, network) for m in messages))
-        taken.append(sum(collective.channel_bytes(m, size, topology) for m in messages))
+@dataclass(frozen=True)
+class _Cost:
+    """What one segment, or several, cost a rank in a step, on average over steps."""
+
+    sent_bytes: float = 0.0
+    seconds: float = 0.0
+    memory_bytes: float = 0.0
+
+    def __add__(self, other: _Cost) -> _Cost:
+        return _Cost(
+            self.sent_bytes + other.sent_bytes,
+            self.seconds + other.seconds,
+            self.memory_bytes + other.memory_bytes,
+        )
+
+
+def _planned(
+    exchange: Exchange,
+    spans: list[Span],
+    placement: Placement,
+    network: NetworkModel,
+    strategy: Strategy,
+    shared_bytes: float,
+) -> PlannedExchange:
+    over = exchange.over
+    parts = over.parts(placement)
+    cut: list[Layout] = []
+    if any(len(part) > 1 for part in parts):
+        alone = len(strategy.gradients) == 1
+        cut = [
+            large if large.wire_bytes >= shared_bytes else small
+            for large, small in zip(
+                layouts(exchange, spans, alone=alone, shared=True),
+                layouts(exchange, spans, alone=alone),
+                strict=True,
+            )
+        ]
+    # The exchanges of the gradients slot pass each segment on between the first one's buffers.
+    own_buffers = exchange not in strategy.gradients[1:]
+    costs = {
+        size: [_cost(exchange, layout, size, network, own_buffers) for layout in cut]
+        for size in {len(part) for part in parts}
+    }
+    # Ranks in the same role, in scopes of the same size, have the same costs.
+    roles = range(over.num_roles(placement))
+    of_rank = [_Cost()] * placement.size
+    known: dict[tuple[int, ...], _Cost] = {}
+    for part in parts if cut else ():
+        for rank in part:
+            role = (len(part), *(over.carries(rank, segment, placement) for segment in roles))
+            if role not in known:
+                carried = (c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement))
+                known[role] = sum(carried, _Cost())
+            of_rank[rank] = known[role]
     return PlannedExchange(
         exchange,
-        tuple(dict.fromkeys(scope_of)),
+        parts,
         tuple(cut),
-        mean(sent[size] for size in sizes) * rounds_per_step,
-        max(seconds) * rounds_per_step,
-        sum(layout.memory_bytes for layout in cut) + round(max(taken)),
+        mean(cost.sent_bytes for cost in of_rank),
+        max(cost.seconds for cost in of_rank),
+        round(max(cost.memory_bytes for cost in of_rank)),
+    )
+
+
+def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> _Cost:
+    collective, topology = exchange.collective, exchange.topology
+    period = exchange.period(size)
+    message_bytes = exchange.compressor.payload_bytes(layout)
+    longest_bytes = exchange.compressor.max_payload_bytes(layout)
+    return _Cost(
+        collective.bytes_per_round(message_bytes, size, topology) / period,
+        collective.seconds_per_round(message_bytes, size, topology, network) / period,
+        layout.memory_bytes * own_buffers
+        + collective.channel_bytes(longest_bytes, size, topology)
+        + exchange.compressor.state_bytes(layout),
     )

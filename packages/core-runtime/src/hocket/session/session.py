@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import HocketError, NonFiniteError
+from hocket.errors import CheckpointError, HocketError, NonFiniteError, some
+from hocket.observation import Observer
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
 from hocket.session.batches import SessionData
-from hocket.session.consensus import Consensus, distance_from_mean
+from hocket.session.checkpointing import Resumed, load_session, save_session
+from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
 from hocket.session.forward_merge import ForwardMerge
 from hocket.session.opening import Opening
+from hocket.session.parameters import ParameterMoment
+from hocket.session.passes import Passes
+from hocket.session.phasing import LateGradients, send_residuals
+from hocket.session.ranks import Ranks
+from hocket.session.streaming import StreamedSamples
+from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
 from hocket.strategy.exchange import Overlap
 from hocket.strategy.strategy import Strategy
-from hocket.transport.peer import Peer
 
 __all__ = ["Session"]
 
@@ -39,6 +48,7 @@ class Session:
         skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
         replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
+        passes: over `data`: how many have ended, and the one under way.
     """
 
     def __init__(
@@ -46,34 +56,32 @@ class Session:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         strategy: Strategy,
-        peer: Peer,
+        ranks: Ranks,
         storage: ParameterStorage,
         on_nonfinite: str,
-        replicas_equal: bool,
+        initial_equal: bool,
+        observer: Observer | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.strategy = strategy
-        self.peer = peer
-        self.rank, self.size = peer.rank, peer.size
+        self.peer = ranks.peer
+        self.rank, self.size = ranks.peer.rank, ranks.peer.size
         self.step = 0
         self.skipped_steps = 0
         self.counters = Counters()
-        self.control = peer.lane("session")
+        self.passes = Passes()
+        self.control = ranks.peer.lane("session")
+        self._streamed: StreamedSamples | None = None
+        self._ranks = ranks
         self._storage = storage
         self._on_nonfinite = on_nonfinite
-        self.replicas_equal = replicas_equal
         self._weights = BatchWeights(storage.parameters.values())
-        opening = Opening(peer, storage, self.counters)
-        self._gradients = opening.gradients(strategy, self._weights)
-        self._weights.gradients_stay_local = self._gradients is None
-        self._parameters = opening.parameters(strategy)
-        self._opened = opening.opened
-        self._forward_merges = [
-            ForwardMerge(model, exchange)
-            for exchange in self._parameters.exchanges
-            if exchange.overlap is Overlap.FORWARD
-        ]
+        self._observer = observer
+        #: Whether the replicas hold the same bits now, if exchanges keep them so.
+        self._initial_equal = initial_equal
+        self._late = LateGradients(storage.parameters)
+        self._open(strategy.at(0))
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -82,6 +90,56 @@ class Session:
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
         self._closed = False
+
+    def _open(self, strategy: Strategy) -> None:
+        """Open the exchanges of a phase; collective."""
+        self._phase = strategy
+        opening = Opening(self._ranks, self._storage, strategy, self.counters, self._observer)
+        self._gradients = opening.gradients(self.optimizer, self._weights, self._before_backward)
+        self._weights.gradients_stay_local = self._gradients is None
+        self._parameters = opening.parameters()
+        self._opened = opening.opened
+        self._progress = opening.progress
+        self.replicas_equal = self._initial_equal and strategy.keeps_replicas_equal(self._ranks.placement)
+        self._forward_merges = [
+            ForwardMerge(self.model, exchange)
+            for exchange in self._parameters.exchanges
+            if exchange.overlap is Overlap.FORWARD
+        ]
+
+    def _close_exchanges(self) -> None:
+        """Close the exchanges of the phase, of which none is under way; collective."""
+        for opened in self._opened:
+            opened.channel.close()
+        self._progress.close()
+        self._unhook_exchanges()
+
+    @property
+    def _takeover(self) -> Takeover | None:
+        return None if self._gradients is None else self._gradients.takeover
+
+    def _change_phase(self, strategy: Strategy) -> None:
+        """Go on with another strategy; collective, between steps."""
+        self.settle()
+        send_residuals(self._opened, self._storage.parameters, self._late, self._takeover)
+        if self._takeover is not None:
+            self._takeover.hand_back()
+        if strategy.keeps_replicas_equal(self._ranks.placement):
+            if not self.replicas_equal:
+                Consensus(self)
+                # Equal gradients keep replicas equal only if the optimizers do the same with them.
+                average_optimizers(self.optimizer, self.control, self.gather)
+            self._initial_equal = True
+        self._close_exchanges()
+        self._open(strategy)
+
+    def enter_phase_of(self, step: int) -> None:
+        """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
+        strategy = self.strategy.at(step)
+        if strategy != self._phase:
+            self.settle()
+            self._close_exchanges()
+            self._open(strategy)
 
     @property
     def weight(self) -> float:
@@ -97,8 +155,24 @@ class Session:
             loader: this rank's batches.
             weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
                 by samples. Without it every batch counts the same, as in DistributedDataParallel.
+
+        With an exchange of samples batches travel from rank to rank, and the loader is the same one in every epoch; the
+        first call is collective then.
+
+        Raises:
+            HocketError: samples travel, and this is another loader than the first.
         """
-        return SessionData(self, loader, weight)
+        exchange = self.strategy.samples
+        if exchange is None:
+            return SessionData(self, loader, weight)
+        if self._streamed is None:
+            self._streamed = StreamedSamples(exchange, loader, self.peer)
+        elif loader is not self._streamed.loader:
+            raise HocketError(
+                "session.data was given another loader than before, and with samples in the strategy the first one's "
+                "batches travel from epoch to epoch: make one loader before the loop over epochs"
+            )
+        return SessionData(self, self._streamed, weight)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -121,6 +195,7 @@ class Session:
 
     def begin_batch(self, weight: float) -> None:
         """Take note of a batch; `data` calls it."""
+        self._note_phase("forward" if self._gradients is not None else "forward and backward")
         self._weights.begin_batch(weight)
         self._stepped_in_batch = False
         if self._gradients is not None:
@@ -143,11 +218,25 @@ class Session:
         else:
             self._end_step()
 
-    def _before_step(self) -> None:
+    def _note_phase(self, name: str) -> None:
+        if self._observer is not None:
+            self._observer.phase(name, self.peer.now())
+
+    def _before_backward(self) -> None:
+        self._note_phase("backward")
         self._storage.check()
+
+    def _before_step(self) -> None:
+        self._note_phase("optimizer")
+        self._storage.check()
+        self._parameters.before_step()
+        if self._takeover is not None:
+            self._takeover.suspend()
         if self._gradients is None:
             self._weights.drop_repetition()
+            self._late.join()
             return
+        self._late.join()
         if not self._gradients.nonfinite_anywhere or getattr(self.optimizer, "found_inf", None) is not None:
             return
         if self._on_nonfinite == "skip":
@@ -156,7 +245,7 @@ class Session:
         elif self._gradients.nonfinite:
             raise NonFiniteError(
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
-                f"{_some(self._gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
+                f"{some(self._gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
         else:
             raise NonFiniteError(
@@ -170,13 +259,22 @@ class Session:
 
     def _after_step(self) -> None:
         self._stepped_in_batch = True
+        if self._takeover is not None:
+            self._takeover.resume()
         self._weights.end_step()
         self._end_step()
 
     def _end_step(self) -> None:
+        if self._parameters.exchanges:
+            self._note_phase("parameters")
         self.step += 1
         self._parameters.after_step(self.step)
+        if self._observer is not None:
+            self._observer.step_ended(self.step - 1, self.peer.now())
         self.peer.report_progress(self.step)
+        following = self.strategy.at(self.step)
+        if following != self._phase:
+            self._change_phase(following)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
 
     # ---- replicas ----------------------------------------------------------------------------------------------
@@ -204,6 +302,11 @@ class Session:
         return distance_from_mean(self)
 
     @property
+    def parameter_moment(self) -> ParameterMoment:
+        """The exchanges of parameters; for parts of the session."""
+        return self._parameters
+
+    @property
     def flats(self) -> list[Tensor]:
         """The flat buffers that the trainable parameters are views of."""
         return self._storage.flats
@@ -211,6 +314,56 @@ class Session:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
         return [json.loads(data) for data in self.peer.allgather_bytes(json.dumps(value).encode())]
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+        """Save all that training goes on from into a new directory of `folder`; collective, after a step.
+
+        Training goes on as if nothing had been saved. A kill at any time leaves the checkpoints that were complete.
+
+        Args:
+            folder: on a disk that all ranks share; made if it is not there.
+            keep: how many complete checkpoints are left in it, the newest; all where None.
+            more: what else has `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written or holds
+                checkpoints of later steps, or gradients are being accumulated.
+        """
+        return save_session(self, Path(folder), keep, more)
+
+    def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
+        """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
+
+        With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
+        deterministic: the first pass over `session.data` leaves out the batches that were handed out already.
+        Another number of ranks continues from the replicas' mean, and a warning says what is lost.
+
+        Args:
+            folder: what `save` was given, or one checkpoint's directory.
+            more: the same names as were given to `save`; each object's `load_state_dict` is called.
+
+        Raises:
+            CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
+                or optimizer; names file, key, what was expected and what was found. A model that is refused is
+                left as it was.
+        """
+        return load_session(self, Path(folder), more)
+
+    def end_step_to_save(self) -> None:
+        """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
+        if self._weights.accumulated:
+            raise CheckpointError(
+                f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
+                "accumulated so far are no part of a checkpoint"
+            )
+        if self.passes.under_way and not self._stepped_in_batch:
+            self.end_batch()
+            self._stepped_in_batch = True
 
     # ---- closing -----------------------------------------------------------------------------------------------
 
@@ -220,15 +373,23 @@ class Session:
             return
         self._closed = True
         self.settle()
-        for opened in self._opened:
-            opened.channel.close()
+        if self._takeover is not None:
+            self._takeover.hand_back()
+        self._close_exchanges()
+        if self._streamed is not None:
+            self._streamed.close()
         self.control.close()
         self._unhook()
+        if self._observer is not None:
+            self._observer.close()
 
     def _unhook(self) -> None:
         self._weights.close()
         for handle in self._handles:
             handle.remove()
+        self._unhook_exchanges()
+
+    def _unhook_exchanges(self) -> None:
         for merge in self._forward_merges:
             merge.close()
         if self._gradients is not None:
@@ -247,7 +408,5 @@ class Session:
         else:
             # The other ranks may not be here: closing together would wait for them.
             self._unhook()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            if self._observer is not None:
+                self._observer.abandon()

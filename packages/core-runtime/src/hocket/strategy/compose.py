@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hocket.config.component import build_component, build_record
-from hocket.config.document import Location
+from hocket.config.document import Document, Location
+from hocket.config.phasing import phase_documents
 from hocket.config.settings import ROOT_KEYS
 from hocket.config.source import SLOTS, Target, load_document, parse_override
 from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
 from hocket.strategy.rules import refusals
-from hocket.strategy.strategy import Strategy
+from hocket.strategy.strategy import Phase, Strategy
 
 __all__ = ["build_strategy", "compose"]
 
@@ -40,11 +42,24 @@ def compose(target: Target, *overrides: str, registry: Registry | None = None) -
             raise ConfigError(f"{override.origin.label}: {problem}; allowed: {', '.join(SLOTS)}")
     document.root.check_keys((*ROOT_KEYS, *SLOTS))
     name = document.tree.get("name")
-    return build_strategy(document.root.child("strategy"), registry, None if name is None else str(name))
+    return build_strategy(document, registry, None if name is None else str(name))
 
 
-def build_strategy(where: Location, registry: Registry, name: str | None) -> Strategy:
-    """Build and check the strategy at a place of a document.
+def build_strategy(document: Document, registry: Registry, name: str | None) -> Strategy:
+    """Build and check the strategy of a document, with its phases.
+
+    Raises:
+        ConfigError, CompositionError, MissingPluginError: as in `compose`.
+    """
+    phases = tuple(
+        Phase(step, _build(changed.root.child("strategy"), registry, name))
+        for step, changed in phase_documents(document)
+    )
+    return replace(_build(document.root.child("strategy"), registry, name), phases=phases)
+
+
+def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
+    """Build and check the strategy at a place of a document, without phases.
 
     Raises:
         ConfigError, CompositionError, MissingPluginError: as in `compose`.

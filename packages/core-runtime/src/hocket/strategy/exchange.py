@@ -12,7 +12,7 @@ from hocket.strategy.scope import Scope, World
 from hocket.strategy.segmentation import Bytes, Segmentation
 from hocket.topology.api import Topology
 
-__all__ = ["GRADIENTS", "PARAMETERS", "Exchange", "Overlap"]
+__all__ = ["GRADIENTS", "PARAMETERS", "Every", "Exchange", "Overlap", "Progress"]
 
 #: The slots that hold exchanges.
 GRADIENTS = "gradients"
@@ -28,6 +28,19 @@ class Overlap(StrEnum):
     DELAYED = "delayed"
 
 
+class Every(StrEnum):
+    """Numbers of steps that depend on the number of ranks."""
+
+    LOG2_RANKS = "log2_ranks"
+
+
+class Progress(StrEnum):
+    """Which thread advances an exchange that is under way."""
+
+    INLINE = "inline"
+    THREAD = "thread"
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What crosses the wire once at one moment of a training step.
@@ -40,8 +53,11 @@ class Exchange:
         topology: who hears from whom, for the collectives that ask.
         compressor: in what form values travel.
         segments: in what pieces.
-        every: in each how manieth step, 1 or more.
+        every: in each how manieth step, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that what an
+            allreduce's ceil(log2 p) messages cost is shared out over as many steps.
         overlap: what hides it.
+        progress: who advances its messages while the training thread computes: that thread itself, whenever a gradient
+            arrives and whenever it waits, or a progress thread.
     """
 
     slot: str
@@ -51,12 +67,19 @@ class Exchange:
     topology: Topology | None = None
     compressor: Compressor = field(default_factory=NoCompression)
     segments: Segmentation = field(default_factory=Bytes)
-    every: int = 1
+    every: int | Every = 1
     overlap: Overlap = Overlap.NONE
+    progress: Progress = Progress.INLINE
 
     def __post_init__(self) -> None:
-        if self.every < 1:
+        if not isinstance(self.every, Every) and self.every < 1:
             raise ValueError(f"every must be 1 or more, not {self.every}")
+
+    def period(self, size: int) -> int:
+        """Return in each how manieth step it takes place among `size` ranks."""
+        if isinstance(self.every, Every):
+            return max(1, (size - 1).bit_length())  # ceil(log2 size), exactly
+        return self.every
 
     @property
     def name(self) -> str:
@@ -64,6 +87,7 @@ class Exchange:
         return f"{self.slot}.{self.index}"
 
     @property
-    def equalises_world(self) -> bool:
-        """Whether each round leaves every rank of the world with the same value."""
-        return isinstance(self.over, World) and self.collective.equal_result
+    def carries_weight(self) -> bool:
+        """Whether a push-sum weight travels with each segment, as weights can become other than 1."""
+        topology = self.topology
+        return self.collective.pushes_weight and topology is not None and not topology.rows_sum_to_one

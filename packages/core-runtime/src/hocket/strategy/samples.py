@@ -13,19 +13,38 @@ __all__ = ["SampleExchange", "SampleStream"]
 
 
 class SampleStream(ABC):
-    """Batches to train on, with a position that a checkpoint can keep."""
+    """Batches to train on, with a position that a checkpoint can keep.
+
+    Each iteration is an epoch, which all ranks begin together and leave at its end, or after the same number of
+    batches. A batch has been used when the next one is asked for, when the next epoch begins, or when the stream is
+    closed; it can be sent on then. So whoever trains reads no batch ahead.
+    """
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches as the wrapped loader does."""
+        """Begin an epoch, and yield its batches as the wrapped loader does; their tensors are the caller's own."""
+
+    def __len__(self) -> int:
+        """Return this rank's number of batches in the epoch that has begun last.
+
+        Raises:
+            TypeError: it is not known before the epoch's end.
+        """
+        raise TypeError(f"{type(self).__name__} does not know how many batches an epoch has")
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, tensors and plain values by name."""
+        """Return what a resumed run needs, tensors and plain values by name.
+
+        Saved after an epoch's last batch, it is that epoch's end: what is resumed there yields nothing at first.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank."""
+        """Continue from what `state_dict` returned on this rank; before the first epoch, with a loader that begins anew."""
+
+    def close(self) -> None:  # noqa: B027 (nothing to give back where nothing is sent)
+        """Receive what others have sent, and give back what the stream holds; collective."""
 
 
 class SampleExchange(ABC):
@@ -33,4 +52,4 @@ class SampleExchange(ABC):
 
     @abstractmethod
     def wrap(self, loader: Any, peer: Peer) -> SampleStream:
-        """Return the batches of `loader`, any iterable of batches, exchanged among ranks."""
+        """Return the batches of `loader`, any iterable of batches, exchanged among ranks; collective."""

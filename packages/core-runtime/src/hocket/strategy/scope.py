@@ -3,43 +3,163 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise
 
-if TYPE_CHECKING:
-    from hocket.transport.peer import Peer
+from hocket.strategy.placement import Placement
 
-__all__ = ["Scope", "World"]
+__all__ = ["Group", "GroupBy", "Leaders", "Scope", "World"]
+
+Ranks = tuple[int, ...]
+
+
+class GroupBy(StrEnum):
+    """What makes ranks a group."""
+
+    HOST = "host"
 
 
 class Scope(ABC):
-    """Ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration."""
+    """Ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration.
+
+    Pure: every rank computes the same answer, and `plan` asks for any number of ranks.
+    """
 
     @abstractmethod
-    def ranks(self, rank: int, size: int) -> Sequence[int]:
-        """Return the ranks of the exchange that concerns `rank`, in order, perhaps without `rank` itself.
-
-        Pure, so that `plan` can ask it for any number of ranks.
+    def parts(self, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the disjoint sets of ranks that exchange among themselves, each in the order of its ranks.
 
         Raises:
-            ValueError: the scope is not defined for `size` ranks; says for which it is.
+            ValueError: the scope is not defined for so many ranks; says for which it is.
         """
 
-    def peer_for(self, peer: Peer) -> Peer | None:
-        """Return this rank's endpoint in the scope, or None if it takes no part; collective.
+    def carries(self, rank: int, segment: int, placement: Placement) -> bool:
+        """Return whether `rank`, of one of the parts, exchanges segment number `segment`; by default it does."""
+        return True
 
-        Args:
-            peer: the endpoint among all ranks.
-        """
-        ranks = self.ranks(peer.rank, peer.size)
-        return peer if list(ranks) == list(range(peer.size)) else peer.group(ranks)
+    def leader(self, size: int, segment: int) -> int:
+        """Return the place, in a part of `size` ranks, of the rank that leads segment number `segment`."""
+        return 0
+
+    def num_roles(self, placement: Placement) -> int:
+        """Return after how many segments `carries` and `leader` repeat."""
+        return 1
+
+    def part_of(self, rank: int, placement: Placement) -> Ranks | None:
+        """Return the part that `rank` is in; None if it takes no part."""
+        return next((part for part in self.parts(placement) if rank in part), None)
 
 
 @dataclass(frozen=True)
 class World(Scope):
     """All ranks."""
 
-    def ranks(self, rank: int, size: int) -> Sequence[int]:
-        """Return 0, 1, ..., size - 1."""
-        return range(size)
+    def parts(self, placement: Placement) -> tuple[Ranks, ...]:
+        """Return one part: 0, 1, ..., size - 1."""
+        return (tuple(range(placement.size)),)
+
+
+@dataclass(frozen=True)
+class _Grouped(Scope):
+    """What groups and their leaders have in common: how the ranks are grouped.
+
+    Attributes:
+        size: ranks in a group, 1 or more; the last group is smaller where they do not come out even.
+        count: how many groups, 1 or more, of sizes that differ by one at most.
+        by: `host`: the ranks of one host are a group.
+        sharded: whether every member of a group leads a share of the segments, so that no leader's link is the
+            bottleneck: in a group of m, member number s mod m leads segment number s. All groups must be of one
+            size then.
+
+    Raises:
+        ValueError: not exactly one of `size`, `count` and `by` is given, or one is below 1.
+    """
+
+    size: int | None = None
+    count: int | None = None
+    by: GroupBy | None = None
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("size", "count", "by") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"size, count or by: give exactly one of them, not {' and '.join(given) or 'none'} "
+                "(size: 4, count: 2 or by: host)"
+            )
+        for name in ("size", "count"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
+
+    def groups(self, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the groups, in the order of their first ranks.
+
+        Raises:
+            ValueError: there are fewer ranks than groups, or `sharded` groups are not of one size.
+        """
+        groups = _groups(self.size, self.count, self.by, placement)
+        sizes = sorted({len(group) for group in groups})
+        if self.sharded and len(sizes) > 1:
+            raise ValueError(
+                f"sharded leaders need groups of one size, and these have {' and '.join(map(str, sizes))} ranks: "
+                "choose a size that divides the number of ranks, or sharded: false"
+            )
+        return groups
+
+    def leader(self, size: int, segment: int) -> int:
+        return segment % size if self.sharded else 0
+
+    def num_roles(self, placement: Placement) -> int:
+        return len(self.groups(placement)[0]) if self.sharded else 1
+
+
+@dataclass(frozen=True)
+class Group(_Grouped):
+    """The ranks of a group among themselves, all groups at once."""
+
+    def parts(self, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the groups."""
+        return self.groups(placement)
+
+
+@dataclass(frozen=True)
+class Leaders(_Grouped):
+    """One rank of each group among themselves: its first, or with `sharded` another one for each segment."""
+
+    def parts(self, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the first ranks of the groups; with `sharded` also the second ones, the third ones, ..."""
+        groups = self.groups(placement)
+        if self.sharded:
+            return tuple(zip(*groups, strict=True))
+        return (tuple(group[0] for group in groups),)
+
+    def as_group(self) -> Group:
+        """Return the scope of the groups that these lead."""
+        return Group(self.size, self.count, self.by, self.sharded)
+
+    def carries(self, rank: int, segment: int, placement: Placement) -> bool:
+        """Return whether `rank` leads that segment in its group."""
+        group = next(group for group in self.groups(placement) if rank in group)
+        return group[self.leader(len(group), segment)] == rank
+
+
+@lru_cache(maxsize=64)
+def _groups(
+    size: int | None, count: int | None, by: GroupBy | None, placement: Placement
+) -> tuple[Ranks, ...]:
+    ranks = range(placement.size)
+    if by is not None:
+        hosts = range(max(placement.hosts) + 1)
+        return tuple(tuple(rank for rank in ranks if placement.hosts[rank] == host) for host in hosts)
+    if size is not None:
+        return tuple(tuple(ranks[start : start + size]) for start in range(0, placement.size, size))
+    assert count is not None
+    if count > placement.size:
+        raise ValueError(f"count: {count} groups need as many ranks, and there are {placement.size}")
+    # The first `rest` groups have one rank more.
+    least, rest = divmod(placement.size, count)
+    starts = [number * least + min(number, rest) for number in range(count + 1)]
+    return tuple(tuple(ranks[a:b]) for a, b in pairwise(starts))

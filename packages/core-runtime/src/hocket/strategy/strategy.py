@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hocket.config.component import describe
 from hocket.errors import CompositionError
+from hocket.strategy.equality import replicas_stay_equal
 from hocket.strategy.exchange import Exchange
+from hocket.strategy.placement import Placement
 from hocket.strategy.samples import SampleExchange
 
 if TYPE_CHECKING:
     from hocket.plugin import Registry
 
-__all__ = ["Strategy"]
+__all__ = ["Phase", "Strategy"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A strategy that takes another one's place.
+
+    Attributes:
+        step: how many steps have ended when it does, 0 or more.
+        strategy: without phases.
+    """
+
+    step: int
+    strategy: Strategy
 
 
 @dataclass(frozen=True)
@@ -25,47 +40,46 @@ class Strategy:
         samples: what moves samples between ranks, before the forward pass.
         gradients: exchanges between backward and the optimizer's step.
         parameters: exchanges after the optimizer's step.
+        phases: strategies that take its place later, by their first step, in order.
     """
 
     name: str | None = field(default=None, compare=False)
     samples: SampleExchange | None = None
     gradients: tuple[Exchange, ...] = ()
     parameters: tuple[Exchange, ...] = ()
+    phases: tuple[Phase, ...] = ()
+
+    def at(self, step: int) -> Strategy:
+        """Return the strategy, without phases, that holds when `step` steps have ended."""
+        begun = [phase.strategy for phase in self.phases if phase.step <= step]
+        return begun[-1] if begun else replace(self, phases=())
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """All exchanges, in the order of a step."""
         return (*self.gradients, *self.parameters)
 
-    @property
-    def replicas_stay_equal(self) -> bool:
-        """Whether replicas that begin equal are equal after every step, to the bit.
+    def keeps_replicas_equal(self, placement: Placement) -> bool:
+        """Return whether replicas that begin equal are equal after every step, to the bit."""
+        return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
 
-        So it is where every step's gradients end in a value that the whole world shares and what is done to
-        parameters, if anything, keeps equal replicas equal.
-        """
-        if not self.gradients or not all(exchange.equalises_world for exchange in self.parameters):
-            return False
-        last = self.gradients[-1]
-        return last.equalises_world and last.every == 1
-
-    def check_size(self, size: int) -> None:
-        """Refuse a number of ranks for which a scope or a topology is not defined.
-
-        Args:
-            size: ranks of the world.
+    def check_size(self, placement: Placement) -> None:
+        """Refuse a number of ranks for which a scope, a collective or a topology is not defined.
 
         Raises:
             CompositionError: names the exchange and which sizes are possible.
         """
+        for phase in self.phases:
+            phase.strategy.check_size(placement)
         for exchange in self.exchanges:
             try:
-                sizes = {len(exchange.over.ranks(rank, size)) for rank in range(size)}
-                for scope_size in sorted(sizes):
+                sizes = {len(part) for part in exchange.over.parts(placement)}
+                for size in sorted(sizes):
+                    exchange.collective.check_size(size)
                     if exchange.topology is not None:
-                        exchange.topology.check_size(scope_size)
+                        exchange.topology.check_size(size)
             except ValueError as error:
-                raise CompositionError(f"{exchange.name} among {size} ranks: {error}") from error
+                raise CompositionError(f"{exchange.name} among {placement.size} ranks: {error}") from error
 
     def resolved(self, registry: Registry | None = None) -> dict[str, Any]:
         """Return the strategy as plain, complete configuration, of which `compose` makes an equal strategy.
@@ -73,7 +87,12 @@ class Strategy:
         Args:
             registry: knows the components' names; the process's by default.
         """
-        plain: dict[str, Any] = describe(self, registry)
+        plain: dict[str, Any] = describe(replace(self, phases=()), registry)
+        slots = (phase.strategy.resolved(registry) for phase in self.phases)
+        plain["phases"] = {
+            str(phase.step): {slot: described[slot] for slot in ("gradients", "parameters")}
+            for phase, described in zip(self.phases, slots, strict=True)
+        }
         for slot in ("gradients", "parameters"):
             for exchange in plain[slot]:
                 del exchange["slot"], exchange["index"]

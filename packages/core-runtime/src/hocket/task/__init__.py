@@ -4,7 +4,8 @@ from hocket.task.api import Task, TaskData
 from hocket.task.classification import Classification
 from hocket.task.digits import Digits
 from hocket.task.fashion_mnist import FashionMNIST
-from hocket.task.samples import Scaling, TensorSamples
+from hocket.task.hyperplane import Hyperplane
+from hocket.task.samples import BatchedSamples, Scaling, TensorSamples
 from hocket.task.shard import ShardSampler, loader
 from hocket.task.user import load_user_task
 
@@ -14,6 +15,8 @@ __all__ = [
     "Classification",
     "Digits",
     "FashionMNIST",
+    "Hyperplane",
+    "BatchedSamples",
     "Scaling",
     "TensorSamples",
     "ShardSampler",

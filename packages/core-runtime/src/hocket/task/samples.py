@@ -1,7 +1,8 @@
-"""Samples that lie in memory and are indexed a batch at a time."""
+"""Samples that are indexed a batch at a time."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Scaling", "TensorSamples"]
+__all__ = ["BatchedSamples", "Scaling", "TensorSamples"]
+
+
+class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of which a list of indices gives a whole batch in one vectorised read."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return num_samples."""
+
+    @abstractmethod
+    def __getitem__(self, index: int | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return one sample, or a batch in memory of its own, in the order of the indices.
+
+        Args:
+            index: an index, or a sequence of `batch` indices from 0 to num_samples - 1.
+
+        Returns:
+            Input and target of an index ([...]), or of all indices ([batch, ...]).
+
+        Raises:
+            IndexError: an index out of range.
+        """
 
 
 @dataclass(frozen=True)
@@ -29,8 +52,8 @@ class Scaling:
         return pixels.to(torch.float32).sub_(self.offset).div_(self.divisor)
 
 
-class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Samples in two tensors; a list of indices gives a whole batch in one vectorised read.
+class TensorSamples(BatchedSamples):
+    """Samples in two tensors.
 
     With a `scaling`, the inputs stay uint8 in memory and are scaled as they are read. For images of 28 x 28
     this is as fast as indexing float32 (18 us against 14 us for 32 samples, 42 against 44 for 128, 141
@@ -62,17 +85,6 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         return len(self.inputs)
 
     def __getitem__(self, index: int | Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return one sample, or a batch as copies, in the order of the indices.
-
-        Args:
-            index: an index, or a sequence of `batch` indices from 0 to num_samples - 1.
-
-        Returns:
-            Input and target of an index ([...]), or of all indices ([batch, ...]).
-
-        Raises:
-            IndexError: an index out of range.
-        """
         if isinstance(index, int):
             inputs, targets = self.inputs[index], self.targets[index]
         else:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hocket import draws
-from hocket.task.samples import TensorSamples
+from hocket.task.samples import BatchedSamples
 
 __all__ = ["ShardSampler", "loader"]
 
@@ -140,12 +140,28 @@ class ShardSampler(Sampler[list[int]]):
         return draws.permutation(self.num_samples, "samples", self.seed, self._epoch)
 
 
+class _ShardLoader(DataLoader[Any]):
+    """A DataLoader whose place is its sampler's."""
+
+    def __init__(self, shard: ShardSampler, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._shard = shard
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the sampler's epoch and position, between two batches."""
+        return self._shard.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration continue after the last batch that was read before `state_dict`."""
+        self._shard.load_state_dict(state)
+
+
 def loader(dataset: Dataset[Any], sampler: ShardSampler) -> DataLoader[Any]:
     """Return the batches of `dataset` that `sampler` names, read as they are asked for in the calling thread.
 
-    `TensorSamples` are indexed a batch at a time; samples of any other map-style dataset are collated by
-    torch's `default_collate`. Keep the sampler for `set_epoch` and `state_dict`: with it, the loader holds no
-    state, and it draws nothing from torch's global generator.
+    `BatchedSamples` are indexed a batch at a time; samples of any other map-style dataset are collated by
+    torch's `default_collate`. Keep the sampler for `set_epoch`: the loader's `state_dict` is the sampler's. It draws
+    nothing from torch's global generator.
 
     Raises:
         ValueError: the sampler was made for another number of samples.
@@ -155,6 +171,6 @@ def loader(dataset: Dataset[Any], sampler: ShardSampler) -> DataLoader[Any]:
     # DataLoader draws a seed for workers whenever it is iterated, workers or none: from a generator of its
     # own, so that a resumed run, which iterates once more, keeps the draws of one that was never interrupted.
     generator = torch.Generator()
-    if isinstance(dataset, TensorSamples):
-        return DataLoader(dataset, sampler=sampler, batch_size=None, generator=generator)
-    return DataLoader(dataset, batch_sampler=sampler, generator=generator)
+    if isinstance(dataset, BatchedSamples):
+        return _ShardLoader(sampler, dataset, sampler=sampler, batch_size=None, generator=generator)
+    return _ShardLoader(sampler, dataset, batch_sampler=sampler, generator=generator)

@@ -2,8 +2,18 @@
 
 from hocket.topology.api import Neighbours, Topology
 from hocket.topology.complete import Complete
+from hocket.topology.components import component_terms
 from hocket.topology.exponential import Exponential, Peers
 from hocket.topology.random_matching import RandomMatching
 from hocket.topology.ring import Ring
 
-__all__ = ["Complete", "Exponential", "Neighbours", "Peers", "RandomMatching", "Ring", "Topology"]
+__all__ = [
+    "Complete",
+    "Exponential",
+    "Neighbours",
+    "Peers",
+    "RandomMatching",
+    "Ring",
+    "Topology",
+    "component_terms",
+]

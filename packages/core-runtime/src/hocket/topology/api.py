@@ -1,14 +1,14 @@
 """What a topology is: a pure answer to who hears from whom, in each round and for each segment.
 
-Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. The sender owns the weight:
-what rank j gives away and keeps adds up to 1, so W's columns sum to 1 and the ranks' sum is preserved. Where
-the rows sum to 1 as well, W is doubly stochastic and the ranks' values approach their mean; where they do
-not, push-sum divides by the weight that travelled along.
+Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. Where W's columns sum to 1, what
+rank j gives away and keeps adds up to 1, and the ranks' sum is preserved. Where the rows sum to 1, each rank's
+result is an average. Where both do, W is doubly stochastic and the ranks' values approach their mean. Where only
+the columns do, push-sum divides by the weight that travelled along; where only the rows do, the ranks approach
+each other, but at a mean in which some of them count more than others.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,7 +30,7 @@ class Neighbours:
         self_weight: the weight of this rank's own value in its result.
 
     Raises:
-        ValueError: lengths differ, or the weights given away and kept do not sum to 1.
+        ValueError: there are not as many weights as ranks to send to.
     """
 
     send_to: tuple[int, ...]
@@ -43,9 +43,6 @@ class Neighbours:
             raise ValueError(
                 f"send_weights has {len(self.send_weights)} weights for {len(self.send_to)} ranks"
             )
-        total = math.fsum((self.self_weight, *self.send_weights))
-        if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise ValueError(f"send_weights and self_weight sum to {total}, not to 1")
 
 
 class Topology(ABC):
@@ -54,9 +51,16 @@ class Topology(ABC):
     Pure: every rank computes the same answer from the same arguments, without a message.
     """
 
-    #: Whether W's rows sum to 1 as well as its columns, for every size, round and segment. Where they do not,
-    #: averaging needs push-sum.
-    doubly_stochastic: ClassVar[bool] = True
+    #: Whether W's rows sum to 1, for every size, round and segment. Where they do not, averaging needs push-sum.
+    rows_sum_to_one: ClassVar[bool] = True
+
+    #: Whether W's columns sum to 1, for every size, round and segment. Where they do not, the mean is not kept.
+    columns_sum_to_one: ClassVar[bool] = True
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """Whether W's rows and columns sum to 1, so that averaging keeps the ranks' mean and leads to it."""
+        return self.rows_sum_to_one and self.columns_sum_to_one
 
     @abstractmethod
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hocket.task import Task
-from hocket.task.samples import TensorSamples
+from hocket.task.samples import BatchedSamples
 
 if TYPE_CHECKING:
     from hocket.session import Session
@@ -77,6 +77,6 @@ def evaluate_together(session: Session, task: Task, samples: Any) -> Evaluation:
 
 
 def _batch(samples: Any, indices: list[int]) -> Any:
-    if isinstance(samples, TensorSamples):
+    if isinstance(samples, BatchedSamples):
         return samples[indices]
     return torch.utils.data.default_collate([samples[index] for index in indices])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,9 +15,11 @@ from torch import nn
 
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
+from hocket.observation import Trace
 from hocket.session import Session, attach
 from hocket.task import Task, TaskData
 from hocket.task.shard import ShardSampler, loader
+from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
 from hocket.transport.peer import Peer
@@ -37,13 +39,18 @@ class _Losses:
         self.samples += samples
 
 
-def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
+def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dict[str, Any]:
     """Train, and return what goes into `summary.json`; collective.
 
     Args:
         run: the run's file.
         peer: this rank's endpoint; the same number of ranks as the file says.
-        out: an existing folder, in which rank 0 writes `metrics.jsonl` and the consensus as `model.safetensors`.
+        out: an existing folder, in which rank 0 writes `metrics.jsonl`, the consensus as `model.safetensors`, and
+            `trace.json` if it is asked for, and all ranks their checkpoints.
+        resume: continue from the newest checkpoint in `out`.
+
+    Raises:
+        CheckpointError: there is none to continue from, or it is of another run.
     """
     task = build_task(run)
     data = task.data(run.seed)
@@ -54,11 +61,14 @@ def train(run: RunConfig, peer: Peer, out: Path) -> dict[str, Any]:
     optimizer = build_optimizer(run.optimizer, model.parameters())
     peer.timeout_s = run.timeout_s
     written = out / "metrics.jsonl" if peer.rank == 0 else Path(os.devnull)
+    observer = Trace(out / TRACE_FILE) if run.trace else None
     with (
-        written.open("w") as metrics,
-        attach(model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer) as session,
+        written.open("a+" if resume else "w") as metrics,
+        attach(
+            model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer, observer=observer
+        ) as session,
     ):
-        summary = _Run(run, task, data, session, metrics).train()
+        summary = _Run(run, task, data, session, metrics, out / CHECKPOINTS, resume).train()
         with session.consensus():
             if peer.rank == 0:
                 save_model(model, out / "model.safetensors")
@@ -71,25 +81,53 @@ def save_model(model: nn.Module, path: Path) -> None:
     save_file({name: value.detach().cpu().clone() for name, value in model.state_dict().items()}, path)
 
 
+def _drop_rows_after(step: int, metrics: TextIO) -> None:
+    """Remove what a run wrote between its last checkpoint and its end, the last line perhaps in part."""
+    metrics.seek(0)
+    kept = []
+    for line in metrics:
+        if not line.endswith("\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    metrics.seek(len("".join(kept).encode()))
+    metrics.truncate()
+
+
 class _Run:
-    def __init__(self, run: RunConfig, task: Task, data: TaskData, session: Session, metrics: TextIO) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        task: Task,
+        data: TaskData,
+        session: Session,
+        metrics: TextIO,
+        checkpoints: Path,
+        resume: bool,
+    ) -> None:
         self._run = run
         self._task = task
         self._data = data
         self._session = session
         self._metrics = metrics
+        self._checkpoints = checkpoints
         self._stepper = build_engine(run).open(session)
         num_samples = len(data.train)
         self._sampler = ShardSampler(num_samples, run.batch_size, session.rank, session.size, run.seed)
-        per_epoch = -(-num_samples // (run.batch_size * session.size))
-        self._steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
+        self._per_epoch = -(-num_samples // (run.batch_size * session.size))
+        self._done_in_epoch = 0
         self._losses = _Losses()
-        self._observer = observer_for(session.rank, self._steps)
         self._start_s = session.peer.now()
         self._pause_s = 0.0
         self._last_row: dict[str, Any] = {}
+        if resume:
+            self._resume()
+        epochs = run.epochs - session.passes.ended
+        steps = session.step - self._done_in_epoch + self._per_epoch * epochs
+        self._steps = min(run.steps or steps, steps)
+        self._observer = observer_for(session.rank, self._steps)
 
     def train(self) -> dict[str, Any]:
+        every = self._run.checkpoint.every
         try:
             for epoch, last_of_epoch in self._batches():
                 step = self._session.step
@@ -97,6 +135,8 @@ class _Run:
                     self._observer.step(step)
                 if step % self._run.log_every == 0 or last_of_epoch:
                     self._write_row(epoch, last_of_epoch)
+                if every is not None and (step % every == 0 or step == self._steps):
+                    self._session.save(self._checkpoints, keep=self._run.checkpoint.keep, run=self)
             return self._summary()
         finally:
             if self._observer:
@@ -106,20 +146,44 @@ class _Run:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
         session, batch_size = self._session, self._run.batch_size
         batches = loader(self._data.train, self._sampler)
-        for epoch in range(self._run.epochs):
-            self._sampler.set_epoch(epoch)
-            following = None
+        for epoch in range(session.passes.ended, self._run.epochs):
+            if session.step >= self._steps:
+                return
+            if session.strategy.samples is None:  # where samples travel, a rank's own stay those of the first epoch
+                self._sampler.set_epoch(epoch)
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
-                if following is not None:
-                    yield following
                 result = self._stepper.step(batch, self._task.loss)
                 if session.weight:
                     self._losses.add(float(result.loss), len(batch[1]))
-                if session.step >= self._steps:
-                    yield epoch + 1, True
+                self._done_in_epoch += 1
+                ends_run = session.step >= self._steps
+                yield epoch + 1, ends_run or self._done_in_epoch == self._per_epoch
+                if ends_run:
                     return
-                following = (epoch + 1, False)
-            yield epoch + 1, True
+            self._done_in_epoch = 0
+
+    def _resume(self) -> None:
+        resumed = self._session.load(self._checkpoints, run=self)
+        if not resumed.exact:
+            # Other ranks read other samples: the epoch begins again.
+            self._done_in_epoch, self._losses = 0, _Losses()
+        if self._session.rank == 0:
+            _drop_rows_after(resumed.step, self._metrics)
+            print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "done_in_epoch": self._done_in_epoch,
+            "losses": asdict(self._losses),
+            "seconds": self._seconds(),
+            "last_row": self._last_row,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._done_in_epoch = state["done_in_epoch"]
+        self._losses = _Losses(**state["losses"])
+        self._start_s = self._session.peer.now() - state["seconds"]
+        self._last_row = state["last_row"]
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
         session = self._session
@@ -159,7 +223,8 @@ class _Run:
     def _summary(self) -> dict[str, Any]:
         session, seconds, row = self._session, self._seconds(), self._last_row
         accuracies = session.gather(self._own_accuracy(row))
-        waits = session.gather(session.counters.exposed_wait_s)
+        times = session.gather([session.counters.exposed_wait_s, session.counters.under_way_s])
+        exposed_s, under_way_s = (sum(of_rank) / session.size for of_rank in zip(*times, strict=True))
         return {
             "recipe": self._run.strategy.name,
             "task": self._run.task.name,
@@ -174,7 +239,8 @@ class _Run:
             "valid_accuracy": row["valid_accuracy"],
             "valid_accuracy_ranks": accuracies,
             "bytes_sent_per_step": session.counters.bytes_sent / max(1, session.step),
-            "exposed_wait_fraction": sum(waits) / len(waits) / seconds if seconds > 0 else None,
+            "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
+            "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
             "consensus_distance": row["consensus_distance"],
         }
 

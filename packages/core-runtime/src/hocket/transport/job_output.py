@@ -19,7 +19,8 @@ _MOST_LINES = 40
 # What Open MPI and MPICH print outside of paragraphs.
 _REMARK = re.compile(
     r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
-    r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress"
+    r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress|"
+    r"NBC_Progress: an error 75|\[warn\] Epoll |\d+ more process(?:es have| has) sent help message help-mpi-ft"
 )
 # How a launcher's lines begin.
 _BEGINNINGS = tuple("-=[AYTP\0")
@@ -27,6 +28,15 @@ _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on s
 _LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
 _ABORTED = re.compile(r'MPI_ABORT was invoked|calling "abort"')
+# Open MPI warns so of every part that is not its own test of fault tolerance, such as shared windows; ours only end.
+_UNTESTED = re.compile(r"is not tested for post-failure operation")
+# What Open MPI's launcher says of its processes where it is asked to, a line each.
+_LOG = re.compile(r"\[(\S+):\d+\] (?:\[prte\S*|mca: base:)")
+_SIGNALLED = re.compile(r"child process \[\S+,(\d+)\] terminated with signal (.+)")
+_EXITED = re.compile(r"proc \[\S+,(\d+)\] exited with non-zero status (\d+)")
+_CALLED_ABORT = re.compile(r"proc \[\S+,\d+\] called abort with exit code (\d+)")
+# What a rank says that has noticed that another one is dead.
+_NOTICED = re.compile(r"hocket: (at step \d+, .*: ranks? .* ha(?:s|ve) died); all ranks end")
 
 
 @dataclass
@@ -37,19 +47,50 @@ class Report:
         folder: holds a file for each rank, named by its process number, with the rank.
         cause: a sentence; empty where no rank died so.
         told: whether a rank has given a reason of its own.
+        noticed: what another rank said of a dead one; empty where none did.
+        status: the exit status, where a launcher's own may hide it; 0 where not known.
+        end: ends the job, where its launcher leaves the others waiting for a rank that has ended.
     """
 
     folder: Path
     cause: str = ""
     told: bool = False
+    noticed: str = ""
+    status: int = 0
+    end: Callable[[], None] = lambda: None
+    _aborted: bool = False
+
+    @property
+    def message(self) -> str:
+        """Why the job ended, in a sentence; empty where a rank has told, or nobody knows."""
+        return "; ".join(filter(None, [self.noticed, self.cause or (self.noticed and "all ranks end")]))
+
+    def hear(self, line: str) -> None:
+        """Take in a line that Open MPI's launcher has logged."""
+        log = _LOG.match(line)
+        if log is None or self._aborted:
+            return
+        if aborted := _CALLED_ABORT.search(line):
+            self._aborted = True  # what the other ranks die of is its doing
+            self.status = self.status or int(aborted[1])
+        elif signalled := _SIGNALLED.search(line):
+            who, name = f"rank {signalled[1]}", signalled[2]
+            numbers = [number for number in signal.Signals if signal.strsignal(number) == name]
+            if numbers:
+                self._killed(who, log[1], numbers[0])
+            else:
+                self._tell(f"{who} on {log[1]} was killed by a signal ({name})")
+        elif exited := _EXITED.search(line):
+            self._left(exited[1], exited[2])
+            self.end()
 
     def read(self, paragraph: str) -> bool:
-        """Take in a paragraph; return whether it is a launcher's report of a failed rank."""
+        """Take in a paragraph; return whether it is a launcher's and says nothing more to a reader."""
         text = " ".join(paragraph.split())
         if killed := _KILLED.search(text):
             self._killed(f"rank {killed[1]}", killed[2], int(killed[3]))
         elif left := _LEFT.search(text):
-            self._tell(f"rank {left[1]} ended with exit code {left[2]}")
+            self._left(left[1], left[2])
         elif mpich := _MPICH.search(text):
             process, host, code = mpich[1], mpich[2], int(mpich[3])
             file = self.folder / process
@@ -60,10 +101,15 @@ class Report:
             elif code in set(signal.Signals):
                 self._killed(who, host, code)
         else:
-            return bool(_ABORTED.search(text))
+            return bool(_ABORTED.search(text) or _UNTESTED.search(text))
         return True
 
+    def _left(self, rank: str, code: str) -> None:
+        self.status = self.status or int(code)
+        self._tell(f"rank {rank} ended with exit code {code}")
+
     def _killed(self, who: str, host: str, number: int) -> None:
+        self.status = self.status or 128 + number
         name = signal.Signals(number).name
         hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
         self._tell(f"{who} on {host} was killed by {name}{hint}")
@@ -90,6 +136,7 @@ class JobOutput:
         self._paragraph: list[str] = []
         self._pending = ""
         self._in_line = False
+        self._after_remark = False  # blank lines belong to it
 
     def copy(self, stream: IO[bytes]) -> None:
         """Read `stream` to its end and close it."""
@@ -115,9 +162,15 @@ class JobOutput:
         self._paragraph, self._pending = [], ""
 
     def _take(self, line: str) -> None:
+        line = line.lstrip("\0")  # Open MPI ends its paragraphs so
         bare = line.strip("\0 \n")
+        if noticed := _NOTICED.fullmatch(bare):
+            self._report.noticed = noticed[1]
+            return
         self._report.told |= bare.startswith(("hocket: ", "Traceback "))
-        if self._in_line:
+        if _LOG.match(bare):
+            self._report.hear(bare)
+        elif self._in_line:
             self._in_line = False
             self._write(line)
         elif self._paragraph:
@@ -128,7 +181,10 @@ class JobOutput:
                 self._end_paragraph(known=False)
         elif self._rule.fullmatch(bare):
             self._paragraph = [line]
-        elif not _REMARK.match(bare):
+        elif _REMARK.match(bare):
+            self._after_remark = True
+        elif bare or not self._after_remark:
+            self._after_remark = False
             self._write(line)
 
     def _end_paragraph(self, *, known: bool) -> None:

@@ -28,6 +28,7 @@ PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 _TERMINATION_TIMEOUT_S = 10.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_FIRST_WITH_ULFM = 5
 # Seconds that a rank may take to end by itself after SIGTERM.
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
@@ -47,13 +48,30 @@ class Mpiexec:
     vendor: str
     version: str
 
-    def command(self, ranks: int, program: Sequence[str]) -> list[str]:
-        """Return the command that starts `ranks` ranks of `program` here, also more than there are cores."""
+    @property
+    def tells_of_deaths(self) -> bool:
+        """Whether it can leave the other ranks alive when one has died, and have them told: Open MPI 5's ULFM."""
+        version = re.search(r"(\d+)\.\d+", self.version)
+        return self.vendor == "openmpi" and version is not None and int(version[1]) >= _FIRST_WITH_ULFM
+
+    def command(self, ranks: int, program: Sequence[str], *, outliving: bool = False) -> list[str]:
+        """Return the command that starts `ranks` ranks of `program` here, also more than there are cores.
+
+        Args:
+            ranks: how many.
+            program: the command of one rank.
+            outliving: when a rank has died leave the others alive, if it can have them told. It then says more
+                than a reader wants, in lines that `JobOutput` keeps.
+        """
         if self.vendor == "openmpi":
             # Ranks are not bound to cores: a rank's threads would all share its one.
             options = ["--oversubscribe", "--bind-to", "none"]
             if os.geteuid() == 0:
                 options.append("--allow-run-as-root")
+            if outliving and self.tells_of_deaths:
+                # Silent about what a rank died of, unless asked.
+                options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
+                options += ["--prtemca", "errmgr_base_verbose", "5"]
         else:
             options = ["-bind-to", "none"]
         return [self.path, *options, "-n", str(ranks), *program]
@@ -124,7 +142,7 @@ def launch(
     }
     # In a process group of its own: a terminal's Ctrl-C comes here, and is passed on once.
     job = subprocess.Popen(
-        mpiexec.command(ranks, program),
+        mpiexec.command(ranks, program, outliving=True),
         env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -132,7 +150,7 @@ def launch(
         process_group=0,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (it takes no lock, and no thread of ours runs yet)
     )
-    report = Report(folder)
+    report = Report(folder, end=job.terminate)
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
         for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
@@ -140,18 +158,19 @@ def launch(
     for reader in readers:
         reader.start()
     interrupted = _wait(job)
-    if job.returncode != 0:
+    if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
     if interrupted is not None:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
-    if report.cause:
-        print(f"hocket: {report.cause}", file=sys.stderr)
-    elif job.returncode != 0 and not report.told:
-        print(f"hocket: the ranks ended with exit code {job.returncode}, without a word", file=sys.stderr)
-    return job.returncode
+    status = report.status or job.returncode
+    if report.message:
+        print(f"hocket: {report.message}", file=sys.stderr)
+    elif status != 0 and not report.told:
+        print(f"hocket: the ranks ended with exit code {status}, without a word", file=sys.stderr)
+    return status
 
 
 def _end_with_parent() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 __all__ = ["NetworkModel"]
 
+_LENGTH_BYTES = 8
+
 
 @dataclass(frozen=True)
 class NetworkModel:
@@ -75,6 +77,26 @@ class NetworkModel:
         Recursive doubling: ceil(log2 p) latency + (p - 1) n / bandwidth.
         """
         return _doublings(size) * self.latency_s + (size - 1) * self.link_seconds(nbytes)
+
+    def allgatherv_seconds(self, nbytes: float, size: int) -> float:
+        """Return the time of an allgather of messages of different lengths, in seconds: the lengths travel first.
+
+        Args:
+            nbytes: the longest message's, in bytes.
+            size: how many ranks.
+        """
+        return self.allgather_seconds(_LENGTH_BYTES, size) + self.allgather_seconds(nbytes, size)
+
+    def reduce_seconds(self, nbytes: float, size: int) -> float:
+        """Return the time of a reduction of `nbytes` bytes per rank to one of `size` ranks, in seconds.
+
+        The better of the binomial tree, ceil(log2 p) (latency + n / bandwidth), and reduce-scatter followed by a
+        gather, 2 ceil(log2 p) latency + 2 (p - 1) / p n / bandwidth.
+        """
+        tree = _doublings(size) * self.message_seconds(nbytes)
+        scattered = 2 * _doublings(size) * self.latency_s
+        scattered += 2 * (size - 1) / size * self.link_seconds(nbytes)
+        return min(tree, scattered)
 
 
 def _doublings(size: int) -> int:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hocket.errors import TransportError
+from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.peer import Array, Lane, Peer, Request
 
 __all__ = ["SinglePeer"]
 
 
 class _Finished(Request):
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        return None
+    def wait(self, timeout_s: float | None = None) -> Any:
+        return self._result
+
+    @property
+    def result(self) -> Any:
+        return self._result
 
 
 class _SelfReceive(Request):
@@ -84,6 +92,16 @@ class _SingleLane(Lane):
     def ibroadcast(self, data: Array, root: int) -> Request:
         _require_rank_0(root)
         return _Finished()
+
+    def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
+        _require_rank_0(root)
+        assert receive is not None
+        return self.iallreduce(send, receive)
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        check_gathering(f"rank 0: {self.name}", send, receive, size=1)
+        receive[0, : send.size] = send
+        return _Finished(gathered(receive, [send.size]))
 
     def ibarrier(self) -> Request:
         return _Finished()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.errors import ExchangeTimeoutError
 from hocket.transport.peer import Request
 from hocket.transport.signals import Event
-from hocket.transport.waiting import STALL_REPORT_AFTER_S
+from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -41,14 +41,23 @@ class ThreadEvent(Event):
 
     def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
         longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
-        if self._event.wait(min(longest_s, STALL_REPORT_AFTER_S)):
+        if self._wait(min(longest_s, STALL_REPORT_AFTER_S)):
             return
         if longest_s > STALL_REPORT_AFTER_S:
             report = describe_wait(self._peer, describe(), f"for {STALL_REPORT_AFTER_S:.0f} s so far")
             print(f"hocket: {report}", file=sys.stderr, flush=True)
-            if self._event.wait(longest_s - STALL_REPORT_AFTER_S):
+            if self._wait(longest_s - STALL_REPORT_AFTER_S):
                 return
         raise ExchangeTimeoutError(describe_wait(self._peer, describe(), f"no end after {longest_s:g} s"))
+
+    def _wait(self, seconds: float) -> bool:
+        """Return whether the event is set within `seconds`; whoever should set it may wait for a dead rank."""
+        end_s = time.monotonic() + seconds
+        while not self._event.wait(max(0.0, min(CHECK_EVERY_S, end_s - time.monotonic()))):
+            if time.monotonic() >= end_s:
+                return False
+            self._peer.check_lost()
+        return True
 
 
 def describe_wait(peer: Peer, awaited: str, outcome: str) -> str:

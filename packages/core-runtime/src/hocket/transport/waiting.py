@@ -14,10 +14,13 @@ from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
 
-__all__ = ["STALL_REPORT_AFTER_S", "poll_briefly", "wait_until"]
+__all__ = ["CHECK_EVERY_S", "STALL_REPORT_AFTER_S", "poll_briefly", "wait_until"]
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
 STALL_REPORT_AFTER_S = 30.0
+
+#: What sleeps without a look at the transport looks so often, in seconds, whether all ranks still live.
+CHECK_EVERY_S = 0.2
 
 _EAGER_S = 0.0005
 _POLLS_A_LOOK = 32  # between looks at the clock

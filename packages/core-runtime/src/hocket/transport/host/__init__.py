@@ -1,22 +1,21 @@
-"""The host path: ranks of one host read each other's memory instead of sending messages."""
+"""The host path: ranks of one host work on each other's memory instead of sending messages."""
 
-from hocket.transport.host.allreduce import (
-    MARK_BYTES,
-    SMALLEST_BYTES,
-    HostAllreduce,
-    HostLane,
-    HostProgress,
-    share_bytes,
-)
-from hocket.transport.host.memory import HostMemory, shared_views
+from hocket.transport.host.collectives import SMALLEST_BYTES, HostCollectives
+from hocket.transport.host.exchange import HostExchange, HostLane
+from hocket.transport.host.marks import MARK_BYTES, Marks
+from hocket.transport.host.memory import HostMemory, Shared, find_shared
+from hocket.transport.host.progress import Advancing, HostProgress
 
 __all__ = [
     "MARK_BYTES",
     "SMALLEST_BYTES",
-    "HostAllreduce",
+    "Advancing",
+    "HostCollectives",
+    "HostExchange",
     "HostLane",
     "HostMemory",
     "HostProgress",
-    "share_bytes",
-    "shared_views",
+    "Marks",
+    "Shared",
+    "find_shared",
 ]

@@ -13,6 +13,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from hocket.transport.peer import Array
 
-__all__ = ["FOLDER", "HostMemory", "shared_views"]
+__all__ = ["FOLDER", "HostMemory", "Shared", "find_shared"]
 
 #: Where shared memory lives on Linux.
 FOLDER = Path("/dev/shm")
@@ -39,10 +40,25 @@ class _Arena(mmap.mmap):
     Attributes:
         parts: the other ranks' parts, by rank in the job, as uint8.
         address: where this rank's part begins.
+        name: the same on all ranks, and no other arena's.
     """
 
     parts: dict[int, Array]
     address: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An array in shared memory, as each of some ranks has it.
+
+    Attributes:
+        views: the arrays, flat, by rank.
+        place: where they lie, the same on all ranks.
+    """
+
+    views: list[Array]
+    place: str
 
 
 class _Members(Protocol):
@@ -91,6 +107,7 @@ class HostMemory:
                 self.refused = next(filter(None, failures))
                 return None
             arena = _map(_Arena, path, nbytes)
+            arena.name = Path(paths[0]).name
             arena.parts = {
                 self._members.world_rank_of(rank): np.frombuffer(
                     _map(mmap.mmap, name, nbytes), dtype=np.uint8
@@ -107,7 +124,7 @@ class HostMemory:
         return own
 
 
-def shared_views(array: Array, world_ranks: Sequence[int], world_rank: int) -> list[Array] | None:
+def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Shared | None:
     """Return what lies at `array`'s place on each of `world_ranks`, in their order, or None if it is not shared.
 
     Args:
@@ -122,12 +139,13 @@ def shared_views(array: Array, world_ranks: Sequence[int], world_rank: int) -> l
             if any(rank != world_rank and rank not in arena.parts for rank in world_ranks):
                 return None
             flat = array.reshape(-1)
-            return [
+            views = [
                 flat
                 if rank == world_rank
                 else arena.parts[rank][start : start + array.nbytes].view(array.dtype)
                 for rank in world_ranks
             ]
+            return Shared(views, f"{arena.name}+{start}")
     return None
 
 

@@ -16,7 +16,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from hocket.errors import ExchangeTimeoutError, HocketError, UserError
+from hocket.errors import ExchangeTimeoutError, HocketError, PeerLostError, UserError
 from hocket.transport.mpi.board import Board, Row, State
 from hocket.transport.mpi.stall import summarise
 
@@ -68,7 +68,7 @@ class Endings:
             end_job(f"{where}: interrupted; all ranks end", 130)
         if isinstance(error, UserError):
             end_job(f"{where}: {error}", 2)
-        if isinstance(error, ExchangeTimeoutError):
+        if isinstance(error, (ExchangeTimeoutError, PeerLostError)):
             end_job(f"hocket: at step {step}, {error}; all ranks end", 1)
         if isinstance(error, HocketError):
             end_job(f"{where}: {type(error).__name__}: {error}", 1)
@@ -105,9 +105,11 @@ class Endings:
         if self._board:
             self._board.write(State.LEAVING)
         where = f"hocket: rank {self._peer.rank}"
-        leaving = MPI.COMM_WORLD.Ibarrier()
+        place = f"rank {self._peer.rank} at the end of its script"
         try:
+            leaving = MPI.COMM_WORLD.Ibarrier()
             while not leaving.Test():
+                self._peer.failures.check(lambda: place)
                 self._peer.host_progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
@@ -120,6 +122,11 @@ class Endings:
                     )
         except KeyboardInterrupt:
             end_job(f"{where} at the end of its script: interrupted; all ranks end", 130)
+        except (MPI.Exception, PeerLostError) as error:
+            lost = self._peer.failures.explain(place, error) if isinstance(error, MPI.Exception) else error
+            if self._board:
+                self._wait_for_the_first(self._board, lost)
+            end_job(f"hocket: at step {step}, {lost}; all ranks end", 1)
 
     def _waiting_for_us(self) -> str:
         """Say who waits, once they have waited for some time and nobody computes for whom they may wait."""

@@ -9,18 +9,21 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from hocket.errors import TransportError
 from hocket.transport.host import (
     MARK_BYTES,
     SMALLEST_BYTES,
+    HostCollectives,
     HostLane,
     HostMemory,
     HostProgress,
-    share_bytes,
-    shared_views,
+    Marks,
+    find_shared,
 )
 from hocket.transport.mpi.board import Board, Row, State
+from hocket.transport.mpi.failures import Failures
 from hocket.transport.mpi.lane import MPILane
-from hocket.transport.mpi.request import MPIRequest
+from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.mpi.stall import summarise
 from hocket.transport.peer import Array, Lane, Peer
 
@@ -35,6 +38,7 @@ class MPIPeer(Peer):
         board: what the ranks of this host are doing; None in a job of one rank.
         ranks: the group's ranks in the job; all of them where None.
         host_progress: the process's exchanges over shared memory, one for the world and all of its groups.
+        failures: the dead among the job's ranks, one for the world and all of its groups.
     """
 
     transport = "mpi"
@@ -45,6 +49,7 @@ class MPIPeer(Peer):
         board: Board | None,
         ranks: Sequence[int] | None = None,
         host_progress: HostProgress | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self._comm = comm
         self._board = board
@@ -53,13 +58,14 @@ class MPIPeer(Peer):
         self._dropped: list[MPIRequest] = []
         self._control = MPILane(self, comm, "control")
         self.host_progress = HostProgress() if host_progress is None else host_progress
+        self.failures = Failures(comm) if failures is None else failures
         self.memory = HostMemory(self)
         if board is None or not set(self._world_ranks) <= set(board.ranks):
             self.memory.refused = "the ranks are on several hosts"
 
     def adopt(self, request: MPIRequest) -> None:
         """Keep an unfinished request that its caller has dropped, and with it its buffers, until it is done."""
-        self._dropped = [dropped for dropped in self._dropped if not dropped.done()]
+        self._dropped = [dropped for dropped in self._dropped if not _is_over(dropped)]
         self._dropped.append(request)
 
     @property
@@ -72,51 +78,52 @@ class MPIPeer(Peer):
         return self._world_ranks[rank]
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
-        comm, request = self._comm.Idup()
+        comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
         MPIRequest(self._control, request, f"opening {name}").wait()
-        return MPILane(self, comm, name, self._host_lane(capacity_bytes))
+        return MPILane(self, comm, name, self._host_collectives(name, capacity_bytes))
 
-    def _host_lane(self, capacity_bytes: int) -> HostLane | None:
+    def _host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
         if capacity_bytes < SMALLEST_BYTES or self.size == 1:
             return None
-        everybodys = []
-        for nbytes in (MARK_BYTES, share_bytes(capacity_bytes, self.size)):
-            own = self.memory.allocate(nbytes)
-            if own is None:
-                return None
-            views = shared_views(own, self._world_ranks, self.world_rank)
-            assert views is not None
-            everybodys.append(views)
-        return HostLane(self.rank, *everybodys)
+        own = self.memory.allocate(MARK_BYTES)
+        shared = None if own is None else find_shared(own, self._world_ranks, self.world_rank)
+        if shared is None:
+            return None
+        return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, shared.views)))
 
     def allocate(self, nbytes: int) -> Array:
         memory = self.memory.allocate(nbytes) if self.size > 1 else None
         return super().allocate(nbytes) if memory is None else memory
 
+    def works_in_place(self, data: Array) -> bool:
+        if data.nbytes < SMALLEST_BYTES or self.size == 1:
+            return False
+        return find_shared(data, self._world_ranks, self.world_rank) is not None
+
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = list(ranks)
         self._control.ibarrier().wait()
         member = self.rank in members
-        comm = self._comm.Split(
-            min(members) if member else MPI.UNDEFINED, members.index(self.rank) if member else 0
-        )
+        colour, key = (min(members), members.index(self.rank)) if member else (MPI.UNDEFINED, 0)
+        comm = begun(self._control, "forming a group", lambda: self._comm.Split(colour, key))
         if not member:
             return None
-        peer = MPIPeer(comm, self._board, [self._world_ranks[rank] for rank in members], self.host_progress)
+        ranks = [self._world_ranks[rank] for rank in members]
+        peer = MPIPeer(comm, self._board, ranks, self.host_progress, self.failures)
         peer.timeout_s = self.timeout_s
         return peer
 
     def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
         lengths = np.zeros(self.size, dtype=np.int64)
         own = np.array([len(data)], dtype=np.int64)
-        MPIRequest(self._control, self._comm.Iallgather(own, lengths), "allgather", own, lengths).wait(
-            timeout_s
-        )
+        request = begun(self._control, "allgather", lambda: self._comm.Iallgather(own, lengths))
+        MPIRequest(self._control, request, "allgather", own, lengths).wait(timeout_s)
         gathered = np.empty(int(lengths.sum()), dtype=np.uint8)
         mine = np.frombuffer(data, dtype=np.uint8)
         starts = np.concatenate(([0], np.cumsum(lengths)))
-        request = self._comm.Iallgatherv(
-            [mine, MPI.BYTE], [gathered, lengths.tolist(), starts[:-1].tolist(), MPI.BYTE]
+        everyones = [gathered, lengths.tolist(), starts[:-1].tolist(), MPI.BYTE]
+        request = begun(
+            self._control, "allgather", lambda: self._comm.Iallgatherv([mine, MPI.BYTE], everyones)
         )
         MPIRequest(self._control, request, "allgather", mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
@@ -150,6 +157,9 @@ class MPIPeer(Peer):
         if self._board is not None:
             self._board.write(State.COMPUTING)
 
+    def check_lost(self) -> None:
+        self.failures.check(lambda: f"rank {self.world_rank}")
+
     def abort(self, message: str, code: int = 1) -> NoReturn:
         from hocket.transport.mpi.endings import end_job
 
@@ -159,3 +169,11 @@ class MPIPeer(Peer):
         """Wait until every rank is here; the communicator itself lives until MPI ends."""
         self._check_threads_ended()
         self._control.ibarrier().wait()
+
+
+def _is_over(request: MPIRequest) -> bool:
+    """Return whether a request that nobody waits for has ended, however."""
+    try:
+        return request.done()
+    except TransportError:
+        return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpi4py import MPI
 
 from hocket.errors import TransportError
-from hocket.transport.host import HostAllreduce
+from hocket.transport.host import HostExchange
 from hocket.transport.mpi.stall import Place, describe_stall
 from hocket.transport.peer import Array, Request
 from hocket.transport.waiting import poll_briefly, wait_until
@@ -15,7 +16,7 @@ from hocket.transport.waiting import poll_briefly, wait_until
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane
 
-__all__ = ["HostRequest", "MPIRequest", "Operation", "Receive"]
+__all__ = ["HostRequest", "MPIRequest", "Operation", "Receive", "begun"]
 
 
 class Operation(Request):
@@ -36,29 +37,53 @@ class Operation(Request):
         self._what = what
         self._other = other
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, timeout_s: float | None = None) -> Any:
         peer = self._lane.peer
         if poll_briefly(self._look if peer.host_progress.busy else self.done, self._yields):
-            return
+            return self.result
         peer.note_waiting(self._what, self._lane.name)
-        wait_until(self._look, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall)
+        wait_until(
+            self._look_around, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall
+        )
         peer.note_computing()
+        return self.result
 
     def _look(self) -> bool:
         """Advance everything that other ranks need of this one, and return whether this is done."""
         self._lane.peer.host_progress.advance()
         return self.done()
 
+    def _look_around(self) -> bool:
+        """Do the same, and look whether all ranks still live: over shared memory no call of MPI fails."""
+        self._lane.peer.failures.check(self._describe)
+        return self._look()
+
     def _describe(self) -> str:
         return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
 
+    def _awaited(self) -> list[int]:
+        """Return the ranks of the lane that this waits for, or may wait for."""
+        others = [rank for rank in range(self._lane.size) if rank != self._lane.rank]
+        return others if self._other is None or self._other == self._lane.rank else [self._other]
+
     def _describe_stall(self, outcome: str) -> str:
         peer = self._lane.peer
-        others = [rank for rank in range(peer.size) if rank != peer.rank]
-        awaited = others if self._other is None or self._other == peer.rank else [self._other]
-        ranks = [peer.world_rank_of(rank) for rank in awaited]
+        ranks = [peer.world_rank_of(rank) for rank in self._awaited()]
         place = Place(self._lane.name, self._what, ranks, together=self._other is None)
         return describe_stall(peer.world_rank, place, peer.rows(), outcome)
+
+
+def begun(lane: MPILane, what: str, call: Callable[[], Any]) -> Any:
+    """Return MPI's request for an operation that `call` begins.
+
+    Raises:
+        TransportError: MPI refuses it; PeerLostError if that is because a rank has died.
+    """
+    try:
+        return call()
+    except MPI.Exception as error:
+        where = f"rank {lane.peer.world_rank}: {lane.name} ({what})"
+        raise lane.peer.failures.explain(where, error) from error
 
 
 class MPIRequest(Operation):
@@ -89,7 +114,7 @@ class MPIRequest(Operation):
         try:
             finished = self._request.Test()
         except MPI.Exception as error:
-            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+            raise self._lane.peer.failures.explain(self._describe(), error) from error
         if finished:
             self._release()
         return finished
@@ -106,13 +131,23 @@ class HostRequest(Operation):
 
     _yields = True
 
-    def __init__(self, lane: MPILane, exchange: HostAllreduce, what: str) -> None:
+    def __init__(self, lane: MPILane, exchange: HostExchange, what: str) -> None:
         super().__init__(lane, what)
         self._exchange = exchange
         lane.peer.host_progress.add(exchange)
 
     def done(self) -> bool:
-        return self._exchange.advance()
+        finished = self._exchange.advance()
+        if self._exchange.error is not None:
+            raise self._exchange.error
+        return finished
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        return self._exchange.nonfinite
+
+    def _awaited(self) -> list[int]:
+        return self._exchange.others
 
 
 class Receive(MPIRequest):
@@ -127,7 +162,7 @@ class Receive(MPIRequest):
         try:
             finished = self._request.Test(status)
         except MPI.Exception as error:
-            raise TransportError(f"{self._describe()}: {error.Get_error_string()}") from error
+            raise self._lane.peer.failures.explain(self._describe(), error) from error
         if finished:
             expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
             self._release()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hocket.errors import TransportError
-from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.gathering import check_gathering, gathered
+from hocket.transport.peer import Array, Lane, Request, is_same_memory
 from hocket.transport.reduction import tree_sum
 from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, Rendezvous
@@ -82,7 +83,7 @@ class VirtualLane(Lane):
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         self._check_usable(self.rank)
-        self._check_reducible(send, receive)
+        self._check_reducible(send, receive, "iallreduce")
 
         def conclude(buffers: list[tuple[Array, Array]]) -> Sequence[None]:
             total = tree_sum([sent for sent, _ in buffers])
@@ -108,6 +109,40 @@ class VirtualLane(Lane):
 
         what = f"ibroadcast of {data.dtype}{list(data.shape)} from rank {self._state.ranks[root]}"
         return self._join(Call(what, data, data.nbytes, self._station.network.broadcast_seconds, conclude))
+
+    def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
+        self._check_usable(root)
+        flat_bytes(send, f"{self} ireduce")
+        if self.rank == root:
+            if receive is None:
+                raise TransportError(f"{self} ireduce: the root has no buffer to receive into")
+            self._check_reducible(send, receive, "ireduce")
+
+        def conclude(buffers: list[tuple[Array, Array | None]]) -> Sequence[None]:
+            received = buffers[root][1]
+            assert received is not None
+            received[...] = tree_sum([sent for sent, _ in buffers])
+            return [None] * len(buffers)
+
+        what = f"ireduce of {send.dtype}{list(send.shape)} to rank {self._state.ranks[root]}"
+        seconds = self._station.network.reduce_seconds
+        return self._join(Call(what, (send, receive), send.nbytes, seconds, conclude))
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        self._check_usable(self.rank)
+        check_gathering(str(self), send, receive, self.size)
+
+        def conclude(buffers: list[tuple[Array, Array]]) -> Sequence[list[Array]]:
+            lengths = [sent.size for sent, _ in buffers]
+            results = [gathered(received, lengths) for _, received in buffers]
+            for messages in results:
+                for message, (sent, _) in zip(messages, buffers, strict=True):
+                    message[:] = sent
+            return results
+
+        what = f"iallgather of at most {receive.shape[1]} bytes"
+        seconds = self._station.network.allgatherv_seconds
+        return self._join(Call(what, (send, receive), send.nbytes, seconds, conclude))
 
     def ibarrier(self) -> Request:
         self._check_usable(self.rank)
@@ -140,16 +175,16 @@ class VirtualLane(Lane):
         if not data.flags.writeable:
             raise TransportError(f"{self} {operation}: the buffer is read-only")
 
-    def _check_reducible(self, send: Array, receive: Array) -> None:
-        flat_bytes(send, f"{self} iallreduce")
-        flat_bytes(receive, f"{self} iallreduce")
-        self._check_writable(receive, "iallreduce")
+    def _check_reducible(self, send: Array, receive: Array, operation: str) -> None:
+        flat_bytes(send, f"{self} {operation}")
+        flat_bytes(receive, f"{self} {operation}")
+        self._check_writable(receive, operation)
         if send.dtype not in _REDUCIBLE:
-            raise TransportError(f"{self} iallreduce: {send.dtype} is not float32, float64, int32 or int64")
+            raise TransportError(f"{self} {operation}: {send.dtype} is not float32, float64, int32 or int64")
         if (send.dtype, send.shape) != (receive.dtype, receive.shape):
             raise TransportError(
-                f"{self} iallreduce: sends {send.dtype}{list(send.shape)}, "
+                f"{self} {operation}: sends {send.dtype}{list(send.shape)}, "
                 f"receives {receive.dtype}{list(receive.shape)}"
             )
-        if np.may_share_memory(send, receive):
-            raise TransportError(f"{self} iallreduce: send and receive must be different buffers")
+        if np.may_share_memory(send, receive) and not is_same_memory(send, receive):
+            raise TransportError(f"{self} {operation}: send and receive overlap, and are not the same memory")

@@ -94,6 +94,13 @@ class VirtualPeer(Peer):
             raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
         self._station.scheduler.sleep(self._station.rank, seconds)
 
+    def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
+        self._station.scheduler.call_later(self._station.rank, seconds, call)
+        return True
+
+    def kill(self) -> NoReturn:
+        self._station.scheduler.kill(self._station.rank)
+
     def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         """Run `call()` in another task of this rank, in virtual time beside the caller.
 

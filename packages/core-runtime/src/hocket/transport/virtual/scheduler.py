@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from hocket.errors import PeerLostError, TransportError
+from hocket.errors import PeerLostError, RankKilledError, TransportError
 from hocket.transport.virtual.randomness import RandomStates
 from hocket.transport.virtual.task import Signal, State, Task
 from hocket.transport.virtual.timeline import Timeline
@@ -26,6 +26,9 @@ __all__ = ["Scheduler"]
 #: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
 _GRACE_S = 5.0
 
+#: Virtual seconds until the other ranks know that one was killed; Open MPI's ULFM takes as long on one host.
+_NOTICED_AFTER_S = 0.05
+
 
 class Scheduler:
     """The clock, the token and the tasks of one run.
@@ -34,6 +37,7 @@ class Scheduler:
         timeline: the clock and the tasks.
         first_error: what ended the run before its tasks had ended, None if nothing did.
         culprit: says where `first_error` came from.
+        killed: the ranks that were killed, in the order of their deaths.
     """
 
     def __init__(self, seed: int) -> None:
@@ -41,6 +45,7 @@ class Scheduler:
         self.timeline = Timeline(seed)
         self.first_error: BaseException | None = None
         self.culprit = ""
+        self.killed: list[int] = []
         self._threads: list[threading.Thread] = []
         self._running: Task | None = None
         self._ending: Callable[[], TransportError] | None = None
@@ -87,8 +92,11 @@ class Scheduler:
 
         Raises:
             TransportError: it is not one of `rank`'s, so the caller is none either; or the run is ended.
+            RankKilledError: the rank was killed.
         """
         task = self._running
+        if rank in self.killed:
+            raise RankKilledError(f"virtual rank {rank} was killed")
         if self._ending is not None:
             raise self._ending()
         if task is None or task.rank != rank:
@@ -145,6 +153,40 @@ class Scheduler:
         self.timeline.note_change()
         self._switch(task)
 
+    def call_later(self, rank: int, seconds: float, call: Callable[[], None]) -> None:
+        """Plan `call()`, which may start operations of `rank` as the running task, one of `rank`'s, could."""
+        task = self.running(rank)
+
+        def act() -> None:
+            if self._ending is None and rank not in self.killed:
+                self._running, running = task, self._running
+                try:
+                    call()
+                finally:
+                    self._running = running
+
+        self.timeline.call_at(self.timeline.now_s + seconds, act)
+
+    def kill(self, rank: int) -> NoReturn:
+        """End all tasks of `rank`, to which the running one belongs; the other ranks notice a little later.
+
+        Until then what they send to it is lost and what they await of it does not come. Then the run is ended for
+        them: each raises PeerLostError, from what it waits for or from its next use of the transport.
+        """
+        task = self.running(rank)
+        self.killed.append(rank)
+        cause = f"{task} was killed"
+        self.timeline.interrupt(rank, lambda: RankKilledError(cause))
+
+        def notice() -> None:
+            if self._ending is None:
+                now_s = self.timeline.now_s
+                self.timeline.wake_blocked(lambda task: PeerLostError(f"{task.describe(now_s)}: {cause}"))
+                self.end(lambda: PeerLostError(cause))
+
+        self.timeline.call_at(self.timeline.now_s + _NOTICED_AFTER_S, notice)
+        raise RankKilledError(cause)
+
     def end(self, make_error: Callable[[], TransportError]) -> None:
         """End the run: from now on every use of the transport raises `make_error()`."""
         if self._ending is None:
@@ -187,7 +229,8 @@ class Scheduler:
             self._raise_pending(task)
             task.result = task.call()
         except BaseException as error:
-            self._fail(str(task), error)
+            if task.rank not in self.killed:
+                self._fail(str(task), error)
         task.state = State.ENDED
         self._running = None
         self.timeline.note_change()

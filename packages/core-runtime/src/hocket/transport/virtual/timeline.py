@@ -89,12 +89,20 @@ class Timeline:
                 if task.state is State.POLLING:
                     self.make_ready(task, self.now_s)
 
-    def wake_blocked(self, error: Callable[[], BaseException] | None = None) -> None:
-        """Make every task that waits or polls ready, to raise its own `error()` if there is one."""
+    def wake_blocked(self, error: Callable[[Task], BaseException] | None = None) -> None:
+        """Make every task that waits or polls ready, to raise its own `error(task)` if there is one."""
         for task in self.tasks:
             if task.is_blocked:
-                task.error = None if error is None else error()
+                task.error = None if error is None else error(task)
                 self.make_ready(task, self.now_s)
+
+    def interrupt(self, rank: int, error: Callable[[], BaseException]) -> None:
+        """Have `rank`'s tasks but the running one raise their own `error()`, those that sleep when they wake."""
+        for task in self.tasks:
+            if task.rank == rank and task.state not in (State.RUNNING, State.ENDED):
+                task.error = error()
+                if task.is_blocked:
+                    self.make_ready(task, self.now_s)
 
     def advance(self) -> Task | Event:
         """Move the clock to what is next, and return that.
@@ -104,7 +112,7 @@ class Timeline:
         """
         if self._agenda.next_due_s == math.inf and not any(task.has_own_timeout for task in self._waiting()):
             report = f"no virtual rank can go on:\n{self.describe()}"
-            self.wake_blocked(lambda: DeadlockError(report))
+            self.wake_blocked(lambda _: DeadlockError(report))
         if self._next_deadline_s < self._agenda.next_due_s:
             self._expire_first()
         self.now_s, following = self._agenda.pop()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hocket.transport.network import NetworkModel
-from hocket.transport.peer import DEFAULT_TIMEOUT_S
+from hocket.transport.peer import DEFAULT_TIMEOUT_S, Peer
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.peer import GroupState, VirtualPeer
 from hocket.transport.virtual.request import Station
@@ -17,10 +17,10 @@ from hocket.transport.virtual.scheduler import Scheduler
 __all__ = ["World", "current_peer"]
 
 T = TypeVar("T")
-_peer: ContextVar[VirtualPeer | None] = ContextVar("hocket_virtual_peer", default=None)
+_peer: ContextVar[Peer | None] = ContextVar("hocket_virtual_peer", default=None)
 
 
-def current_peer() -> VirtualPeer | None:
+def current_peer() -> Peer | None:
     """Return the endpoint of the virtual rank that calls this, None outside `World.run`."""
     return _peer.get()
 
@@ -34,6 +34,7 @@ class World:
         elapsed_s: virtual seconds that the last run took, until its last rank ended.
         num_messages: point-to-point messages that it sent.
         num_bytes: their bytes together.
+        killed: the ranks that `Peer.kill` ended in it, in the order of their deaths.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class World:
         network: NetworkModel | None = None,
         seed: int = 0,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        wrap: Callable[[Peer], Peer] | None = None,
     ) -> None:
         """Describe a world; nothing runs before `run`.
 
@@ -51,6 +53,7 @@ class World:
             network: what messages cost; `NetworkModel()` where None.
             seed: chooses who goes first among ranks that are due at the same virtual time.
             timeout_s: virtual seconds that waits last which do not say.
+            wrap: makes of each rank's endpoint the one that it works with, for instance `Faults(...).wrap`.
 
         Raises:
             ValueError: `size` below 1.
@@ -61,12 +64,14 @@ class World:
         self.network = NetworkModel() if network is None else network
         self.seed = seed
         self.timeout_s = timeout_s
+        self.wrap = wrap
+        self.killed: list[int] = []
         self.elapsed_s = 0.0
         self.num_messages = 0
         self.num_bytes = 0
 
     def run(self, call: Callable[..., T], *args: Any) -> list[T]:
-        """Run `call(*args)` on every rank and return what the ranks returned, by rank.
+        """Run `call(*args)` on every rank and return what the ranks returned, by rank; None for one that was killed.
 
         Each run starts with a clock at 0 and, on every rank, a copy of the caller's global random states,
         which are the caller's again afterwards. On a rank, `current_peer()` is its endpoint.
@@ -82,13 +87,15 @@ class World:
 
         def enter(rank: int) -> T:
             station = Station(scheduler, fabric, self.network, rank)
-            _peer.set(VirtualPeer(everyone, station, rank, self.timeout_s))
+            peer = VirtualPeer(everyone, station, rank, self.timeout_s)
+            _peer.set(peer if self.wrap is None else self.wrap(peer))
             return call(*args)
 
         tasks = [scheduler.spawn(rank, "main", partial(enter, rank)) for rank in range(self.size)]
         try:
             scheduler.run()
         finally:
+            self.killed = scheduler.killed
             self.elapsed_s = scheduler.timeline.now_s
             self.num_messages, self.num_bytes = fabric.num_messages, fabric.num_bytes
         if scheduler.first_error is not None:

@@ -1,0 +1,57 @@
+"""What every rank does for itself and all must have done: a failure anywhere is an error everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hocket.errors import CheckpointError
+from hocket.transport.peer import Peer
+
+__all__ = ["collectively", "on_rank_0"]
+
+
+def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
+    """Run `act` on this rank, and return what it returned (JSON-able) on each; collective.
+
+    Raises:
+        CheckpointError: on every rank, where it raised this or OSError on any; names the ranks and the causes.
+    """
+    told: dict[str, Any]
+    cause = None
+    try:
+        told = {"result": act()}
+    except (CheckpointError, OSError) as error:
+        cause, told = error, {"error": str(error)}
+    everyone = [json.loads(data) for data in peer.allgather_bytes(json.dumps(told).encode())]
+    ranks_by_error: dict[str, list[str]] = {}
+    for rank, of_rank in enumerate(everyone):
+        if "error" in of_rank:
+            ranks_by_error.setdefault(of_rank["error"], []).append(str(rank))
+    if ranks_by_error:
+        lines = [
+            error if len(ranks) == peer.size else f"rank {', '.join(ranks)}: {error}"
+            for error, ranks in ranks_by_error.items()
+        ]
+        raise CheckpointError("\n".join(lines)) from cause
+    return [of_rank["result"] for of_rank in everyone]
+
+
+def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
+    """Run `act` on rank 0, and return what it returned (JSON-able) on every rank; collective.
+
+    Raises:
+        CheckpointError: on every rank, where it raised this or OSError.
+    """
+    told: list[Any] = [None, None]
+    cause = None
+    if peer.rank == 0:
+        try:
+            told = [act(), None]
+        except (CheckpointError, OSError) as error:
+            cause, told = error, [None, str(error)]
+    result, error_of_0 = json.loads(peer.allgather_bytes(json.dumps(told).encode())[0])
+    if error_of_0 is not None:
+        raise CheckpointError(error_of_0) from cause
+    return result

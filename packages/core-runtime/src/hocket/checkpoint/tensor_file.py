@@ -1,0 +1,156 @@
+"""One rank's state in one safetensors file: the tensors by name, and the rest as JSON in the file's metadata.
+
+Source of the format: https://huggingface.co/docs/safetensors (an 8-byte length, a JSON header, the data). Files are
+read with its library. They are written here, tensor after tensor, as the library wants all of them in host memory
+at once and refuses views of one flat buffer that it cannot tell apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hocket.checkpoint.durable import write_durably
+from hocket.checkpoint.tree import flatten, unflatten
+from hocket.errors import CheckpointError
+
+__all__ = ["StateFile", "describe", "write_state"]
+
+_CODES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+
+_DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in _CODES.items()}
+
+#: The metadata's key.
+_STRUCTURE = "hocket"
+
+
+def describe(tensor: Tensor) -> str:
+    """Return a tensor's dtype and shape in words, such as `float32[3, 4]`."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> int:
+    """Write nested state into a file, durably; one tensor at a time is copied, if at all.
+
+    Args:
+        state: sections of what `flatten` takes, by name.
+
+    Returns:
+        The file's size in bytes.
+
+    Raises:
+        CheckpointError: a value that cannot be saved.
+        OSError: the file cannot be written.
+    """
+    structure, tensors = flatten(state)
+    return write_durably(path, lambda file: _write(file, tensors, {_STRUCTURE: json.dumps(structure)}))
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    # Larger elements first: so each tensor lies at a multiple of its element's size.
+    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        value = tensors[name]
+        if value.dtype not in _CODES:
+            raise CheckpointError(f"{name} is of {value.dtype}, which no checkpoint can hold")
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {
+            "dtype": _CODES[value.dtype],
+            "shape": list(value.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        value = tensors[name].to("cpu").contiguous()
+        # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
+        flat = value.as_strided((value.numel(),), (1,))
+        file.write(memoryview(flat.view(torch.uint8).numpy()))
+
+
+class StateFile:
+    """A file that `write_state` has written, read section by section, tensor by tensor.
+
+    Raises:
+        CheckpointError: there is no such file, or it is not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt")
+            structure = json.loads((self._file.metadata() or {})[_STRUCTURE])
+            self._sections: dict[str, Any] = dict(structure["dict"])
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing") from error
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged, or no rank's state: {error}") from error
+        self._names: list[str] = list(self._file.keys())
+
+    def structure(self, section: str) -> Any:
+        """Return a section's structure, which two states share if they differ in tensors alone."""
+        return self._sections[section]
+
+    def keys(self, section: str) -> list[str]:
+        """Return the keys of a section that is a mapping by text."""
+        return [key for key, _ in self._sections[section]["dict"]]
+
+    def names(self, section: str) -> list[str]:
+        """Return the names of a section's tensors."""
+        return [name for name in self._names if name.partition("/")[0] == section]
+
+    def describe(self, name: str) -> str | None:
+        """Return a tensor's dtype and shape in words, None where there is no such tensor."""
+        if name not in self._names:
+            return None
+        part = self._file.get_slice(name)
+        return f"{_DTYPES.get(part.get_dtype(), part.get_dtype())}{list(part.get_shape())}"
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor, on the CPU; memory of its own, which outlives the file."""
+        value: Tensor = self._file.get_tensor(name)
+        return value.clone()
+
+    def read(self, section: str, tensor: Callable[[str], Tensor] | None = None) -> Any:
+        """Return a section's content.
+
+        Args:
+            section: a key of what was written.
+            tensor: where tensors come from by name, if not from this file.
+        """
+        return unflatten(self._sections[section], tensor or self.tensor)
+
+    def __enter__(self) -> StateFile:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)

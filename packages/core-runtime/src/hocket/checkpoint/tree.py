@@ -1,0 +1,153 @@
+"""Nested state, such as an optimizer's `state_dict`, as tensors by name and a structure in JSON; no pickle.
+
+The structure is JSON in which every object has one key, which says what it stands for:
+
+| value | structure |
+|---|---|
+| None, bool, int, finite float, str | itself; floats by their shortest exact text |
+| inf, -inf, nan | `{"float": "inf"}` |
+| list | a list |
+| tuple | `{"tuple": [...]}` |
+| mapping, Counter | `{"dict": [[key, value], ...]}`, `{"counter": ...}`, in their order; keys are values, too |
+| tensor | `{"tensor": name}`, with the `stride` of its copies where it is not contiguous |
+| complex tensor | `{"complex": name}`, the real and the imaginary part along a last axis |
+| NumPy array | `{"array": name}` |
+
+Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.errors import CheckpointError
+
+__all__ = ["flatten", "unflatten"]
+
+_NUMPY_SCALARS = (np.bool_, np.integer, np.float16, np.float32)
+
+
+def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Take nested state apart.
+
+    Args:
+        state: of the values above, nested.
+
+    Returns:
+        The structure, and the tensors by name: the keys and indices that lead to them, joined by `/`. Tensors
+        are the given ones, not copies.
+
+    Raises:
+        CheckpointError: a value of another type; names its place.
+    """
+    flattener = _Flattener()
+    return flattener.structure(state, ""), flattener.tensors
+
+
+def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Put together what `flatten` took apart.
+
+    Args:
+        structure: its first result.
+        tensor: returns the tensor of a name, which becomes a part of the state; asked for each name once.
+    """
+    if isinstance(structure, list):
+        return [unflatten(item, tensor) for item in structure]
+    if not isinstance(structure, dict):
+        return structure
+    [kind] = structure.keys() - {"stride"}
+    content = structure[kind]
+    value: Any
+    match kind:
+        case "float":
+            value = float(content)
+        case "tuple":
+            value = tuple(unflatten(item, tensor) for item in content)
+        case "dict" | "counter":
+            pairs = ((unflatten(key, tensor), unflatten(item, tensor)) for key, item in content)
+            value = dict(pairs) if kind == "dict" else Counter(dict(pairs))
+        case "tensor" | "complex":
+            value = tensor(content)
+            if "stride" in structure:
+                value = value.new_empty_strided(value.shape, structure["stride"]).copy_(value)
+            if kind == "complex":
+                value = torch.view_as_complex(value)
+        case "array":
+            value = tensor(content).numpy()
+        case _:
+            raise CheckpointError(f"{kind!r} is no kind of value that this version of Hocket reads")
+    return value
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._describe: dict[type, Callable[[Any, str], Any]] = {
+            Tensor: self._tensor,
+            np.ndarray: self._array,
+            list: self._items,
+            tuple: lambda value, place: {"tuple": self._items(value, place)},
+            Counter: lambda value, place: {"counter": self._pairs(value, place)},
+            Mapping: lambda value, place: {"dict": self._pairs(value, place)},
+        }
+
+    def structure(self, value: Any, place: str) -> Any:
+        if isinstance(value, _NUMPY_SCALARS):
+            value = value.item()
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"float": repr(float(value))}
+        for kind, describe in self._describe.items():
+            if isinstance(value, kind):
+                return describe(value, place)
+        raise CheckpointError(
+            f"{place or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
+            "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
+        )
+
+    def _items(self, values: Iterable[Any], place: str) -> list[Any]:
+        return [self.structure(value, f"{place}/{i}".lstrip("/")) for i, value in enumerate(values)]
+
+    def _pairs(self, values: Mapping[Any, Any], place: str) -> list[Any]:
+        return [
+            [self.structure(key, f"{place}: a key"), self.structure(value, f"{place}/{key}".lstrip("/"))]
+            for key, value in values.items()
+        ]
+
+    def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
+        value = value.detach()
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise CheckpointError(
+                f"{place} is a {value.layout} tensor on {value.device}: only strided ones with values can be saved"
+            )
+        kind = "complex" if value.is_complex() else "tensor"
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
+        # What torch would give a copy: the same order of axes for a dense tensor, else none.
+        stride = torch.empty_like(value, device="meta").stride()
+        kept = {} if value.is_contiguous() else {"stride": list(stride)}
+        return {kind: self._name(value, place), **kept}
+
+    def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
+        try:
+            # A copy: arrays may be read-only, which torch warns of.
+            return {"array": self._name(torch.from_numpy(np.array(value, order="C")), place)}
+        except TypeError as error:
+            raise CheckpointError(
+                f"{place} is an array of {value.dtype}, which torch does not know"
+            ) from error
+
+    def _name(self, value: Tensor, place: str) -> str:
+        # Keys may hold a slash, and 1 and "1" are different keys with one text.
+        while place in self.tensors:
+            place += "'"
+        self.tensors[place] = value
+        return place

@@ -1,0 +1,79 @@
+"""An exchange's compressor at work: what of each segment travels, and what became of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.none import NoCompression
+from hocket.transport.peer import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment.segment import Segment
+
+__all__ = ["Packing", "packing_for"]
+
+
+def packing_for(compressor: Compressor, segments: Sequence[Segment]) -> Packing | None:
+    """Return the packing of an exchange's segments, None where they travel as they are."""
+    return None if isinstance(compressor, NoCompression) else Packing(compressor, segments)
+
+
+class Packing:
+    """A compressor with the states of one exchange's segments.
+
+    Attributes:
+        compressor: gives the messages their form.
+        states: what it remembers of each segment, by the segment's index.
+        packed_bytes: how long each segment's last message was, by the segment's index.
+
+    Raises:
+        ValueError: the compressor cannot carry one of the segments.
+    """
+
+    def __init__(self, compressor: Compressor, segments: Sequence[Segment]) -> None:
+        self.compressor = compressor
+        self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
+        self.packed_bytes: dict[int, int] = {}
+
+    def capacity_bytes(self, segment: Segment) -> int:
+        """Return the bytes of the longest message that a segment can have."""
+        return self.compressor.max_payload_bytes(segment)
+
+    def pack(self, segment: Segment, round: int) -> Array:
+        """Return what to send of `segment.outgoing`: flat, C-contiguous, in host memory.
+
+        Valid until the segment changes or is packed again.
+        """
+        payload = self.compressor.compress(segment, self.states[segment.index], round).payload
+        self.packed_bytes[segment.index] = payload.nbytes
+        return payload
+
+    def add(self, payload: Array, weight: float, segment: Segment, round: int) -> None:
+        """Add `weight` times a message of this round to `segment.incoming`.
+
+        Args:
+            payload: what `pack` made on this rank or another, of any dtype or as bytes.
+            weight: the message's share in the result.
+        """
+        self.compressor.accumulate(Message(payload, segment, round), weight, segment.incoming)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of what a resumed run needs, by the segment's number."""
+        return {str(index): state.state_dict() for index, state in self.states.items()}
+
+    def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            ValueError: other segments, or another compressor's.
+        """
+        if {int(index) for index in saved} != set(self.states):
+            raise ValueError(
+                f"the saved state is of segments {sorted(saved)}, and these are {sorted(self.states)}"
+            )
+        for index, state in self.states.items():
+            state.load_state_dict(saved[str(index)])

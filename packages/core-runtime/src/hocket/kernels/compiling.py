@@ -1,0 +1,67 @@
+"""The door to Numba: how functions are compiled, and memory that is known by its address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+__all__ = ["LINE_BYTES", "compiled", "end_streaming", "pointer_to", "stream_line"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: What `stream_line` writes at a time: a cache line.
+LINE_BYTES = 64
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile `function` when it is first called; it then runs without the GIL, and is kept for later processes."""
+    try:
+        result: _Function = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # there is no folder that can be written for the cache
+        result = numba.njit(nogil=True)(function)
+    return result
+
+
+@intrinsic
+def pointer_to(typing: Any, address: Any, like: Any) -> Any:
+    """Return a pointer to what lies at `address`, uint64: elements of the dtype of the array `like`."""
+    pointer = types.CPointer(like.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.uint64, like), generate
+
+
+@intrinsic
+def stream_line(typing: Any, to: Any, source: Any) -> Any:
+    """Copy 64 bytes from address `source` to address `to`, a multiple of 64, around the caches.
+
+    An ordinary store reads a line into the cache before it changes it, which costs memory half as much again. Other
+    cores may rely on what was written only after `end_streaming`.
+    """
+    line = ir.VectorType(ir.IntType(64), 8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, origin = (builder.inttoptr(address, line.as_pointer()) for address in arguments)
+        store = builder.store(builder.load(origin, align=8), target, align=LINE_BYTES)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def end_streaming(typing: Any) -> Any:
+    """Make what this thread has streamed visible before anything that it writes later."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,0 +1,10 @@
+"""What a session tells of itself while it trains, and a trace of it for Perfetto.
+
+An `Observer` is told of every exchange, wait and phase of a step. `Trace` is one that also traces the transport's
+messages and writes everything into one file. With no observer, nothing is made and nobody is told.
+"""
+
+from hocket.observation.observer import ExchangeEvent, Observer
+from hocket.observation.trace import Trace, merge_left
+
+__all__ = ["ExchangeEvent", "Observer", "Trace", "merge_left"]

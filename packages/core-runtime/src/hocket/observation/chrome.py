@@ -1,0 +1,189 @@
+"""A trace of all ranks in the JSON format that Chrome defined and Perfetto opens.
+
+Each rank is a process with these tracks:
+
+- `training`: the steps, their phases, and within them the waits that nothing hid;
+- one per segment: its exchanges, which may overlap (asynchronous spans);
+- `messages`: the transport's operations, on as many rows as there are at a time; an arrow joins each send to its
+  receive;
+- `bytes under way`: of the exchanges.
+
+Source: "Trace Event Format" (Google, the document that chrome://tracing refers to). Perfetto binds an arrow to the
+slice that contains its end on the same thread, which is why messages are slices of threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hocket.observation.placing import Placed, place, rows_of
+from hocket.observation.recorded import Recording, Span
+from hocket.observation.recording import ON_TRAINING_THREAD, OPERATIONS, Kind
+
+__all__ = ["chrome_trace"]
+
+# Threads are told apart across processes too, and 0 is the idle thread of an operating system.
+_THREADS_PER_RANK = 10_000
+
+
+def chrome_trace(recordings: Sequence[Recording]) -> str:
+    """Join the ranks' recordings into one trace, as text, an event in each line.
+
+    Args:
+        recordings: of different ranks of one run; some may be missing or break off.
+    """
+    placed = place(recordings)
+    events: list[dict[str, Any]] = []
+    threads: dict[int, int] = {}
+    for recording in recordings:
+        of_rank = placed[recording.rank]
+        events += _training(of_rank)
+        events += _exchanges(of_rank)
+        events += _bytes_under_way(of_rank)
+    operations = [p for of_rank in placed.values() for p in of_rank if p.span.kind in OPERATIONS]
+    rows = rows_of(operations)
+    for operation in operations:
+        row = rows[id(operation)]
+        threads[operation.rank] = max(threads.get(operation.rank, 0), row)
+        events.append(_slice(operation, row))
+    arrows, unjoined = _arrows(operations, rows)
+    events += arrows
+    # Stable: of events at one time, what contains others stays before them.
+    events.sort(key=lambda event: event["ts"])
+    names = itertools.chain.from_iterable(
+        _names(recording, threads.get(recording.rank, 0)) for recording in recordings
+    )
+    lines = ",\n".join(json.dumps(event) for event in (*names, *events))
+    other = {
+        "ranks": recordings[0].size,
+        "recorded_ranks": [recording.rank for recording in recordings],
+        "transport": recordings[0].transport,
+        "unjoined_messages": unjoined,
+    }
+    return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _training(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
+    for placed in of_rank:
+        # On a virtual clock most waits take no time.
+        if placed.span.kind in ON_TRAINING_THREAD and placed.end_ns > placed.start_ns:
+            yield _slice(placed, 0)
+
+
+def _exchanges(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
+    for number, placed in enumerate(of_rank):
+        if placed.span.kind is Kind.EXCHANGE:
+            common = {
+                "name": placed.span.name,
+                "cat": Kind.EXCHANGE,
+                "id": f"{placed.rank:x}.{number:x}",
+                **_thread(placed.rank, 0),
+            }
+            yield {"ph": "b", **common, "ts": placed.start_ns / 1e3, "args": _arguments(placed.span)}
+            yield {"ph": "e", **common, "ts": placed.end_ns / 1e3}
+
+
+def _bytes_under_way(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
+    changes: dict[int, float] = defaultdict(float)
+    for placed in of_rank:
+        if placed.span.kind is Kind.EXCHANGE:
+            changes[placed.start_ns] += placed.span.num_bytes
+            changes[placed.end_ns] -= placed.span.num_bytes
+            rank = placed.rank
+    for time_ns, total in zip(
+        sorted(changes), itertools.accumulate(changes[t] for t in sorted(changes)), strict=True
+    ):
+        yield {
+            "ph": "C",
+            "name": "bytes under way",
+            **_thread(rank, 0),
+            "ts": time_ns / 1e3,
+            "args": {"bytes": round(total)},
+        }
+
+
+def _arrows(operations: Sequence[Placed], rows: Mapping[int, int]) -> tuple[list[dict[str, Any]], int]:
+    """Join each send to the receive that got it; return the arrows, and how many messages have only one end.
+
+    Messages between the same two ranks in the same lane and round are received in the order in which they were sent.
+    """
+    sends: dict[tuple[Any, ...], deque[Placed]] = defaultdict(deque)
+    for operation in operations:
+        if operation.span.kind is Kind.SEND:
+            sends[_message(operation.span)].append(operation)
+    arrows: list[dict[str, Any]] = []
+    alone = 0
+    for operation in operations:
+        if operation.span.kind is not Kind.RECEIVE or operation.span.error is not None:
+            continue
+        waiting = sends[_message(operation.span)]
+        if not waiting or not operation.span.ended:
+            alone += 1
+            continue
+        send = waiting.popleft()
+        common = {"name": "message", "cat": "message", "id": len(arrows) // 2 + 1}
+        arrows.append({"ph": "s", **common, **_thread(send.rank, rows[id(send)]), "ts": send.start_ns / 1e3})
+        arrows.append(
+            {
+                "ph": "f",
+                "bp": "e",
+                **common,
+                **_thread(operation.rank, rows[id(operation)]),
+                # Just before the slice ends, which contains it so.
+                "ts": (operation.end_ns - 1) / 1e3,
+            }
+        )
+    return arrows, alone + sum(map(len, sends.values()))
+
+
+def _message(span: Span) -> tuple[Any, ...]:
+    return span.name, span.sender, span.receiver, span.round
+
+
+def _slice(placed: Placed, row: int) -> dict[str, Any]:
+    span = placed.span
+    names = {
+        Kind.SEND: f"send {span.name} to {span.receiver}",
+        Kind.RECEIVE: f"receive {span.name} from {span.sender}",
+        Kind.EXPOSED_WAIT: f"exposed wait for {span.name}",
+        Kind.WAIT: f"wait for {span.name}",
+    }
+    return {
+        "ph": "X",
+        "name": names.get(span.kind, span.name),
+        "cat": span.kind,
+        **_thread(placed.rank, row),
+        "ts": placed.start_ns / 1e3,
+        "dur": (placed.end_ns - placed.start_ns) / 1e3,
+        "args": _arguments(span),
+    }
+
+
+def _arguments(span: Span) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    if span.kind is Kind.EXCHANGE or span.kind in OPERATIONS:
+        arguments = {"round": span.round, "bytes": span.num_bytes}
+    if not span.ended:
+        arguments["unfinished"] = True
+    if span.error is not None:
+        arguments["error"] = span.error
+    return arguments
+
+
+def _thread(rank: int, row: int) -> dict[str, int]:
+    return {"pid": rank + 1, "tid": (rank + 1) * _THREADS_PER_RANK + row}
+
+
+def _names(recording: Recording, rows: int) -> Iterator[dict[str, Any]]:
+    """Name the processes and threads, and put them in order."""
+    rank = recording.rank
+    for about, key, value in (("name", "name", f"rank {rank}"), ("sort_index", "sort_index", rank)):
+        yield {"ph": "M", "name": f"process_{about}", **_thread(rank, 0), "ts": 0, "args": {key: value}}
+    for row in range(rows + 1):
+        name = "messages" if row else "training"
+        for about, key, value in (("name", "name", name), ("sort_index", "sort_index", row)):
+            yield {"ph": "M", "name": f"thread_{about}", **_thread(rank, row), "ts": 0, "args": {key: value}}

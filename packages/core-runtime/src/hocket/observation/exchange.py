@@ -1,0 +1,133 @@
+"""One exchange from its start to its end, and how much of the time something hid it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hocket.observation.observer import ExchangeEvent, Observer
+from hocket.transport.peer import Request
+
+__all__ = ["ExchangeRequest", "OverlapClock"]
+
+
+@dataclass
+class OverlapClock:
+    """How long a rank's exchanges were under way, and how long its training thread waited for them.
+
+    Time in which several exchanges are under way counts once. An exchange is under way from its start until the
+    training thread finds that it is over: in a wait, or when a gradient arrives.
+
+    Attributes:
+        under_way_s: seconds in which at least one exchange was under way, up to the last time that none was.
+        exposed_wait_s: seconds of these in which the training thread waited.
+    """
+
+    under_way_s: float = 0.0
+    exposed_wait_s: float = 0.0
+    _num_under_way: int = 0
+    _since_s: float = 0.0
+
+    def start(self, now_s: float) -> None:
+        """Count an exchange as under way."""
+        if self._num_under_way == 0:
+            self._since_s = now_s
+        self._num_under_way += 1
+
+    def end(self, now_s: float) -> None:
+        """Count it no longer."""
+        self._num_under_way -= 1
+        if self._num_under_way == 0:
+            self.under_way_s += now_s - self._since_s
+
+
+class ExchangeRequest(Request):
+    """The request of an exchange, which notes when it starts, ends and is waited for.
+
+    The notes cost about a microsecond for each exchange; events are made only for an observer.
+    """
+
+    __slots__ = ("_clock", "_event", "_held", "_now", "_observer", "_over", "_start_s")
+
+    def __init__(
+        self,
+        start: Callable[[], Request],
+        now: Callable[[], float],
+        clock: OverlapClock,
+        observer: Observer | None,
+        name: str,
+        round: int,
+        num_bytes: float,
+    ) -> None:
+        """Start the exchange.
+
+        Args:
+            start: starts it.
+            now: the peer's clock.
+            clock: of the session.
+            observer: who is told; None where nobody is.
+            name: the segment's.
+            round: the exchange's.
+            num_bytes: what this rank sends.
+
+        Raises:
+            Exception: what `start` raises.
+        """
+        self._now = now
+        self._clock = clock
+        self._observer = observer
+        self._over = False
+        self._start_s = now()
+        clock.start(self._start_s)
+        if observer is not None:
+            self._event = ExchangeEvent(name, round, num_bytes, self._start_s)
+            observer.started(self._event)
+        try:
+            self._held = start()
+        except Exception as error:
+            self._end(error)
+            raise
+
+    def done(self) -> bool:
+        if not self._over:
+            try:
+                finished = self._held.done()
+            except Exception as error:
+                self._end(error)
+                raise
+            if finished:
+                self._end()
+        return self._over
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        if self._over:
+            return self._held.wait(timeout_s)
+        start_s = self._now()
+        failure: BaseException | None = None
+        try:
+            return self._held.wait(timeout_s)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            end_s = self._now()
+            self._clock.exposed_wait_s += end_s - start_s
+            if self._observer is not None:
+                self._observer.waited(self._event, start_s, end_s)
+            self._end(failure)
+
+    @property
+    def result(self) -> Any:
+        return self._held.result
+
+    def _end(self, error: BaseException | None = None) -> None:
+        self._over = True
+        end_s = self._now()
+        self._clock.end(end_s)
+        if self._observer is not None:
+            event = replace(self._event, end_s=end_s)
+            if error is None:
+                self._observer.complete(event)
+            else:
+                self._observer.failed(event, error)

@@ -1,0 +1,167 @@
+"""A trace of all ranks in one file: recorded by each, joined by rank 0 when the session is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from hocket.errors import HocketError, UserError
+from hocket.observation.chrome import chrome_trace
+from hocket.observation.clock import compare
+from hocket.observation.observer import ExchangeEvent, Observer
+from hocket.observation.recorded import read
+from hocket.observation.recording import Kind, Recorder
+from hocket.observation.transport import TracedPeer
+from hocket.transport.peer import Array, Lane, Peer
+
+__all__ = ["Trace", "merge_left"]
+
+
+class Trace(Observer):
+    """Writes what one session does, on all ranks, as one trace for https://ui.perfetto.dev.
+
+    It shows the steps with their phases and exposed waits, every exchange, and every message of the transport, on
+    one clock, each send joined to its receive. While the session goes on, each rank writes a recording into a folder
+    beside `path` (`trace-recordings` for `trace.json`), from which `merge_left` makes a trace if the session does not
+    come to its end.
+
+        with hocket.attach(model, optimizer, "agd", observer=hocket.Trace("trace.json")) as session:
+            ...
+
+    Args:
+        path: of the trace, the same on every rank; written by rank 0 when the session is closed. One that is there
+            is removed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._peer: Peer | None = None
+
+    def join(self, peer: Peer) -> Peer:
+        """Begin the recording, and return a peer that notes what goes through it; collective.
+
+        Raises:
+            HocketError: this trace belongs to another session.
+            UserError: the recording cannot be written.
+        """
+        if self._peer is not None:
+            raise HocketError("a Trace belongs to one session: make another one")
+        self._peer = peer
+        folder = _folder(self._path)
+        try:
+            if peer.rank == 0:
+                self._path.unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+            self._lane = peer.lane("trace")  # from here on all know that what older runs left is gone
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"rank-{peer.rank:04}.jsonl"
+            self._recorder = Recorder(file, peer.rank, peer.size, peer.transport, peer.now)
+        except OSError as error:
+            raise UserError(f"trace {self._path}: cannot be written: {error.strerror}") from error
+        self._recorder.clocks(compare(self._lane, peer.now))
+        self._spans: dict[tuple[str, int], int] = {}
+        self._phase: tuple[str, float] | None = None
+        self._step_start_s: float | None = None
+        return TracedPeer(peer, self._recorder)
+
+    def started(self, exchange: ExchangeEvent) -> None:
+        self._spans[exchange.name, exchange.round] = self._recorder.begin(
+            Kind.EXCHANGE, exchange.name, exchange.round, exchange.num_bytes, at_s=exchange.start_s
+        )
+
+    def complete(self, exchange: ExchangeEvent) -> None:
+        self._recorder.end(self._spans.pop((exchange.name, exchange.round)), at_s=exchange.end_s)
+
+    def failed(self, exchange: ExchangeEvent, error: BaseException) -> None:
+        self._recorder.end(self._spans.pop((exchange.name, exchange.round)), error, exchange.end_s)
+
+    def waited(self, exchange: ExchangeEvent, start_s: float, end_s: float) -> None:
+        self._note(Kind.EXPOSED_WAIT, exchange.name, start_s, end_s)
+
+    def phase(self, name: str, start_s: float) -> None:
+        self._end_phase(start_s)
+        self._phase = (name, start_s)
+        if self._step_start_s is None:
+            self._step_start_s = start_s
+
+    def step_ended(self, step: int, end_s: float) -> None:
+        self._end_phase(end_s)
+        if self._step_start_s is not None:
+            self._note(Kind.STEP, f"step {step}", self._step_start_s, end_s)
+            self._step_start_s = None
+
+    def close(self) -> None:
+        """Send the recordings to rank 0, which writes the trace; collective.
+
+        Raises:
+            UserError: the trace cannot be written.
+        """
+        peer = self._peer
+        assert peer is not None
+        self._recorder.clocks(compare(self._lane, peer.now))
+        self._recorder.close()
+        recordings = _gather(peer, self._lane, self._recorder.path.read_bytes())
+        self._lane.close()
+        if peer.rank == 0:
+            _write(self._path, recordings)
+        self._recorder.path.unlink()
+        with contextlib.suppress(OSError):
+            _folder(self._path).rmdir()  # the last rank of a host can
+
+    def abandon(self) -> None:
+        """Leave the recording where it is."""
+        self._recorder.close()
+
+    def _end_phase(self, end_s: float) -> None:
+        if self._phase is not None:
+            self._note(Kind.PHASE, *self._phase, end_s)
+            self._phase = None
+
+    def _note(self, kind: Kind, name: str, start_s: float, end_s: float) -> None:
+        self._recorder.end(self._recorder.begin(kind, name, at_s=start_s), at_s=end_s)
+
+
+def merge_left(path: str | os.PathLike[str]) -> bool:
+    """Make a trace of the recordings that a run has left which did not come to its end.
+
+    Args:
+        path: of the trace, as `Trace` was given it.
+
+    Returns:
+        Whether there were any. The recordings stay.
+    """
+    files = sorted(_folder(Path(path)).glob("rank-*.jsonl"))
+    # A rank that was ended at once has not even written its first line.
+    left = [data for data in (file.read_bytes() for file in files) if b"\n" in data]
+    if left:
+        _write(Path(path), left)
+    return bool(left)
+
+
+def _folder(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-recordings")
+
+
+def _write(path: Path, recordings: list[bytes]) -> None:
+    try:
+        path.write_text(chrome_trace([read(data) for data in recordings]))
+    except OSError as error:
+        raise UserError(f"trace {path}: cannot be written: {error.strerror}") from error
+
+
+def _gather(peer: Peer, lane: Lane, data: bytes) -> list[bytes]:
+    """Return every rank's data on rank 0, nothing elsewhere; hosts need no folder in common for it."""
+    lengths = [int(length) for length in peer.allgather_bytes(str(len(data)).encode())]
+    if peer.rank != 0:
+        lane.isend(np.frombuffer(data, dtype=np.uint8), 0, 0).wait()
+        return []
+    gathered = [data]
+    for rank, length in enumerate(lengths[1:], start=1):
+        received: Array = np.empty(length, dtype=np.uint8)
+        lane.irecv(received, rank, 0).wait()
+        gathered.append(received.tobytes())
+    return gathered

@@ -1,0 +1,166 @@
+"""A transport that holds a transport and writes down what goes through it: messages, collectives and waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.observation.recording import Kind, Recorder
+from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
+
+__all__ = ["TracedPeer"]
+
+
+class TracedRequest(WrapperRequest):
+    """Notes when this rank saw the end of an operation, and when it waited for it.
+
+    Args:
+        held: of the transport.
+        recorder: this rank's.
+        span: the operation's.
+        what: the operation and its lane, for waits.
+    """
+
+    __slots__ = ("_recorder", "_span", "_what")
+
+    def __init__(self, held: Request, recorder: Recorder, span: int, what: str) -> None:
+        super().__init__(held)
+        self._recorder = recorder
+        self._span: int | None = span
+        self._what = what
+
+    def done(self) -> bool:
+        try:
+            finished = self.held.done()
+        except BaseException as error:
+            self._end(error)
+            raise
+        if finished:
+            self._end()
+        return finished
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        if self._span is None:
+            return self.held.wait(timeout_s)
+        wait = self._recorder.begin(Kind.WAIT, self._what) if self._recorder.in_training_thread else None
+        failure: BaseException | None = None
+        try:
+            return self.held.wait(timeout_s)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._end(failure)
+            if wait is not None:
+                self._recorder.end(wait)
+
+    def withdraw(self) -> None:
+        self.held.withdraw()
+        self._end("withdrawn")
+
+    def __del__(self) -> None:
+        # Who drops a request leaves it to the transport, and its end unseen.
+        self._end("dropped")
+
+    def _end(self, error: BaseException | str | None = None) -> None:
+        if self._span is not None:
+            self._recorder.end(self._span, error)
+            self._span = None
+
+
+class TracedLane(WrapperLane):
+    """Notes what is sent, received and combined.
+
+    Args:
+        held: of the transport.
+        recorder: this rank's.
+        ranks: the lane's, numbered as in the recording.
+        key: the lane's name, the same on its ranks and that of no other lane of theirs.
+    """
+
+    def __init__(self, held: Lane, recorder: Recorder, ranks: Sequence[int], key: str) -> None:
+        super().__init__(held)
+        self._recorder = recorder
+        self._ranks = ranks
+        self._key = key
+        self._own = ranks[held.rank]
+
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        span = self._recorder.begin(Kind.SEND, self._key, round, data.nbytes, self._own, self._ranks[to])
+        return self._traced(self.held.isend(data, to, round), span, "send")
+
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        span = self._recorder.begin(
+            Kind.RECEIVE, self._key, round, data.nbytes, self._ranks[source], self._own
+        )
+        return self._traced(self.held.irecv(data, source, round), span, "receive")
+
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        span = self._collective("allreduce", send.nbytes)
+        return self._traced(self.held.iallreduce(send, receive), span, "allreduce")
+
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        span = self._collective("broadcast", data.nbytes)
+        return self._traced(self.held.ibroadcast(data, root), span, "broadcast")
+
+    def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
+        span = self._collective("reduce", send.nbytes)
+        return self._traced(self.held.ireduce(send, receive, root), span, "reduce")
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        span = self._collective("allgather", send.nbytes)
+        return self._traced(self.held.iallgather(send, receive), span, "allgather")
+
+    def ibarrier(self) -> Request:
+        return self._traced(self.held.ibarrier(), self._collective("barrier", 0), "barrier")
+
+    def _collective(self, what: str, num_bytes: int) -> int:
+        return self._recorder.begin(Kind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
+
+    def _traced(self, held: Request, span: int, what: str) -> TracedRequest:
+        return TracedRequest(held, self._recorder, span, f"{what} in {self._key}")
+
+
+class TracedPeer(WrapperPeer):
+    """Notes what goes through its lanes, and its own gatherings.
+
+    Args:
+        held: of the transport.
+        recorder: this rank's.
+        ranks: the peer's, numbered as in the recording; all of them where None.
+        opened: how many lanes of each name were opened, in this peer and its groups together.
+    """
+
+    def __init__(
+        self,
+        held: Peer,
+        recorder: Recorder,
+        ranks: Sequence[int] | None = None,
+        opened: Counter[str] | None = None,
+    ) -> None:
+        super().__init__(held)
+        self._recorder = recorder
+        self._ranks = list(range(held.size)) if ranks is None else list(ranks)
+        self._suffix = "" if ranks is None else f" of ranks {' '.join(map(str, ranks))}"
+        self._opened: Counter[str] = Counter() if opened is None else opened
+
+    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+        if not self._recorder.in_training_thread:
+            return self.held.allgather_bytes(data, timeout_s)
+        wait = self._recorder.begin(Kind.WAIT, "allgather of control messages", 0, len(data))
+        try:
+            return self.held.allgather_bytes(data, timeout_s)
+        finally:
+            self._recorder.end(wait)
+
+    def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
+        # The ranks of a group open its lanes in the same order: they count alike.
+        key = held.name + self._suffix
+        self._opened[key] += 1
+        number = self._opened[key]
+        return TracedLane(held, self._recorder, self._ranks, key if number == 1 else f"{key} #{number}")
+
+    def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
+        return TracedPeer(held, self._recorder, [self._ranks[rank] for rank in ranks], self._opened)

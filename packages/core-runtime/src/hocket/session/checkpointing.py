@@ -1,0 +1,173 @@
+"""`session.save` and `session.load`: the order in which ranks write and read, and what they refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import hocket
+from hocket.checkpoint import folder as folders
+from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.checkpoint.manifest import Manifest, rank_file
+from hocket.checkpoint.mean import why_no_mean
+from hocket.checkpoint.tensor_file import StateFile, describe, write_state
+from hocket.checkpoint.tree import flatten
+from hocket.errors import CheckpointError
+from hocket.plugin import default_registry
+from hocket.session.handshake import flattened
+from hocket.session.state import load_mean, load_own, model_of, state_of
+
+if TYPE_CHECKING:
+    from hocket.session.session import Session
+
+__all__ = ["Resumed", "load_session", "save_session"]
+
+_log = logging.getLogger("hocket")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a session continues from.
+
+    Attributes:
+        path: the checkpoint's directory.
+        step: how many steps had ended.
+        epoch: how many passes over `session.data` had ended: the number of the one to continue, or to begin, from 0.
+        exact: whether everything was restored, rank by rank; else the ranks continue from the replicas' mean, and
+            the pass that was under way begins again.
+    """
+
+    path: Path
+    step: int
+    epoch: int
+    exact: bool
+
+
+def save_session(session: Session, folder: Path, keep: int | None, more: Mapping[str, Any]) -> Path:
+    """Carry out `Session.save`."""
+    session.end_step_to_save()
+    peer, step = session.peer, session.step
+    steps = session.gather(step)
+    if any(of_rank != step for of_rank in steps):
+        told = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
+        raise CheckpointError(f"the ranks save different steps: {told}. All ranks save after the same step")
+
+    def begin() -> str:
+        for left in folders.remove_incomplete(folder):
+            _log.warning("removed %s, which was incomplete: a save was cut off", left)
+        return folders.begin(folder, step).name
+
+    path = folder / on_rank_0(peer, begin)
+    sizes = collectively(peer, lambda: write_state(path / rank_file(peer.rank), state_of(session, more)))
+
+    def end() -> None:
+        _manifest(session, sizes).write(path)
+        if keep is not None:
+            folders.keep_newest(folder, keep)
+
+    on_rank_0(peer, end)
+    return path
+
+
+def load_session(session: Session, folder: Path, more: Mapping[str, Any]) -> Resumed:
+    """Carry out `Session.load`."""
+    peer = session.peer
+    path = Path(on_rank_0(peer, lambda: str(folders.latest_complete(folder))))
+    with contextlib.ExitStack() as stack:
+        files: list[StateFile] = []
+
+        def check() -> None:
+            manifest = Manifest.read(path)
+            ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
+            files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
+            _check(session, manifest, files[0], more)
+
+        collectively(peer, check)
+        manifest = Manifest.read(path)
+        exact = manifest.ranks == peer.size
+        session.settle()
+        session.enter_phase_of(manifest.step)
+        if exact:
+            collectively(peer, lambda: load_own(session, files[0], more))
+            session.replicas_equal = manifest.replicas_equal
+        else:
+            collectively(peer, lambda: load_mean(session, files, more))
+        if peer.rank == 0:
+            _tell(folder, path, manifest, files, peer.size)
+    return Resumed(path, session.step, session.passes.ended, exact)
+
+
+def _manifest(session: Session, sizes: Sequence[int]) -> Manifest:
+    return Manifest(
+        step=session.step,
+        ranks=session.size,
+        replicas_equal=session.replicas_equal,
+        optimizer=type(session.optimizer).__name__,
+        strategy=_strategy(session),
+        versions=_versions(),
+        files={rank_file(rank): size for rank, size in enumerate(sizes)},
+    )
+
+
+def _strategy(session: Session) -> dict[str, Any]:
+    return {key: value for key, value in session.strategy.resolved().items() if key != "name"}
+
+
+def _versions() -> dict[str, str]:
+    plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
+    return {**plugins, "hocket-core": hocket.__version__, "torch": torch.__version__}
+
+
+def _check(session: Session, manifest: Manifest, file: StateFile, more: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of something else, before anything is changed."""
+    where = file.path.parent
+    if manifest.ranks == session.size:
+        _compare(f"{where}: strategy", flattened(_strategy(session)), flattened(manifest.strategy))
+    _compare(f"{where}: optimizer", {"": type(session.optimizer).__name__}, {"": manifest.optimizer})
+    expected = {name: describe(tensor) for name, tensor in flatten({"model": model_of(session)})[1].items()}
+    found = {name: file.describe(name) for name in file.names("model")}
+    _compare(f"{file.path}", expected, found)
+    if more.keys() != set(file.keys("more")):
+        saved, given = (", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), more))
+        raise CheckpointError(
+            f"{where} holds, beside model and optimizer, {saved}; session.load was given {given}"
+        )
+
+
+def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    differing = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
+    if differing:
+        key = differing[0]
+        others = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
+        raise CheckpointError(
+            f"{what}{key and ': '}{key}: expected {expected.get(key, 'nothing')}, found {found.get(key, 'nothing')}"
+            f"{others}"
+        )
+
+
+def _tell(folder: Path, path: Path, manifest: Manifest, files: Sequence[StateFile], size: int) -> None:
+    """Say what is not as it was."""
+    for left in folders.incomplete(folder):
+        _log.warning("%s is incomplete, a save was cut off: it is left out", left)
+    running = _versions()
+    for package, version in manifest.versions.items():
+        if running.get(package, version) != version:
+            _log.warning("%s was saved with %s %s, and %s runs", path, package, version, running[package])
+    if manifest.ranks != size:
+        reason = why_no_mean(files, "optimizer")
+        _log.warning(
+            "%s is of %d ranks, and %d run: they continue from the replicas' mean, %s the optimizer's state%s; the "
+            "pass over the data that was under way begins again, with new random draws, and what exchanges kept "
+            "between rounds is dropped",
+            path,
+            manifest.ranks,
+            size,
+            "without" if reason else "with the mean of",
+            f" ({reason})" if reason else "",
+        )

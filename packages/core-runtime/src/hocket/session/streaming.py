@@ -1,0 +1,135 @@
+"""Passes over samples that travel between ranks: no batch is read before the one that came last has been used.
+
+A stream knows its place by itself. What it reads from its loader depends on the random states at the beginning, which
+are kept, and put in force again before a resumed stream reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hocket import randomness
+from hocket.randomness import RandomState
+from hocket.session.passes import END, own_generators
+from hocket.strategy.samples import SampleExchange, SampleStream
+from hocket.transport.peer import Peer
+
+__all__ = ["StreamPass", "StreamedSamples"]
+
+#: What comes next has not been asked for.
+_UNREAD: Any = object()
+
+
+class StreamPass:
+    """One pass over a stream; like `hocket.session.passes.Pass`, but that `following` is read when it is looked at.
+
+    Args:
+        stream: begins an epoch now; collective.
+        saved: what `state_dict` returned, to continue.
+    """
+
+    def __init__(self, stream: SampleStream, saved: Mapping[str, Any] | None = None) -> None:
+        self.num_steps = self.num_read = 0
+        self.last: Any = END
+        self._stream = stream
+        if saved is not None:
+            stream.load_state_dict(saved["before_newest"])
+        self._batches = iter(stream)
+        self._before_newest = stream.state_dict()
+        self._following: Any = _UNREAD
+        self.first = self.following
+        if saved is not None:
+            self.num_steps, self.num_read = saved["num_steps"], saved["num_read"]
+            if self.num_read:
+                self.last, self._following = self._following, _UNREAD
+
+    @property
+    def following(self) -> Any:
+        """The next batch; END where there is none. Looked at only when the last one has been used."""
+        if self._following is _UNREAD:
+            before = self._stream.state_dict()
+            self._following = next(self._batches, END)
+            if self._following is not END:
+                self.num_read += 1
+                self._before_newest = before
+        return self._following
+
+    def advance(self) -> bool:
+        """Hand out the next batch, in `last`; return False, and leave that as it is, where there is none."""
+        self.num_steps += 1
+        if self.following is END:
+            return False
+        self.last, self._following = self._following, _UNREAD
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to continue after the batch that was handed out last."""
+        return {
+            "num_steps": self.num_steps,
+            "num_read": self.num_read,
+            "before_newest": self._before_newest,
+        }
+
+
+class StreamedSamples:
+    """The one stream of a session.
+
+    Args:
+        exchange: moves the samples.
+        loader: this rank's batches; read as the exchange does.
+        peer: all ranks; collective.
+    """
+
+    def __init__(self, exchange: SampleExchange, loader: Any, peer: Peer) -> None:
+        self.loader = loader
+        self._stream = exchange.wrap(loader, peer)
+        self._start: RandomState | None = None
+        self._generators: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def begin(self) -> StreamPass:
+        """Begin a pass."""
+        if self._start is None:
+            self._start = randomness.read(cuda=True)
+            self._generators = [generator.get_state() for generator in own_generators(self.loader)]
+        return StreamPass(self._stream)
+
+    def resume(
+        self, state: Mapping[str, Any], current: Mapping[str, Any] | None, now: RandomState
+    ) -> StreamPass:
+        """Continue a pass, or begin the next one.
+
+        Args:
+            state: what `state_dict` returned.
+            current: what that of the pass under way returned; None where none was.
+            now: the random states that training goes on from.
+        """
+        self._start, self._generators = randomness.from_plain(state["start"]), state["generators"]
+        randomness.write(self._start)
+        for generator, saved in zip(own_generators(self.loader), self._generators, strict=True):
+            generator.set_state(saved)
+        if current is None:
+            self._stream.load_state_dict(state["stream"])
+            for _ in self._stream:
+                pass  # at an epoch's end, or left early
+        resumed = StreamPass(self._stream, current)
+        randomness.write(now)
+        return resumed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on, beside the state of a pass under way."""
+        assert self._start is not None
+        return {
+            "stream": self._stream.state_dict(),
+            "start": randomness.to_plain(self._start),
+            "generators": self._generators,
+        }
+
+    def close(self) -> None:
+        """Give the stream back; collective."""
+        self._stream.close()

@@ -1,0 +1,111 @@
+"""What a compressor takes over from the optimizer: momentum and weight decay, read each step and left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
+from hocket.segment.segment import Segment, view_of
+from hocket.session.exchanging import OpenExchange
+
+__all__ = ["Takeover"]
+
+_BUFFER = "momentum_buffer"
+
+
+class Takeover:
+    """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
+
+    The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
+    optimizer's again after `hand_back`.
+
+    Args:
+        optimizer: torch's SGD.
+        opened: the exchange of gradients whose compressor takes terms over.
+        parameters: the trainable ones by name.
+
+    Raises:
+        AttachError: the optimizer is another, or has settings that nobody takes over.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, opened: OpenExchange, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        assert opened.channel.packing is not None  # "none" takes nothing over
+        self._optimizer = optimizer
+        self._opened = opened
+        self._packing = opened.channel.packing
+        self._parameters = parameters
+        self._terms: dict[Tensor, OptimizerTerms] = {}
+        self._suspended: list[dict[str, float]] | None = None
+        self.read()
+        self._take_buffers()
+
+    def read(self) -> None:
+        """Read the terms of this step: schedulers rewrite them."""
+        self._terms = optimizer_terms(self._optimizer)
+
+    def give(self, segment: Segment, present: Sequence[bool], scale: float) -> None:
+        """Tell the compressor the terms of a segment that is about to be compressed.
+
+        Args:
+            segment: of gradients.
+            present: for each parameter, whether it has a gradient on this rank.
+            scale: what the gradients have been multiplied by.
+        """
+        terms = [
+            self._terms[self._parameters[span.name]] if has else None
+            for span, has in zip(segment.spans, present, strict=True)
+        ]
+        self._packing.compressor.take(segment, self._packing.states[segment.index], terms, scale)
+
+    def suspend(self) -> None:
+        """Take the terms out of the optimizer's step that follows."""
+        if self._suspended is not None:  # the last step failed, and its terms have not come back
+            return
+        taken = self._packing.compressor.takes
+        self._suspended = [{name: group[name] for name in taken} for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group.update(dict.fromkeys(taken, 0.0))
+
+    def resume(self) -> None:
+        """Put them back, for schedulers and for whoever reads them."""
+        if self._suspended is not None:
+            for group, terms in zip(self._optimizer.param_groups, self._suspended, strict=True):
+                group.update(terms)
+            self._suspended = None
+
+    def learning_rate(self, parameter: nn.Parameter) -> float:
+        """Return the learning rate of a parameter, as its param group has it now."""
+        groups = self._optimizer.param_groups
+        return next(float(group["lr"]) for group in groups if any(p is parameter for p in group["params"]))
+
+    @torch.no_grad()
+    def _take_buffers(self) -> None:
+        for segment in self._opened.segments:
+            momentum = self._packing.states[segment.index].momentum
+            for span in segment.spans if momentum is not None else ():
+                buffer = self._optimizer.state[self._parameters[span.name]].pop(_BUFFER, None)
+                if buffer is not None:
+                    # Each rank's share: they add up to the mean over ranks of what the ranks hold.
+                    view_of(momentum, span).copy_(buffer).mul_(self._opened.scale)
+
+    @torch.no_grad()
+    def hand_back(self) -> None:
+        """Give the optimizer the momentum buffers again; collective among the exchange's ranks."""
+        lane = self._opened.peer.lane("momentum")
+        for segment in self._opened.segments:
+            momentum = self._packing.states[segment.index].momentum
+            if momentum is None:
+                continue
+            own = momentum.cpu().contiguous()
+            total = torch.empty_like(own)
+            lane.iallreduce(own.numpy(), total.numpy()).wait()
+            for span in segment.spans:
+                parameter = self._parameters[span.name]
+                buffer = view_of(total, span).to(parameter.device, parameter.dtype)
+                self._optimizer.state[parameter][_BUFFER] = buffer.clone(memory_format=torch.preserve_format)
+        lane.close()

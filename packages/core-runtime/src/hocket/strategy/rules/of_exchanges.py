@@ -1,0 +1,218 @@
+"""What the choices of one exchange cannot mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hocket.compressor.none import NoCompression
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap, Progress
+from hocket.strategy.rules.refusal import Refusal, refuse, title_of
+from hocket.strategy.scope import World
+
+__all__ = ["EXCHANGE_RULES"]
+
+_OVERLAPS = {
+    GRADIENTS: (Overlap.NONE, Overlap.BACKWARD),
+    PARAMETERS: (Overlap.NONE, Overlap.FORWARD, Overlap.DELAYED),
+}
+
+
+def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
+    """A collective declares the slots in which it means something."""
+    slots = exchange.collective.slots
+    if exchange.slot not in slots:
+        allowed = " or ".join(sorted(slots))
+        yield refuse(
+            exchange, "collective", f"{title_of(exchange.collective)} means nothing here: use it in {allowed}"
+        )
+
+
+def overlap_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
+    """Gradients can hide behind the backward that makes them, parameters behind what follows the step."""
+    possible = _OVERLAPS[exchange.slot]
+    if exchange.overlap not in possible:
+        yield refuse(
+            exchange,
+            "overlap",
+            f"{exchange.slot} cannot be hidden behind {exchange.overlap}: use {' or '.join(possible)}",
+        )
+
+
+def gradients_every_step(exchange: Exchange) -> Iterator[Refusal]:
+    """Steps with gradients that nobody exchanged let the replicas drift apart for good."""
+    if exchange.slot == GRADIENTS and exchange.every != 1:
+        yield refuse(
+            exchange,
+            "every",
+            f"with gradients exchanged every {exchange.every} steps the replicas drift apart in between: for "
+            "larger batches use session.accumulate(), for local steps average the parameters every "
+            f"{exchange.every} (recipe periodic_average)",
+        )
+
+
+def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
+    """Exchanges that follow each other take place in the same steps, whatever the sizes of their scopes."""
+    if isinstance(exchange.every, Every) and not isinstance(exchange.over, World):
+        yield refuse(
+            exchange,
+            "every",
+            f"{exchange.every} over {title_of(exchange.over)} differs with the size of each scope: use a number, or "
+            "over: world",
+        )
+
+
+def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
+    """Requests that the training thread's other waits advance, too, cannot be a progress thread's."""
+    if exchange.progress is Progress.THREAD and not exchange.collective.threadable:
+        yield refuse(
+            exchange,
+            "progress",
+            f"{title_of(exchange.collective)} is advanced by the training thread, or brings its own schedule: use "
+            "inline, or gossip",
+        )
+
+
+def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
+    """Some collectives carry no messages of compressors, and some add them in flight and cannot look into them."""
+    if isinstance(exchange.compressor, NoCompression):
+        return
+    if not exchange.collective.carries_messages:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.collective)} sends values whole: use none, or a collective that carries messages "
+            "(allreduce, sparse_allreduce, gossip)",
+        )
+    elif not (exchange.compressor.reducible or exchange.collective.gathers):
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.collective)} combines messages in flight, and those of "
+            f"{title_of(exchange.compressor)} cannot be added as they are: use a collective that gathers "
+            "(sparse_allreduce, gossip), or compressor none",
+        )
+
+
+def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
+    """A topology that nobody asks changes nothing, and a collective that asks needs one."""
+    needs = exchange.collective.needs_topology
+    title = title_of(exchange.collective)
+    if needs and exchange.topology is None:
+        yield refuse(exchange, "topology", f"{title} needs one: for instance topology: complete")
+    if not needs and exchange.topology is not None:
+        yield refuse(
+            exchange, "topology", f"{title} takes none: leave it out, or use a collective that does (gossip)"
+        )
+
+
+def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
+    """Without push-sum, a matrix whose rows do not sum to 1 makes some ranks' values larger and others' smaller."""
+    topology = exchange.topology
+    if topology is None or topology.rows_sum_to_one:
+        return
+    if not exchange.collective.pushes_weight:
+        yield refuse(
+            exchange,
+            "topology",
+            f"what a rank receives over {title_of(topology)} and keeps does not add up to 1, so it is no average: use "
+            "push_sum: true with it, or one of ring, exponential and random_matching",
+        )
+    elif exchange.slot == GRADIENTS:
+        yield refuse(
+            exchange,
+            "topology",
+            f"push-sum divides parameters by a weight, and gradients have none; without it {title_of(topology)} does "
+            "not average: use one of ring, exponential and random_matching",
+        )
+
+
+def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
+    """What a round of parameters does not send is in them still: a residual would send it twice."""
+    if exchange.slot == PARAMETERS and exchange.compressor.keeps_residual:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.compressor)} keeps what it does not send for later, and parameters hold it anyway: "
+            "use it in gradients, or shared_random here",
+        )
+
+
+def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
+    """A sum of messages holds nothing of the parameters that did not travel, which each rank has to keep."""
+    if exchange.slot != PARAMETERS or isinstance(exchange.compressor, NoCompression):
+        return
+    if (
+        exchange.compressor.reducible
+        and exchange.collective.carries_messages
+        and not exchange.collective.gathers
+    ):
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.collective)} gives back what travelled and nothing else, so parameters that "
+            f"{title_of(exchange.compressor)} leaves out would be lost: use gossip, with topology complete for a mean "
+            "over all, or compressor none",
+        )
+
+
+def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
+    """A compressed push-sum would need the share of the weight that each coordinate carries."""
+    if exchange.carries_weight and not isinstance(exchange.compressor, NoCompression):
+        yield refuse(
+            exchange,
+            "compressor",
+            "the push-sum weight is of the whole segment, and compressed values are not: use none, or a doubly "
+            "stochastic topology (ring, exponential, random_matching)",
+        )
+
+
+def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
+    """What looks at all gradients before the first is sent cannot start while backward still makes them."""
+    if exchange.compressor.prepares and exchange.overlap == Overlap.BACKWARD:
+        yield refuse(
+            exchange,
+            "overlap",
+            f"{title_of(exchange.compressor)} looks at all gradients before the first is sent, so nothing "
+            "is left to hide behind backward: use none",
+        )
+
+
+def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
+    """What clips looks at a step's gradients; parameters are not clipped."""
+    if exchange.compressor.prepares and exchange.slot != GRADIENTS:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.compressor)} looks at all gradients of a step, and these are parameters: use it in "
+            "gradients",
+        )
+
+
+def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
+    """A compressor that takes over momentum corrects gradients; in parameters the step is already taken."""
+    if exchange.compressor.takes and exchange.slot != GRADIENTS:
+        terms = " and ".join(sorted(exchange.compressor.takes))
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.compressor)} takes over the optimizer's {terms}, and here its step is already "
+            "taken: use it in gradients",
+        )
+
+
+EXCHANGE_RULES = (
+    collective_fits_slot,
+    overlap_fits_slot,
+    gradients_every_step,
+    period_of_all_ranks,
+    thread_fits_collective,
+    collective_carries_compressor,
+    topology_where_asked_for,
+    gossip_averages,
+    parameters_keep_what_is_not_sent,
+    summed_parameters_are_whole,
+    push_sum_is_not_compressed,
+    preparing_excludes_overlap,
+    preparing_is_of_gradients,
+    optimizer_terms_with_gradients,
+)

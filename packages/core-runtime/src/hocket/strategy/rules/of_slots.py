@@ -1,0 +1,141 @@
+"""What the exchanges of a slot cannot mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hocket.collective.broadcast import Broadcast
+from hocket.compressor.none import NoCompression
+from hocket.strategy.exchange import PARAMETERS, Overlap
+from hocket.strategy.rules.refusal import Refusal, flow, refuse, title_of
+from hocket.strategy.scope import Leaders, World
+from hocket.strategy.strategy import Strategy
+
+__all__ = ["SLOT_RULES"]
+
+
+def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
+    """The exchanges of gradients follow each other segment by segment, in the moment that the first one chose."""
+    for exchange in strategy.gradients[1:]:
+        first = strategy.gradients[0]
+        if exchange.segments != first.segments:
+            yield refuse(
+                exchange,
+                "segments",
+                f"the exchanges of gradients follow each other segment by segment: use {title_of(first.segments)}, as "
+                f"{first.name} does",
+            )
+        if exchange.overlap != Overlap.NONE:
+            yield refuse(
+                exchange,
+                "overlap",
+                f"each segment goes on when {strategy.gradients[exchange.index - 1].name} is done with it: leave it "
+                f"at none, and choose the overlap in {first.name}",
+            )
+        if exchange.compressor.takes or exchange.compressor.prepares:
+            yield refuse(
+                exchange,
+                "compressor",
+                f"{title_of(exchange.compressor)} works on a rank's own gradients, which {first.name} sends: use it "
+                "there",
+            )
+
+
+def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
+    """What only the leaders of groups exchange has to reach their groups."""
+    for slot in (strategy.gradients, strategy.parameters):
+        for exchange in slot:
+            following = slot[exchange.index + 1] if exchange.index + 1 < len(slot) else None
+            if not isinstance(exchange.over, Leaders):
+                continue
+            group = exchange.over.as_group()
+            heard = (
+                following is not None
+                and isinstance(following.collective, Broadcast)
+                and following.collective.root is None
+                and following.over == group
+                and following.every == exchange.every
+            )
+            if not heard:
+                yield refuse(
+                    exchange,
+                    "over",
+                    "the other members of the groups would not hear of it: let an exchange {collective: broadcast, "
+                    f"over: {flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}}} follow",
+                )
+            elif following is not None and exchange.over.sharded and following.segments != exchange.segments:
+                yield refuse(
+                    following,
+                    "segments",
+                    f"with sharded leaders, those of {exchange.name} are broadcast: use {title_of(exchange.segments)}",
+                )
+
+
+def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
+    """A rank's own gradient enters through the first exchange, so every rank takes part in that."""
+    for exchange in strategy.gradients[:1]:
+        if isinstance(exchange.over, Leaders):
+            yield refuse(
+                exchange,
+                "over",
+                "the gradients of those who lead nothing would be lost: begin with an exchange over group or world",
+            )
+        if isinstance(exchange.collective, Broadcast):
+            yield refuse(
+                exchange,
+                "collective",
+                "broadcast would replace the other ranks' gradients: begin with one that combines them (allreduce)",
+            )
+
+
+def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
+    """A second exchange of parameters would mix values whose weights differ."""
+    for exchange in strategy.parameters:
+        if exchange.carries_weight and len(strategy.parameters) > 1:
+            yield refuse(
+                exchange,
+                "topology",
+                f"{title_of(exchange.topology)} needs push-sum weights, of which other exchanges of parameters know "
+                "nothing: use a doubly stochastic topology here (ring, exponential, random_matching)",
+            )
+
+
+def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
+    """Parameters of which each rank sends other ones never agree, unless all are averaged now and then."""
+    for exchange in strategy.parameters:
+        averaged = any(
+            other.collective.equal_result
+            and isinstance(other.over, World)
+            and isinstance(other.compressor, NoCompression)
+            for other in strategy.parameters
+            if other is not exchange
+        )
+        if not (exchange.compressor.same_coordinates or averaged):
+            yield refuse(
+                exchange,
+                "compressor",
+                f"with {title_of(exchange.compressor)} each rank sends coordinates of its own, by which replicas never "
+                "agree: use shared_random, or add {collective: allreduce, over: world, every: 100}",
+            )
+
+
+def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
+    """An exchange of parameters begins with what the one before has left, so only the last can stay under way."""
+    for exchange in strategy.parameters[:-1]:
+        if exchange.overlap != Overlap.NONE:
+            yield refuse(
+                exchange,
+                "overlap",
+                f"{exchange.overlap} leaves it under way when {PARAMETERS}.{exchange.index + 1} begins: use none "
+                "here, and overlap the last one",
+            )
+
+
+SLOT_RULES = (
+    gradients_begin_with_all,
+    gradients_pass_on_segments,
+    leaders_are_heard,
+    push_sum_is_alone,
+    own_coordinates_need_an_average,
+    overlap_comes_last,
+)

@@ -1,0 +1,48 @@
+"""Why a strategy means nothing, and how its parts are named in saying so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.config.component import component_name, telling_fields
+from hocket.strategy.exchange import Exchange
+
+__all__ = ["Refusal", "flow", "refuse", "title_of"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a strategy means nothing.
+
+    Attributes:
+        key: the exchange and field at fault, for instance `gradients.0.overlap`.
+        reason: what is wrong, and the nearest thing that works.
+    """
+
+    key: str
+    reason: str
+
+
+def refuse(exchange: Exchange, field: str, reason: str) -> Refusal:
+    """Return a refusal of one field of an exchange."""
+    return Refusal(f"{exchange.name}.{field}", reason)
+
+
+def title_of(component: object) -> str:
+    """Name a component as a config does, with its fields: `allreduce`, `bytes (size_mb: 25.0)`."""
+    fields = ", ".join(f"{key}: {_plain(value)}" for key, value in telling_fields(component).items())
+    return component_name(component) + (f" ({fields})" if fields else "")
+
+
+def flow(component: object) -> str:
+    """Write a component as it can stand in a config, on one line: `{name: group, size: 4}`."""
+    fields = telling_fields(component)
+    name = component_name(component)
+    return (
+        f"{{name: {name}, {', '.join(f'{k}: {_plain(v)}' for k, v in fields.items())}}}" if fields else name
+    )
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

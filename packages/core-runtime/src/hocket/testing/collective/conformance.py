@@ -1,0 +1,220 @@
+"""The tests that every collective passes, on every number of ranks that it is defined for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hocket.collective.api import Collective
+from hocket.config.component import describe
+from hocket.testing.collective.rounds import Case, Shape, contribution, exchange_rounds, sample, time_round
+from hocket.topology.api import Topology
+from hocket.transport.network import NetworkModel
+from hocket.transport.peer import Array
+from hocket.transport.virtual import World, current_peer
+
+__all__ = ["CollectiveConformance"]
+
+# The tests are inherited by many classes, which hypothesis would take for a mistake.
+_EXAMPLES = settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.differing_executors]
+)
+
+_SHAPES = st.lists(
+    st.builds(
+        Shape,
+        index=st.integers(0, 9),
+        numel=st.sampled_from([0, 1, 7, 33, 1003]),
+        num_companions=st.sampled_from([0, 1, 3]),
+        dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda shape: shape.index,
+)
+
+_SHAPE = Shape(0, 96, 0, "float32")
+_WIRE_BYTES = 96 * 4
+
+
+class CollectiveConformance(ABC):
+    """Subclass it, name the subclass `Test...`, name the collective, and say what it gives.
+
+    Attributes:
+        collective: what is tested; registered by core or by an installed plugin.
+        topology: the one that it asks, if it asks one.
+        slot: `gradients` or `parameters`, whichever the collective means something in.
+        sizes: the numbers of ranks that it is tested with, of those that it does not refuse.
+    """
+
+    collective: ClassVar[Collective]
+    topology: ClassVar[Topology | None] = None
+    slot: ClassVar[str] = "parameters"
+    sizes: ClassVar[tuple[int, ...]] = tuple(range(1, 10))
+
+    @abstractmethod
+    def expected(self, values: Array, round: int, segment: int) -> Array:
+        """Return what the ranks end with.
+
+        Args:
+            values: what they contribute, float64 [size, n], before it is multiplied by `contribution_scale`.
+            round: the exchange's counter.
+            segment: the segment's index.
+
+        Returns:
+            float64 [size, n].
+        """
+
+    def run(self, size: int, seed: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `body(peer, *args)` on `size` ranks, virtual ones unless a subclass says otherwise.
+
+        Args:
+            size: how many ranks.
+            seed: chooses which of the virtual ranks goes first.
+            body: a function of a module of this package.
+            args: JSON values.
+
+        Returns:
+            What the ranks returned, by rank: JSON values.
+        """
+        return _run_on(World(size, seed=seed), body, *args)
+
+    def check(self, size: int, shapes: list[Shape], rounds: int, **others: Any) -> None:
+        """Carry out rounds on `size` ranks, and compare what they end with.
+
+        Args:
+            size: how many ranks.
+            shapes: the segments.
+            rounds: how many, from 0 on.
+            others: fields of `Case`.
+        """
+        case = self._case(shapes, rounds, **others)
+        told = self.run(size, case.seed, exchange_rounds, case.to_json())
+        for round in range(rounds):
+            for place, shape in enumerate(shapes):
+                dtype = np.dtype("float64" if shape.dtype == "float64" else "float32")
+                values = np.stack([contribution(case, rank, round, shape) for rank in range(size)])
+                got = np.stack([np.frombuffer(bytes.fromhex(rank[round][place]), dtype) for rank in told])
+                # Rounding of every addition, and of the scaling before them.
+                tolerance = 4 * (size + 1) * np.finfo(dtype).eps * np.abs(values).max(initial=0.0)
+                expected = self.expected(values, round, shape.index)
+                np.testing.assert_allclose(got, sample(expected), rtol=0, atol=tolerance)
+                if self.collective.equal_result:
+                    assert len({rank[round][place] for rank in told}) == 1, "not the same bits on all ranks"
+
+    @_EXAMPLES
+    @given(
+        number=st.integers(0, 10**6),
+        shapes=_SHAPES,
+        rounds=st.integers(1, 4),
+        seed=st.integers(0, 10**6),
+        threaded=st.booleans(),
+        faulty=st.booleans(),
+    )
+    def test_result_is_as_expected(
+        self, number: int, shapes: list[Shape], rounds: int, seed: int, threaded: bool, faulty: bool
+    ) -> None:
+        self.check(self._size(number), shapes, rounds, seed=seed, threaded=threaded, faulty=faulty)
+
+    def test_late_ranks_are_answered(self) -> None:
+        """Ranks come to each round one after the other, and whoever is done with the last one closes."""
+        for size in self._sizes():
+            self.check(size, [_SHAPE, replace(_SHAPE, index=3)], 3, lateness_s=0.01, resumed_at=2)
+
+    @_EXAMPLES
+    @given(
+        number=st.integers(0, 10**6), shapes=_SHAPES, seed=st.integers(0, 10**6), resumed_at=st.integers(0, 3)
+    )
+    def test_goes_on_where_it_was_saved(
+        self, number: int, shapes: list[Shape], seed: int, resumed_at: int
+    ) -> None:
+        """On a resumed run's new channel, to the bit."""
+        size = self._size(number)
+        whole, resumed = (
+            self.run(size, seed, exchange_rounds, self._case(shapes, 4, seed=seed, resumed_at=at).to_json())
+            for at in (None, resumed_at)
+        )
+        assert whole == resumed
+
+    @_EXAMPLES
+    @given(number=st.integers(0, 10**6), shapes=_SHAPES, seeds=st.tuples(*[st.integers(0, 10**6)] * 2))
+    def test_bits_do_not_depend_on_time(
+        self, number: int, shapes: list[Shape], seeds: tuple[int, int]
+    ) -> None:
+        """Who comes first, and which way messages take, changes no bit."""
+        size = self._size(number)
+        first, second = (
+            self.run(size, seed, exchange_rounds, self._case(shapes, 2, threaded=late, faulty=late).to_json())
+            for seed, late in zip(seeds, (False, True), strict=True)
+        )
+        assert first == second
+
+    def test_sends_as_many_bytes_as_it_says(self) -> None:
+        """On average over rounds; the transport's own collectives are not made of messages there."""
+        rounds = 1 if self.topology is None else 64
+        case = self._case([_SHAPE], rounds)
+        for size in self._sizes()[::2]:
+            world = World(size)
+            _run_on(world, exchange_rounds, case.to_json())
+            if world.num_messages:
+                said = self.collective.bytes_per_round(_WIRE_BYTES, size, self.topology)
+                assert world.num_bytes / size / rounds == pytest.approx(said)
+
+    def test_takes_as_long_as_it_says(self) -> None:
+        """Between the first rank that is done and the last, but for what polling takes."""
+        case = self._case([replace(_SHAPE, numel=400_000)], 1)
+        for size in self._sizes()[1:5]:
+            seconds = _run_on(World(size), time_round, case.to_json())
+            said = self.collective.seconds_per_round(1_600_000, size, self.topology, NetworkModel())
+            assert 0.95 * min(seconds) <= said <= 1.05 * max(seconds)
+
+    def test_tokens_are_equal_where_results_are(self) -> None:
+        """What `results` tells the composition is what the ranks end with."""
+        case = self._case([_SHAPE], 1)
+        for size in self._sizes():
+            told = self.run(size, 0, exchange_rounds, case.to_json())
+            tokens = self.collective.results(range(size), leader=0)
+            assert len(tokens) == size
+            for one in range(size):
+                for other in range(size):
+                    if tokens[one] == tokens[other]:
+                        assert told[one] == told[other]
+
+    def _case(self, shapes: list[Shape], rounds: int, **others: Any) -> Case:
+        exchange = {"collective": describe(self.collective)}
+        if self.topology is not None:
+            exchange["topology"] = describe(self.topology)
+        return Case(self.slot, exchange, shapes, rounds, **others)
+
+    def _sizes(self) -> list[int]:
+        return [size for size in self.sizes if _allows(self.collective, self.topology, size)]
+
+    def _size(self, number: int) -> int:
+        sizes = self._sizes()
+        return sizes[number % len(sizes)]
+
+
+def _run_on(world: World, body: Callable[..., Any], *args: Any) -> list[Any]:
+    def enter() -> Any:
+        peer = current_peer()
+        assert peer is not None
+        return body(peer, *args)
+
+    return world.run(enter)
+
+
+def _allows(collective: Collective, topology: Topology | None, size: int) -> bool:
+    try:
+        collective.check_size(size)
+        if topology is not None:
+            topology.check_size(size)
+    except ValueError:
+        return False
+    return True

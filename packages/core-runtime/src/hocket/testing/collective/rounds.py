@@ -1,0 +1,200 @@
+"""What ranks do to test a collective: rounds of random values, in orders and at times of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket.collective.api import Channel, Outcome
+from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
+from hocket.segment.partition import named_spans, partition
+from hocket.segment.segment import Segment, allocate, wire_dtype
+from hocket.strategy.compose import compose
+from hocket.strategy.exchange import Exchange
+from hocket.strategy.segmentation import Model
+from hocket.transport.faults import Faults
+from hocket.transport.peer import Array, Peer, Request
+
+__all__ = ["Case", "Shape", "contribution", "exchange_rounds", "sample", "time_round"]
+
+_MOST_TOLD = 2048
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A segment to exchange.
+
+    Attributes:
+        index: its number in the exchange.
+        numel: elements of its one parameter; the segment has padding behind them.
+        num_companions: numbers behind the padding.
+        dtype: the parameter's: float32, float64 or bfloat16, which travels as float32.
+    """
+
+    index: int
+    numel: int
+    num_companions: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is exchanged, and when.
+
+    Attributes:
+        slot: gradients or parameters.
+        exchange: as a config writes it.
+        shapes: the channel's segments.
+        rounds: how many, from 0 on.
+        seed: of the values and of each rank's orders and delays.
+        threaded: whether schedules have a thread of their own, where the collective leaves it open.
+        faulty: whether messages are delayed and overtake each other.
+        resumed_at: before this round the channel is closed, and another one goes on from its state; None for never.
+        lateness_s: seconds by which each rank comes to every round after the rank before it.
+    """
+
+    slot: str
+    exchange: Mapping[str, Any]
+    shapes: Sequence[Shape]
+    rounds: int
+    seed: int = 0
+    threaded: bool = False
+    faulty: bool = False
+    resumed_at: int | None = None
+    lateness_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Case:
+        """Return what `to_json` was called on."""
+        return cls(**{**plain, "shapes": [Shape(**shape) for shape in plain["shapes"]]})
+
+
+def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
+    """Carry out a case, given as of `Case.to_json`.
+
+    Returns:
+        The bytes of a sample of `incoming` in each round, for each segment in the order of the shapes, in
+        hexadecimal.
+    """
+    case = Case.from_json(plain)
+    exchange = _composed(case.slot, json.dumps(case.exchange))
+    if case.faulty:
+        peer = Faults(seed=case.seed, delay_s=(0.0, 1e-3), reorder=0.2).wrap(peer)
+    own = random.Random(f"{case.seed} {peer.rank}")
+    scale = exchange.collective.contribution_scale(peer.size)
+    segments = [_segment(peer, shape) for shape in case.shapes]
+    threaded = case.threaded or exchange.collective.needs_progress_thread
+    progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
+    channel = exchange.collective.open(peer, segments, progress, exchange)
+    told = []
+    for round in range(case.rounds):
+        if round == case.resumed_at:
+            channel = _resumed(channel, peer, segments, progress, exchange)
+        for segment, shape in zip(segments, case.shapes, strict=True):
+            value = contribution(case, peer.rank, round, shape)
+            segment.outgoing.copy_(torch.from_numpy(value * scale))
+        peer.elapse(case.lateness_s * peer.rank)
+        _exchange(channel, peer, segments, progress, round, own)
+        told.append([sample(segment.incoming_array).tobytes().hex() for segment in segments])
+    channel.flush()
+    channel.close()
+    progress.close()
+    return told
+
+
+def sample(values: Array) -> Array:
+    """Return some thousand of many values, evenly spaced along the last axis; mpiexec is slow in passing on output."""
+    return values[..., :: 1 + values.shape[-1] // _MOST_TOLD]
+
+
+def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
+    """Return how long a case's first segment takes, in seconds, when all ranks start it together."""
+    case = Case.from_json(plain)
+    exchange = _composed(case.slot, json.dumps(case.exchange))
+    segment = _segment(peer, case.shapes[0])
+    progress = ThreadProgress()
+    channel = exchange.collective.open(peer, [segment], progress, exchange)
+    peer.lane("together").ibarrier().wait()
+    start_s = peer.now()
+    channel.start(segment, 0).wait()
+    seconds = peer.now() - start_s
+    channel.close()
+    progress.close()
+    return seconds
+
+
+def contribution(case: Case, rank: int, round: int, shape: Shape) -> Array:
+    """Return a rank's random value, float64 [n]: what of it is exact in the shape's dtype, padding included."""
+    numel = _spans(shape)[-1].padded_numel + shape.num_companions
+    drawn = np.random.default_rng([case.seed, rank, round, shape.index]).standard_normal(numel)
+    return torch.from_numpy(drawn).to(getattr(torch, shape.dtype)).double().numpy()
+
+
+def _exchange(
+    channel: Channel,
+    peer: Peer,
+    segments: Sequence[Segment],
+    progress: ProgressEngine,
+    round: int,
+    own: random.Random,
+) -> None:
+    """Start the segments in an order of this rank's own, and wait for them in another."""
+    requests: list[tuple[Segment, bytes, Request]] = []
+    for segment in own.sample(segments, len(segments)):
+        peer.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
+        request = channel.start(segment, round)
+        requests.append((segment, segment.outgoing_array.tobytes(), request))
+        progress.watch(request)
+        if own.random() < 0.3:
+            progress.advance()
+        if own.random() < 0.3:
+            own.choice(requests)[2].done()
+    own.shuffle(requests)
+    for segment, sent, request in requests:
+        outcome = request.wait()
+        assert isinstance(outcome, Outcome)
+        assert request.done()
+        assert request.result == outcome
+        assert outcome.round == round
+        assert 0 <= outcome.num_active <= peer.size
+        assert segment.outgoing_array.tobytes() == sent, f"{segment.name}: outgoing was changed"
+
+
+def _resumed(
+    channel: Channel, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+) -> Channel:
+    channel.flush()
+    state = channel.state_dict()
+    channel.close()
+    resumed = exchange.collective.open(peer, segments, progress, exchange)
+    resumed.load_state_dict(state)
+    return resumed
+
+
+@lru_cache(maxsize=64)
+def _composed(slot: str, exchange: str) -> Exchange:
+    return compose({slot: [json.loads(exchange)]}).exchanges[0]
+
+
+def _segment(peer: Peer, shape: Shape) -> Segment:
+    spans = _spans(shape)
+    dtype = wire_dtype(spans[0].dtype)
+    numel = spans[-1].padded_numel + shape.num_companions
+    buffers = [allocate(peer, numel, dtype, torch.device("cpu")) for _ in range(2)]
+    return Segment(f"tested[{shape.index}]", shape.index, spans, *buffers)
+
+
+def _spans(shape: Shape) -> Sequence[Any]:
+    parameter = torch.zeros(shape.numel, dtype=getattr(torch, shape.dtype))
+    return partition(named_spans([("p", parameter)]), Model())[0]

@@ -1,0 +1,22 @@
+"""Carry out a body of a conformance suite with faults, in a rank of another process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from hocket.transport.faults import Faults
+from hocket.transport.peer import Peer
+
+__all__ = ["carry_out_with_faults"]
+
+
+def carry_out_with_faults(peer: Peer, faults: dict[str, Any], module: str, name: str, *args: Any) -> Any:
+    """Return what the function `name` of `module` returns for `peer` with faults.
+
+    Args:
+        peer: the world's.
+        faults: what `Faults` is made of, JSON values.
+        module, name, args: as in `hocket.testing.job`.
+    """
+    return getattr(import_module(module), name)(Faults(**faults).wrap(peer), *args)

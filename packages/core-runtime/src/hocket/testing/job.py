@@ -1,0 +1,108 @@
+"""A job of real MPI ranks that carry out functions by name: conformance suites over `mpiexec`.
+
+`python -m hocket.testing.job` is one of its ranks: it carries out what rank 0 reads from standard input, a line
+`[module, function, args]` at a time, until an empty one: mpiexec does not pass on that its own input has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hocket.transport.launching import find_mpiexec
+from hocket.transport.peer import Peer
+
+__all__ = ["Job"]
+
+# A rank whose neighbour failed gives up, so that the failure can be told.
+_TIMEOUT_S = 20.0
+_BETWEEN_S = 600.0
+
+
+class Job:
+    """Ranks that wait for something to do.
+
+    Args:
+        size: how many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._process = subprocess.Popen(
+            find_mpiexec().command(size, [sys.executable, "-m", "hocket.testing.job"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, body: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+        """Run `body(peer, *args)` on every rank.
+
+        Args:
+            body: a function that the ranks can import by its module and name.
+            args: JSON values.
+
+        Returns:
+            What the ranks returned, by rank: JSON values.
+
+        Raises:
+            AssertionError: a rank raised; carries the tracebacks. The job is of no more use then.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([body.__module__, body.__name__, args]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the ranks ended with exit status {self._process.wait()}")
+        answers = json.loads(line)
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        if errors:
+            raise AssertionError("\n".join(errors))
+        return [answer["result"] for answer in answers]
+
+    def close(self) -> None:
+        """Let the ranks leave; end them where they do not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def _serve() -> None:
+    from hocket.transport import mpi
+
+    peer = mpi.join()
+    peer.timeout_s = _TIMEOUT_S
+    while True:
+        line = sys.stdin.readline() if peer.rank == 0 else ""
+        command = peer.allgather_bytes(line.encode(), _BETWEEN_S)[0]
+        if not command.strip():
+            return
+        module, name, args = json.loads(command)
+        told = peer.allgather_bytes(json.dumps(_carry_out(peer, module, name, args)).encode(), _BETWEEN_S)
+        if peer.rank == 0:
+            print(json.dumps([json.loads(answer) for answer in told]), flush=True)
+
+
+def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> dict[str, Any]:
+    try:
+        return {"result": getattr(importlib.import_module(module), name)(peer, *args)}
+    except Exception:
+        return {"error": f"rank {peer.rank}: {traceback.format_exc()}"}
+
+
+if __name__ == "__main__":
+    _serve()

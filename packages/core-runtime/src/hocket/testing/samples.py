@@ -1,0 +1,267 @@
+"""The contract of `hocket.strategy.samples` as tests, on 1 to 4 virtual ranks.
+
+The tests of an exchange of samples are a subclass of `SamplesConformance` with one line:
+
+    class TestRingShuffle(SamplesConformance):
+        exchanges = (RingShuffle(),)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+import hocket
+from hocket.strategy.samples import SampleExchange, SampleStream
+
+__all__ = ["SamplesConformance"]
+
+T = TypeVar("T")
+
+_EPOCHS = 3
+
+#: How many batches each rank has: all as many, some fewer, some none, nobody any.
+_COUNTS = ((2,), (4, 4), (3, 3, 3), (3, 5, 4, 1), (0, 3), (2, 0, 0, 1), (0, 0))
+
+#: A batch from its samples' numbers, int64 [batch]: in the forms and dtypes that loaders give.
+_FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda numbers: numbers,
+    "pair": lambda numbers: (numbers[:, None] + torch.tensor([0.25, 0.5]), numbers.to(torch.uint8)),
+    "list": lambda numbers: [numbers, numbers.to(torch.bfloat16), numbers % 2 == 0],
+    "dictionary": lambda numbers: {"ids": numbers, "image": (numbers.double().view(-1, 1, 1), numbers.int())},
+}
+
+
+class SamplesConformance:
+    """Subclass it, name the subclass `Test...`, and list the exchanges to test.
+
+    Every test runs for every exchange. An epoch is an iteration over the stream; ranks begin it together, ask for
+    batches in turns or not, and leave it at its end or all after the same number of batches. The loader gives the
+    same batches in each epoch, of one to three samples. A state that is saved when an epoch has ended, and before
+    the next one's first batch, is that of the end: what is resumed there yields nothing in its first iteration, as
+    with `hocket.task.ShardSampler`.
+
+    Attributes:
+        exchanges: what is tested, with different fields.
+    """
+
+    exchanges: ClassVar[tuple[SampleExchange, ...]]
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        if "exchange" in metafunc.fixturenames:
+            metafunc.parametrize("exchange", self.exchanges, ids=repr)
+        if "counts" in metafunc.fixturenames:
+            metafunc.parametrize("counts", _COUNTS, ids=str)
+        if "form" in metafunc.fixturenames:
+            metafunc.parametrize("form", _FORMS)
+
+    def test_it_is_a_configuration(self, exchange: SampleExchange) -> None:
+        assert dataclasses.is_dataclass(exchange)
+        assert dataclasses.replace(exchange) == exchange
+        assert hash(dataclasses.replace(exchange)) == hash(exchange)
+
+    def test_no_sample_is_lost_or_doubled_in_any_epoch(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+        given = _on_ranks(exchange, data, lambda stream: [list(stream) for _ in range(_EPOCHS)])
+        for epoch in range(_EPOCHS):
+            assert _samples(of_rank[epoch] for of_rank in given) == _samples(data)
+
+    def test_nor_where_the_loader_has_no_length(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+        given = _on_ranks(exchange, [_Unsized(of_rank) for of_rank in data], list)
+        assert _samples(given) == _samples(data)
+
+    def test_batches_keep_their_form(self, exchange: SampleExchange, form: str) -> None:
+        data = _data((3, 2, 4), form)
+        given = _on_ranks(exchange, data, lambda stream: list(stream) + list(stream))
+        forms = {_description(batch) for of_rank in data for batch in of_rank}
+        assert {_description(batch) for of_rank in given for batch in of_rank} == forms
+        assert _samples(given) == sorted(2 * _samples(data))
+
+    def test_one_rank_gets_its_own_batches_in_their_order(self, exchange: SampleExchange, form: str) -> None:
+        data = _data((5,), form)
+        ((first, second),) = _on_ranks(exchange, data, lambda stream: (list(stream), list(stream)))
+        assert _bits(first) == _bits(second) == _bits(data[0])
+
+    def test_the_loaders_batches_stay_as_they_are(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+        _on_ranks(exchange, data, lambda stream: [list(stream) for _ in range(_EPOCHS)])
+        assert [_bits(of_rank) for of_rank in data] == [_bits(of_rank) for of_rank in _data(counts)]
+
+    def test_timing_decides_nothing(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+        """The same batches in the same order, whichever rank is first."""
+
+        def rank_body(stream: SampleStream) -> list[Any]:
+            batches = []
+            for epoch in range(_EPOCHS):
+                for number, batch in enumerate(stream):
+                    batches.append(batch)
+                    peer = hocket.join()
+                    peer.elapse(1e-3 * ((peer.rank * 7 + number * 5 + epoch) % 4))
+            return batches
+
+        runs = [_on_ranks(exchange, _data(counts), rank_body, seed=seed) for seed in range(3)]
+        runs.append(_on_ranks(exchange, _data(counts), lambda stream: [*stream, *stream, *stream]))
+        first = [_bits(of_rank) for of_rank in runs[0]]
+        for run in runs[1:]:
+            assert [_bits(of_rank) for of_rank in run] == first
+
+    def test_a_resumed_stream_goes_on_where_it_was_saved(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        """With a loader that begins anew, before, in and at the end of an epoch."""
+        cases = [(0, k) for k in range(max(counts) + 2)] + [(1, k) for k in range(1, max(counts) + 2)]
+        for done, k in cases:
+            self._check_resumption(exchange, counts, done, k)
+
+    def _check_resumption(self, exchange: SampleExchange, counts: tuple[int, ...], done: int, k: int) -> None:
+        """Save after `done` epochs and k batches, or all that a rank has, and compare what follows."""
+
+        def whole(stream: SampleStream) -> tuple[dict[str, Any], list[list[Any]]]:
+            for _ in range(done):
+                list(stream)
+            batches = iter(stream)
+            list(islice(batches, k))
+            state = stream.state_dict()
+            return state, [list(batches), list(stream)]
+
+        def resumed(stream: SampleStream) -> list[list[Any]]:
+            stream.load_state_dict(states[hocket.join().rank])
+            return [list(stream), list(stream)]
+
+        told = _on_ranks(exchange, _data(counts), whole)
+        states = [_saved(state) for state, _ in told]
+        for (_, expected), given in zip(told, _on_ranks(exchange, _data(counts), resumed), strict=True):
+            assert [_bits(epoch) for epoch in given] == [_bits(epoch) for epoch in expected]
+
+    def test_an_epoch_that_all_leave_early_disturbs_no_other_stream(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+
+        def rank_body() -> list[Any]:
+            peer = hocket.join()
+            own = data[peer.rank]
+            list(islice(exchange.wrap(own, peer), 1))
+            return list(exchange.wrap(own, peer))
+
+        assert _samples(hocket.virtual(len(counts)).run(rank_body)) == _samples(data)
+
+    def test_it_feeds_a_session(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+        """Between a step's own messages, also where a rank has no batch left while others have."""
+        data = _data(counts)
+
+        def rank_body(stream: SampleStream) -> list[Any]:
+            model = nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            batches = []
+            with hocket.attach(model, optimizer, "sgd") as session:
+                for _ in range(2):
+                    for numbers in session.data(stream):
+                        if session.weight:
+                            batches.append(numbers)
+                        optimizer.zero_grad()
+                        model(numbers.float()[:, None] / 1000).square().mean().backward()
+                        optimizer.step()
+            return batches
+
+        assert _samples(_on_ranks(exchange, data, rank_body)) == sorted(2 * _samples(data))
+
+    def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleExchange) -> None:
+        mistake = ArithmeticError("the second batch of rank 1 cannot be read")
+        data: list[Iterable[Any]] = [*_data((3, 3, 3))]
+        data[1] = _Failing(_data((3, 3, 3))[1], mistake)
+        raised = None
+        try:
+            _on_ranks(exchange, data, list)
+        except ArithmeticError as error:
+            raised = error
+        assert raised is mistake
+
+
+class _Unsized:
+    """A loader without length, which can be iterated again and again."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._batches
+
+
+class _Failing(_Unsized):
+    def __init__(self, batches: Sequence[Any], mistake: Exception) -> None:
+        super().__init__(batches)
+        self._mistake = mistake
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._batches[:1]
+        raise self._mistake
+
+
+def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Any]]:
+    """Return each rank's batches; no two samples have the same number."""
+    return [
+        [_FORMS[form](torch.arange(1 + (rank + k) % 3) + 50 * rank + 4 * k) for k in range(count)]
+        for rank, count in enumerate(counts)
+    ]
+
+
+def _on_ranks(
+    exchange: SampleExchange,
+    loaders: Sequence[Iterable[Any]],
+    body: Callable[[SampleStream], T],
+    seed: int = 0,
+) -> list[T]:
+    """Wrap each rank's loader, and call `body` with the stream on as many virtual ranks."""
+
+    def run() -> T:
+        peer = hocket.join()
+        return body(exchange.wrap(loaders[peer.rank], peer))
+
+    return hocket.virtual(len(loaders), seed=seed).run(run)
+
+
+def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return all samples of all ranks, sorted: a sample is the bytes of its row in each of its batch's tensors."""
+    found = []
+    for batches in of_ranks:
+        for batch in batches:
+            tensors, _ = tree_flatten(batch)
+            found += list(zip(*([_bytes(row) for row in tensor] for tensor in tensors), strict=True))
+    return sorted(found)
+
+
+def _bits(batches: Iterable[Any]) -> list[Any]:
+    """Return what batches hold, to the last bit, in their order."""
+    return [(_description(batch), [_bytes(tensor) for tensor in tree_flatten(batch)[0]]) for batch in batches]
+
+
+def _description(batch: Any) -> str:
+    """Return a batch's form: its containers, and each tensor's dtype and shape but for the number of samples."""
+    return repr(tree_map(lambda leaf: (type(leaf).__name__, str(leaf.dtype), tuple(leaf.shape[1:])), batch))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as a checkpoint gives it back: plain values through JSON, tensors in memory of their own."""
+    assert all(isinstance(name, str) for name in state)
+    tensors = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+    plain = json.dumps({name: value for name, value in state.items() if name not in tensors})
+    return {**json.loads(plain), **tensors}

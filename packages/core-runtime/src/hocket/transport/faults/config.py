@@ -1,0 +1,110 @@
+"""Which faults to inject, and what the seed makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import NamedTuple
+
+from hocket.draws import check_seed, words
+from hocket.transport.peer import Peer
+
+__all__ = ["Fate", "Faults", "KillAt"]
+
+
+@dataclass(frozen=True)
+class KillAt:
+    """When a rank dies: at its `call`-th use of the transport since its `step`-th step has ended.
+
+    A use is an operation on a lane, or a call of `lane`, `group` or `allgather_bytes`.
+
+    Attributes:
+        rank: which one, in the world.
+        step: how many steps it has reported before, by `Peer.report_progress`.
+        call: how many uses since then it survives.
+    """
+
+    rank: int
+    step: int = 0
+    call: int = 0
+
+
+class Fate(NamedTuple):
+    """What befalls one operation.
+
+    Attributes:
+        delay_s: how long it is held back, in seconds.
+        overtaken: whether the rank's next message to elsewhere goes first.
+        dropped: whether it never begins, while its sender believes it done.
+    """
+
+    delay_s: float
+    overtaken: bool
+    dropped: bool
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Faults to inject; none by default.
+
+    Two messages of one pair, lane and round stay in order, and so do a lane's collectives. These are delayed at
+    their start on each rank apart, never dropped or overtaken.
+
+    Attributes:
+        seed: chooses what befalls which operation, 0 to 2**64 - 1.
+        delay_s: the shortest and the longest delay of an operation, in seconds; uniform between them.
+        reorder: the probability that a message waits, 1 ms at most, until the rank's next one has overtaken it.
+        drop: the probability that a message is lost.
+        kill: which rank dies, and when.
+        lanes: a pattern, as of file names, of the lanes whose operations are delayed, reordered and dropped.
+
+    Raises:
+        ValueError: a seed, a range or a probability that is none.
+    """
+
+    seed: int = 0
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    reorder: float = 0.0
+    drop: float = 0.0
+    kill: KillAt | None = None
+    lanes: str = "*"
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not 0 <= self.delay_s[0] <= self.delay_s[1] < float("inf"):
+            raise ValueError(f"delay_s is {self.delay_s}; allowed: two finite times, the shorter first")
+        for name in ("reorder", "drop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 to 1")
+
+    def fate(self, kind: str, lane: str, source: int, to: int, round: int, number: int = 0) -> Fate:
+        """Return what befalls an operation; the same wherever and whenever it is asked.
+
+        Args:
+            kind: `send` for a message; else the collective.
+            lane: its name.
+            source: who begins it, as a rank of the world.
+            to: who receives it, as a rank of the world; -1 for a collective.
+            round: the message's, or a collective's number in its lane.
+            number: how many messages of the same pair, lane and round went before.
+        """
+        if not fnmatchcase(lane, self.lanes):
+            return Fate(0.0, False, False)
+        address = f"{kind} {source} {to} {number} {lane}".encode()
+        segment = int.from_bytes(blake2b(address, digest_size=8).digest(), "big")
+        delay, reorder, drop = words(3, "faults", self.seed, round, segment) * 2.0**-64
+        low, high = self.delay_s
+        sent = kind == "send"
+        return Fate(
+            low + float(delay) * (high - low),
+            sent and bool(reorder < self.reorder),
+            sent and bool(drop < self.drop),
+        )
+
+    def wrap(self, peer: Peer) -> Peer:
+        """Return `peer`, the world's, with these faults."""
+        from hocket.transport.faults.peer import FaultyPeer
+        from hocket.transport.faults.victim import Victim
+
+        return FaultyPeer(peer, Victim(peer, self), range(peer.size))

@@ -1,0 +1,49 @@
+"""What the peers and lanes of one rank share while faults are injected: its clock, its death, its messages."""
+
+from __future__ import annotations
+
+from hocket.transport.faults.clock import clock_of
+from hocket.transport.faults.config import Faults
+from hocket.transport.faults.request import FaultyRequest
+from hocket.transport.peer import Peer
+
+__all__ = ["Victim"]
+
+
+class Victim:
+    """A rank to which faults happen.
+
+    Args:
+        peer: its endpoint in the world, without faults.
+        faults: which.
+
+    Attributes:
+        clock: holds its operations back.
+        steps: how many it has reported.
+    """
+
+    def __init__(self, peer: Peer, faults: Faults) -> None:
+        self.faults = faults
+        self.clock = clock_of(peer)
+        self.steps = 0
+        self._peer = peer
+        self._uses = 0
+        self._to_be_overtaken: list[FaultyRequest] = []
+
+    def use(self) -> None:
+        """Count a use of the transport, and die where that is what the faults say."""
+        kill = self.faults.kill
+        if kill is not None and kill.rank == self._peer.rank and self.steps >= kill.step:
+            if self._uses == kill.call:
+                self._peer.kill()
+            self._uses += 1
+
+    def await_overtaking(self, message: FaultyRequest) -> None:
+        """Begin `message` when another one has been sent."""
+        self._to_be_overtaken.append(message)
+
+    def overtake(self) -> None:
+        """Begin the messages that waited for a later one, which has just been sent."""
+        messages, self._to_be_overtaken = self._to_be_overtaken, []
+        for message in messages:
+            message.begin()

@@ -1,0 +1,50 @@
+"""What every transport's `iallgather` has in common: what it refuses, and how it hands out what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hocket.errors import TransportError
+from hocket.transport.peer import Array
+
+__all__ = ["check_gathering", "gathered"]
+
+
+def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:
+    """Refuse buffers that cannot be gathered.
+
+    Args:
+        where: the rank and the lane, for messages.
+        send: should be uint8 [n].
+        receive: should be uint8 [size, capacity] with n <= capacity, and other memory than `send`.
+        size: ranks of the lane.
+
+    Raises:
+        TransportError: they are something else; says what, and what they should be.
+    """
+    for name, array, num_dimensions in (("send", send, 1), ("receive", receive, 2)):
+        if array.dtype != np.uint8 or array.ndim != num_dimensions or not array.flags.c_contiguous:
+            raise TransportError(
+                f"{where}: iallgather: {name} is {array.dtype}{list(array.shape)}, and should be contiguous uint8 "
+                f"with {num_dimensions} dimension{'s' * (num_dimensions > 1)}"
+            )
+    if receive.shape[0] != size:
+        raise TransportError(
+            f"{where}: iallgather: receive has {receive.shape[0]} rows, and the lane {size} ranks"
+        )
+    if send.size > receive.shape[1]:
+        raise TransportError(
+            f"{where}: iallgather: a message of {send.size} bytes, where receive has room for {receive.shape[1]} of "
+            "each rank: open it with a larger capacity"
+        )
+    if not receive.flags.writeable:
+        raise TransportError(f"{where}: iallgather: receive is read-only")
+    if np.may_share_memory(send, receive):
+        raise TransportError(f"{where}: iallgather: send and receive must be different buffers")
+
+
+def gathered(receive: Array, lengths: Sequence[int]) -> list[Array]:
+    """Return each rank's message as a view of `receive` [size, capacity], by rank."""
+    return [row[:length] for row, length in zip(receive, lengths, strict=True)]

@@ -1,0 +1,104 @@
+"""A lane's collectives over shared memory, where it is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from hocket.transport.host.exchange import HostExchange, HostLane
+from hocket.transport.host.memory import Shared, find_shared
+from hocket.transport.host.sharing import mix_share, sum_share
+from hocket.transport.peer import Array, Terms
+from hocket.transport.reduction import TreeSum
+
+__all__ = ["SMALLEST_BYTES", "HostCollectives"]
+
+#: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
+SMALLEST_BYTES = 1 << 20
+
+# A lane remembers where so many arrays lie in shared memory.
+_REMEMBERED = 64
+
+
+class HostCollectives:
+    """What a lane does over shared memory; each method returns None where it does not, on all ranks alike.
+
+    Args:
+        lane: its exchanges.
+    """
+
+    def __init__(self, lane: HostLane) -> None:
+        self._lane = lane
+        self._everyone = range(len(lane.world_ranks))
+        self._sums: dict[np.dtype[np.generic], TreeSum] = {}
+        self._shared: dict[tuple[int, int, str], tuple[Array, Shared | None]] = {}
+
+    def allreduce(self, send: Array, receive: Array) -> HostExchange | None:
+        """Put the sum of all ranks' `send` into everyone's `receive`."""
+        sends, receives = self._find(send), self._find(receive)
+        if sends is None or receives is None:
+            return None
+        total = self._sums.get(send.dtype)
+        if total is None:
+            total = self._sums[send.dtype] = TreeSum(len(self._everyone), send.dtype)
+        return self._lane.start(
+            f"allreduce of {send.dtype}[{send.size}] at {sends.place} into {receives.place}",
+            partial(sum_share, self._lane.rank, total, sends.views, receives.views),
+            touched=self._everyone,
+            touching=self._everyone,
+        )
+
+    def broadcast(self, data: Array, root: int) -> HostExchange | None:
+        """Copy `data` of rank `root` into everyone's."""
+        shared = self._find(data)
+        if shared is None:
+            return None
+        own, given = shared.views[self._lane.rank], shared.views[root]
+        is_root = self._lane.rank == root
+
+        def copy() -> tuple[int, ...]:
+            if not is_root:
+                own[...] = given
+            return ()
+
+        return self._lane.start(
+            f"broadcast of {data.dtype}[{data.size}] at {shared.place} from rank {root}",
+            copy,
+            touched=[root],
+            touching=self._everyone if is_root else [],
+        )
+
+    def mix(self, data: Array, out: Array, terms: Terms) -> HostExchange | None:
+        """Put the weighted sums of a few ranks' `data` into their `out`."""
+        values, outs = self._find(data), self._find(out)
+        if values is None or outs is None or data.dtype.char not in "fd":
+            return None
+        members = sorted(terms)
+        return self._lane.start(
+            f"mix of {data.dtype}[{data.size}] at {values.place} into {outs.place} with terms "
+            f"{[(member, list(terms[member])) for member in members]}",
+            partial(
+                mix_share,
+                self._lane.rank,
+                terms,
+                {member: values.views[member] for member in members},
+                {member: outs.views[member] for member in members},
+            ),
+            touched=members,
+            touching=members,
+        )
+
+    def _find(self, array: Array) -> Shared | None:
+        """Return everybody's arrays, or None if they are too small or not in shared memory."""
+        if array.nbytes < SMALLEST_BYTES:
+            return None
+        key = (array.__array_interface__["data"][0], array.nbytes, array.dtype.str)
+        if key not in self._shared:
+            if len(self._shared) >= _REMEMBERED:
+                self._shared.clear()
+            ranks: Sequence[int] = self._lane.world_ranks
+            # With the array itself, so that its address stays its own.
+            self._shared[key] = (array, find_shared(array, ranks, ranks[self._lane.rank]))
+        return self._shared[key][1]

@@ -1,0 +1,82 @@
+"""How far each rank of a lane is, in memory that all of them see.
+
+Stores become visible in order on x86-64; elsewhere taking a lock orders them.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from hocket.transport.peer import Array
+
+__all__ = ["MARK_BYTES", "READY", "WORKED", "Marks"]
+
+#: One rank's marks: a cache line, which nobody else writes.
+MARK_BYTES = 64
+
+#: So many exchanges of the lane this rank has made ready; in so many it has done its part.
+READY, WORKED = 0, 1
+# What the exchange is that was last made ready, as a checksum.
+_CALL = 2
+# The first exchange in whose data this rank found NaN or Inf, and whose data that was, a bit for each rank.
+_NONFINITE, _WHOSE = 3, 4
+# Ranks from here on share the last bit.
+_LAST_BIT = 62
+_fence = threading.Lock()
+
+
+class Marks:
+    """Every rank's marks; the own ones are written, the others' read.
+
+    Args:
+        rank: this rank among the lane's.
+        marks: [MARK_BYTES] uint8 for each rank, zero at first.
+    """
+
+    def __init__(self, rank: int, marks: Sequence[Array]) -> None:
+        self._marks = [mark.view(np.int64) for mark in marks]
+        self._own = self._marks[rank]
+
+    def set(self, which: int, number: int) -> None:
+        """Say that this rank has come to exchange `number`."""
+        with _fence:
+            self._own[which] = number
+
+    def reached(self, which: int, number: int, ranks: Iterable[int]) -> bool:
+        """Return whether all of `ranks` have come to exchange `number`."""
+        with _fence:
+            return all(self._marks[rank][which] >= number for rank in ranks)
+
+    def set_call(self, call: str) -> None:
+        """Say, before `READY` is set, what this rank's exchange is."""
+        self._own[_CALL] = zlib.crc32(call.encode())
+
+    def others_than(self, call: str, ranks: Iterable[int]) -> list[int]:
+        """Return those of `ranks`, all ready, whose exchange is another one than `call`."""
+        expected = zlib.crc32(call.encode())
+        return [rank for rank in ranks if self._marks[rank][_CALL] != expected]
+
+    def set_nonfinite(self, number: int, ranks: Iterable[int]) -> None:
+        """Say, before `WORKED` is set, whose data held NaN or Inf in exchange `number`; the first time counts."""
+        whose = 0
+        for rank in ranks:
+            whose |= 1 << min(rank, _LAST_BIT)
+        if whose and not self._own[_NONFINITE]:
+            self._own[_WHOSE] = whose
+            self._own[_NONFINITE] = number
+
+    def nonfinite(self, number: int, by: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks whose data held NaN or Inf, up to exchange `number`, in the work of the ranks `by`."""
+        whose = 0
+        for mark in (self._marks[rank] for rank in by):
+            if 0 < mark[_NONFINITE] <= number:
+                whose |= int(mark[_WHOSE])
+        return (
+            tuple(rank for rank in range(len(self._marks)) if whose >> min(rank, _LAST_BIT) & 1)
+            if whose
+            else ()
+        )

@@ -1,0 +1,67 @@
+"""Which directories count, in which order, and which are removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from training import Training, on_ranks
+
+from hocket.checkpoint import folder as folders
+from hocket.errors import CheckpointError
+
+TRAINING = Training(("local",), samples=(18, 18), epochs=2)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folders.complete(folder)]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    on_ranks(1, Training(("local",), epochs=2, options={"keep": 2}), save=(tmp_path, [1, 3, 4, 9, 10]))
+    assert names(tmp_path) == ["step-00000009", "step-00000010"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names(tmp_path)
+
+
+def test_nothing_is_removed_unasked(tmp_path: Path) -> None:
+    (tmp_path / "step-notes").mkdir()
+    on_ranks(1, TRAINING, save=(tmp_path, [1, 2, 3]))
+    assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
+    assert (tmp_path / "step-notes").is_dir()
+
+
+def test_a_step_that_is_saved_again_overwrites_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        on_ranks(1, TRAINING, save=(tmp_path, [2]), stop=2)
+    assert names(tmp_path) == ["step-00000002", "step-00000002.1"]
+    assert folders.latest_complete(tmp_path).name == "step-00000002.1"
+
+
+def test_the_newest_by_number_not_by_name(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000):
+        path = folders.begin(tmp_path, step)
+        (path / "manifest.json").touch()
+    assert folders.latest_complete(tmp_path).name == "step-100000000"
+
+
+def test_a_later_step_is_of_another_run(tmp_path: Path) -> None:
+    on_ranks(2, TRAINING, save=(tmp_path, [9]), stop=9)
+    with pytest.raises(
+        CheckpointError, match=r"holds step-00000009, which is later than step 4: .* another folder"
+    ):
+        on_ranks(2, TRAINING, save=(tmp_path, [4]))
+    assert names(tmp_path) == ["step-00000009"]
+
+
+def test_what_was_cut_off_is_left_out_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    on_ranks(2, TRAINING, save=(tmp_path, [3, 5]), stop=5)
+    (tmp_path / "step-00000005" / "manifest.json").unlink()
+    [result, _] = on_ranks(2, TRAINING, load=tmp_path, stop=4)
+    assert result.resumed is not None
+    assert result.resumed.step == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'step-00000005'} is incomplete, a save was cut off: it is left out"
+    ]
+    on_ranks(2, TRAINING, load=tmp_path, save=(tmp_path, [4]), stop=4)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    assert not (tmp_path / "step-00000005").exists()

@@ -1,0 +1,90 @@
+"""Whenever a save is cut off, the last complete checkpoint is found and loads, and the next save cleans up.
+
+Every operation on files that a save makes (each open for writing, rename, mkdir and removal) is, in turn, the last one
+that happens: from there on, each fails. The process itself is killed in `test_mpi`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import Training, on_ranks
+
+from hocket.checkpoint import folder as folders
+
+RANKS = 2
+TRAINING = Training(("dpsgd",), epochs=2)
+
+
+class Killed(BaseException):
+    """The process is gone; no handler of errors runs in one that is, so none may catch this."""
+
+
+class Disk:
+    """Counts the operations on files below a folder, and lets none happen after a number of them."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.left: int | None = None
+        self.seen: list[str] = []
+        sys.addaudithook(self._heard)  # which cannot be taken off again
+
+    def _heard(self, event: str, details: tuple[Any, ...]) -> None:
+        if self.left is None or not self._changes_something(event, details):
+            return
+        if self.left == 0:
+            raise Killed(event)
+        self.left -= 1
+        self.seen.append(f"{event} {Path(str(details[0])).name}")
+
+    def _changes_something(self, event: str, details: tuple[Any, ...]) -> bool:
+        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
+            return False
+        return self.folder in str(details[0]) and (event != "open" or details[1] not in (None, "r", "rb"))
+
+    @contextmanager
+    def dies_after(self, count: int, folder: Path) -> Iterator[None]:
+        self.folder, self.left, self.seen = str(folder), count, []
+        try:
+            yield
+        finally:
+            self.left = None
+
+
+_DISK = Disk()
+
+
+def test_a_kill_at_any_operation(tmp_path: Path) -> None:
+    expected = [r.bits() for r in on_ranks(RANKS, TRAINING)]
+    with _DISK.dies_after(10**9, tmp_path / "whole"):
+        on_ranks(
+            RANKS, Training(TRAINING.strategy, options={"keep": 1}), save=(tmp_path / "whole", [3, 6]), stop=6
+        )
+        first = next(i for i, seen in enumerate(_DISK.seen) if seen == "os.mkdir step-00000006")
+        operations = _DISK.seen[first:]
+    # Both ranks' files and the manifest: written and renamed; then the older checkpoint goes, its manifest first.
+    assert [seen for seen in operations if "manifest" in seen][:3] == [
+        "open manifest.json.tmp",
+        "os.rename manifest.json.tmp",
+        "os.remove manifest.json",
+    ]
+    assert len(operations) > 8
+    found = set()
+    for count in range(first, first + len(operations)):
+        folder = tmp_path / f"cut after {count}"
+        with pytest.raises(Killed), _DISK.dies_after(count, folder):
+            on_ranks(RANKS, Training(TRAINING.strategy, options={"keep": 1}), save=(folder, [3, 6]), stop=6)
+        step = int(folders.latest_complete(folder).name.partition("-")[2])
+        found.add(step)
+        resumed = on_ranks(RANKS, TRAINING, load=folder, save=(folder, [7]))
+        assert [r.bits() for r in resumed] == expected
+        assert [r.resumed.step for r in resumed if r.resumed is not None] == [step, step]
+        assert not folders.incomplete(folder)
+        assert folders.latest_complete(folder).name == "step-00000007"
+        assert not list(folder.rglob("*.tmp"))
+    assert found == {3, 6}

@@ -1,0 +1,201 @@
+"""What does not fit is refused on every rank, by file, key, expected and found, and the model is left as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training import Training, model_of, on_ranks
+
+import hocket
+from hocket.errors import CheckpointError
+
+TRAINING = Training(("dpsgd",), epochs=2)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with one checkpoint of two ranks."""
+    on_ranks(2, TRAINING, save=(tmp_path / "checkpoints", [3]), stop=3)
+    return tmp_path / "checkpoints"
+
+
+def refused(training: Training, folder: Path) -> str:
+    """Load on two ranks, which must both refuse, and return what they say."""
+
+    def run(rank: int) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            training(rank, load=folder)
+        return str(caught.value)
+
+    first, second = hocket.virtual(2).run(lambda: run(hocket.join().rank))
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (
+            Training(("dpsgd", "parameters.0.topology=exponential")),
+            "step-00000003: strategy: parameters.0.topology.name: expected exponential, found ring",
+        ),
+        (
+            Training(("local",)),
+            "step-00000003: strategy: parameters.0.collective.name: expected nothing, found gossip",
+        ),
+        (
+            Training(("dpsgd",), width=9),
+            r"rank-0000.safetensors: model/parameters/1.weight: expected float32\[9, 5\], found float32\[7, 5\] "
+            r"\(6 more differ\)",
+        ),
+        (Training(("dpsgd",), optimizer="adam"), "step-00000003: optimizer: expected Adam, found SGD"),
+    ],
+)
+def test_of_something_else(training: Training, expected: str, saved: Path) -> None:
+    assert re.search(expected, refused(training, saved))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8] = ord("[")
+    path.write_bytes(content)
+
+
+def change_manifest(**changes: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        content = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; the checkpoint"),
+        ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
+        ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
+        ("manifest.json", truncate, "manifest.json is damaged"),
+        ("manifest.json", change_manifest(format=2), "format: found 2, written by hocket-core .* reads 1"),
+        ("manifest.json", change_manifest(step=None), "manifest.json is damaged: .*'step'"),
+        ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
+    ],
+)  # fmt: skip
+def test_damage(name: str, damage: Callable[[Path], object], expected: str, saved: Path) -> None:
+    damage(saved / "step-00000003" / name)
+    assert re.search(expected, refused(TRAINING, saved))
+
+
+def test_one_checkpoint_can_be_named(saved: Path) -> None:
+    [result, _] = on_ranks(2, TRAINING, load=saved / "step-00000003", stop=4)
+    assert result.resumed is not None
+    assert result.resumed.path == saved / "step-00000003"
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert refused(TRAINING, folder) == f"there is no complete checkpoint in {folder}"
+
+
+def test_other_versions_are_told(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = json.loads((saved / "step-00000003" / "manifest.json").read_text())
+    change_manifest(versions={**manifest["versions"], "torch": "1.0"})(
+        saved / "step-00000003" / "manifest.json"
+    )
+    on_ranks(2, TRAINING, load=saved, stop=4)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == f"{saved / 'step-00000003'} was saved with torch 1.0, and {torch.__version__} runs"
+
+
+class Odd:
+    def state_dict(self) -> dict[str, Any]:
+        return {"call": print}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise ValueError(f"no {state}")
+
+
+def attached() -> tuple[nn.Module, hocket.Session]:
+    model = model_of()
+    return model, hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "local")
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    _, session = attached()
+    with pytest.raises(
+        CheckpointError, match=r"^more/odd/call is of type builtin_function_or_method, which no"
+    ):
+        session.save(tmp_path, odd=Odd())
+
+
+def test_names_that_were_saved(tmp_path: Path) -> None:
+    _, session = attached()
+    session.save(tmp_path, ema=model_of())
+    with pytest.raises(
+        CheckpointError, match=r"beside model and optimizer, ema; session.load was given nothing$"
+    ):
+        session.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"more/ema: Odd does not take it: ValueError: no \{"):
+        session.load(tmp_path, ema=Odd())
+
+
+def test_a_refused_model_is_left_alone(saved: Path) -> None:
+    def run(_: int) -> None:
+        model = model_of(9)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        with hocket.attach(model, optimizer, "dpsgd") as session:
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+            with pytest.raises(CheckpointError):
+                session.load(saved, scheduler=Odd())
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    hocket.virtual(2).run(lambda: run(hocket.join().rank))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"Not a directory|File exists"):
+        on_ranks(2, TRAINING, save=(tmp_path / "file", [1]))
+
+
+def test_ranks_at_different_steps(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        _, session = attached()
+        session.step = rank
+        with pytest.raises(
+            CheckpointError, match=r"^the ranks save different steps: 0 on rank 0, 1 on rank 1"
+        ):
+            session.save(tmp_path)
+
+    hocket.virtual(2).run(lambda: run(hocket.join().rank))
+
+
+def test_within_an_accumulation(tmp_path: Path) -> None:
+    model, session = attached()
+    with session.accumulate():
+        F.cross_entropy(model(torch.randn(4, 5)), torch.zeros(4, dtype=torch.int64)).backward()
+    with pytest.raises(CheckpointError, match=r"save after optimizer.step\(\), not within an accumulation"):
+        session.save(tmp_path)
+
+
+def test_a_loader_with_less_data(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"had given 4 batches .* has only 1 now"):
+        on_ranks(2, Training(("dpsgd",), samples=(4, 4)), load=saved)
+
+
+def test_another_kind_of_loader(saved: Path) -> None:
+    for kind in ("stateful", "generator"):
+        with pytest.raises(CheckpointError, match=r"continue with the same kind of loader"):
+            on_ranks(2, Training(("dpsgd",), kind), load=saved)

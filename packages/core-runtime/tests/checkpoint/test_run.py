@@ -1,0 +1,157 @@
+"""`hocket run --resume`: a run that was cut off ends with the files of one that was not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hocket.cli.main import main
+from hocket.session.session import Session
+
+#: 23 steps make an epoch of two ranks.
+ARGUMENTS = ("dpsgd", "-n", "2", "--transport", "virtual", "epochs=3", "checkpoint.every=7")
+#: What depends on when a run was made.
+TIMES = {"seconds", "steps_per_second", "exposed_wait_fraction", "overlap_share", "exposed_wait_s"}
+
+
+class Cut(BaseException):
+    """The run is interrupted."""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Return a function that carries out `hocket run` here, and returns its exit status."""
+
+    def hocket_run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["hocket", "run", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    return hocket_run
+
+
+@pytest.fixture
+def cut_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that makes runs end as soon as they have ended a step."""
+
+    def cut(step: int) -> None:
+        report = Session.end_batch
+
+        def end_batch(session: Session) -> None:
+            report(session)
+            if session.step == step:
+                raise Cut
+
+        monkeypatch.setattr(Session, "end_batch", end_batch)
+
+    return cut
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in TIMES}
+
+
+def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, torch.Tensor]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    return without_times(summary), [without_times(r) for r in rows], load_file(folder / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    (summary, rows, model), (other_summary, other_rows, other_model) = results(one), results(other)
+    return (summary, rows) == (other_summary, other_rows) and all(
+        torch.equal(value, other_model[name]) for name, value in model.items()
+    )
+
+
+# Rows are written after step 50 and before: after the last checkpoint, within an epoch, and at its end.
+@pytest.mark.parametrize("step", [13, 23, 51, 60])
+def test_a_run_that_was_cut_off(
+    step: int, run: Callable[..., int], cut_after: Callable[[int], None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run(*ARGUMENTS, "--out", str(tmp_path / "whole")) == 0
+    with monkeypatch.context():
+        cut_after(step)
+        with pytest.raises(Cut):
+            run(*ARGUMENTS, "--out", str(tmp_path / "cut"))
+    monkeypatch.undo()
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"epoch": 3, "st')  # a line that was being written
+    capfd.readouterr()
+    assert run(*ARGUMENTS, "--out", str(tmp_path / "cut"), "--resume") == 0
+    assert f"resumed after step {step // 7 * 7} from" in capfd.readouterr().out
+    assert same(tmp_path / "cut", tmp_path / "whole")
+    kept = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir())
+    assert kept == ["step-00000063", "step-00000069"]
+
+
+def test_a_finished_run_goes_on(run: Callable[..., int], tmp_path: Path) -> None:
+    """With more epochs it is the longer run; with nothing left to do it gives the same results again."""
+    longer = [*ARGUMENTS[:-2], "epochs=5", ARGUMENTS[-1]]
+    assert run(*longer, "--out", str(tmp_path / "whole")) == 0
+    assert run(*ARGUMENTS, "--out", str(tmp_path / "extended")) == 0
+    before = results(tmp_path / "extended")[:2]
+    assert run(*ARGUMENTS, "--out", str(tmp_path / "extended"), "--resume") == 0
+    assert results(tmp_path / "extended")[:2] == before
+    assert run(*longer, "--out", str(tmp_path / "extended"), "--resume") == 0
+    assert same(tmp_path / "extended", tmp_path / "whole")
+
+
+def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    assert run(*ARGUMENTS, "steps=30", "--out", out) == 0
+    assert run(*ARGUMENTS[:1], "-n", "3", *ARGUMENTS[3:], "--out", out, "--resume") == 0
+    summary, rows, _ = results(tmp_path / "run")
+    # The second epoch, cut off at step 30, begins again, and 16 steps make an epoch of three ranks.
+    assert (summary["ranks"], summary["steps"]) == (3, 30 + 2 * 16)
+    assert [row["step"] for row in rows if "valid_loss" in row] == [23, 30, 46, 62]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "RUN holds the checkpoints of an earlier run: continue it with --resume, or name another folder"),
+        (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for: a run is"),
+        (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer is {"),
+        (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: expected exponential"),
+        (["--resume", "--out", "EMPTY"], "there is no complete checkpoint in EMPTY/checkpoints"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes(
+    arguments: list[str], expected: str, run: Callable[..., int], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run(*ARGUMENTS, "steps=7", "--out", "RUN") == 0
+    capfd.readouterr()
+    assert run(*ARGUMENTS, "--out", "RUN", *arguments) == 2
+    [message] = capfd.readouterr().err.splitlines()
+    assert expected in message
+
+
+def test_resume_needs_a_folder(run: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(*ARGUMENTS, "--resume") == 2
+    assert capfd.readouterr().err == "hocket: --resume continues the run in a folder: name it with --out\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"), [("every=0", "every must be 1 or more, not 0"), ("keep=0", "keep must")]
+)
+def test_settings_are_checked(
+    setting: str, named: str, run: Callable[..., int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("sgd", f"checkpoint.{setting}") == 2
+    message = capfd.readouterr().err
+    assert message.startswith(
+        f"hocket: override 'checkpoint.{setting}': checkpoint.{setting.partition('=')[0]}: {named}"
+    )

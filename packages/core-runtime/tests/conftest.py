@@ -1,0 +1,32 @@
+"""What holds for all tests of the package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# How long an example takes says nothing here: other processes share the machine.
+settings.register_profile("hocket", deadline=None)
+settings.load_profile("hocket")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_plugins() -> Iterator[None]:
+    """Hide the plugins of this environment: core's tests are the same with and without them."""
+    find = importlib.metadata.entry_points
+
+    def entry_points(**selection: Any) -> Any:
+        return [
+            entry
+            for entry in find(**selection)
+            if entry.dist is None or not str(entry.dist.locate_file("")).startswith(sys.prefix)
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.metadata, "entry_points", entry_points)
+        yield

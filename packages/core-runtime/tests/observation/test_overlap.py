@@ -1,0 +1,197 @@
+"""What an observer is told, and the overlap share: exact, on the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.errors import ExchangeTimeoutError, TransportError
+from hocket.observation import ExchangeEvent, Observer
+from hocket.observation.exchange import ExchangeRequest, OverlapClock
+from hocket.observation.recording import Recorder
+from hocket.observation.transport import TracedLane, TracedPeer, TracedRequest
+from hocket.session.exchanging import Counters
+from hocket.transport.network import NetworkModel
+
+STEPS, WIDTH, RANKS = 3, 64, 2
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=3.4e6)
+EXCHANGE_S = NETWORK.allreduce_seconds(4 * (WIDTH * WIDTH + WIDTH), RANKS)
+
+
+@dataclass
+class Notes(Observer):
+    """Keeps what it is told."""
+
+    begun: list[ExchangeEvent] = field(default_factory=list)
+    over: list[ExchangeEvent] = field(default_factory=list)
+    failures: list[tuple[ExchangeEvent, str]] = field(default_factory=list)
+    waits: list[tuple[str, float]] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+    endings: list[str] = field(default_factory=list)
+
+    def started(self, exchange: ExchangeEvent) -> None:
+        self.begun.append(exchange)
+
+    def complete(self, exchange: ExchangeEvent) -> None:
+        self.over.append(exchange)
+
+    def failed(self, exchange: ExchangeEvent, error: BaseException) -> None:
+        self.failures.append((exchange, str(error)))
+
+    def waited(self, exchange: ExchangeEvent, start_s: float, end_s: float) -> None:
+        self.waits.append((exchange.name, end_s - start_s))
+
+    def phase(self, name: str, start_s: float) -> None:
+        self.phases.append(name)
+
+    def step_ended(self, step: int, end_s: float) -> None:
+        self.phases.append(f"end of {step}")
+
+    def close(self) -> None:
+        self.endings.append("closed")
+
+    def abandon(self) -> None:
+        self.endings.append("abandoned")
+
+
+#: What ranks were told whose training did not come to its end.
+everybodys_notes: list[Notes] = []
+
+
+def train(
+    *strategy: str, forward_s: float = 0.0, late: Mapping[tuple[int, int], float] | None = None
+) -> tuple[Notes, Counters]:
+    """Train on this rank, and return what was told until the session was closed.
+
+    Args:
+        strategy: as `compose` takes it.
+        forward_s: what each forward takes.
+        late: what it takes more, by rank and step.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    peer, notes = hocket.join(), Notes()
+    everybodys_notes.append(notes)
+    with hocket.attach(model, optimizer, hocket.compose(*strategy), observer=notes) as session:
+        for number, x in enumerate(session.data([torch.randn(2, WIDTH) for _ in range(STEPS)])):
+            peer.elapse(forward_s + (late or {}).get((peer.rank, number), 0.0))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        peer.elapse(forward_s)
+    return notes, session.counters
+
+
+def share(counters: Counters) -> float:
+    return 1 - counters.exposed_wait_s / counters.under_way_s
+
+
+def test_an_exchange_that_nothing_hides_has_share_0() -> None:
+    world = hocket.virtual(RANKS, network=NETWORK)
+    for notes, counters in world.run(lambda: train("sgd", forward_s=1.0)):
+        assert counters.under_way_s == pytest.approx(STEPS * EXCHANGE_S, rel=0.02)
+        assert share(counters) == pytest.approx(0.0, abs=1e-9)
+        assert [seconds for _, seconds in notes.waits] == pytest.approx([EXCHANGE_S] * STEPS, rel=0.02)
+
+
+DELAYED = ("periodic_average", "parameters.0.every=1", "parameters.0.overlap=delayed")
+
+
+def test_one_that_computing_hides_has_share_1() -> None:
+    world = hocket.virtual(RANKS, network=NETWORK)
+    for _, counters in world.run(lambda: train(*DELAYED, forward_s=2 * EXCHANGE_S)):
+        assert counters.under_way_s >= STEPS * EXCHANGE_S
+        assert share(counters) == 1.0
+
+
+def test_one_that_computing_hides_by_half_has_share_one_half() -> None:
+    world = hocket.virtual(RANKS, network=NETWORK)
+    for _, counters in world.run(lambda: train(*DELAYED, forward_s=EXCHANGE_S / 2)):
+        assert share(counters) == pytest.approx(0.5, abs=0.02)
+
+
+def test_time_in_which_several_are_under_way_counts_once() -> None:
+    def body() -> tuple[float, float]:
+        peer, clock = hocket.join(), OverlapClock()
+        lanes = [peer.lane(str(i)) for i in range(3)]
+        requests = []
+        for lane in lanes:
+            requests.append(ExchangeRequest(lane.ibarrier, peer.now, clock, None, lane.name, 0, 0.0))
+            peer.elapse(1.0)
+        for request in requests:
+            request.wait()
+        return clock.under_way_s, clock.exposed_wait_s
+
+    assert hocket.virtual(2).run(body) == [(3.0, 0.0)] * 2
+
+
+def test_events_of_a_training() -> None:
+    for notes, counters in hocket.virtual(RANKS).run(lambda: train("sgd")):
+        assert [(e.name, e.round) for e in notes.begun] == [("gradients.0[0]", r) for r in range(STEPS)]
+        assert [e.round for e in notes.over] == list(range(STEPS))
+        assert all(e.end_s is None for e in notes.begun)
+        assert all(e.end_s is not None and e.end_s > e.start_s for e in notes.over)
+        assert sum(e.num_bytes for e in notes.over) == counters.bytes_sent
+        assert notes.phases == [
+            told for step in range(STEPS) for told in ("forward", "backward", "optimizer", f"end of {step}")
+        ]
+        assert (notes.failures, notes.endings) == ([], ["closed"])
+
+
+def test_parameters_are_a_phase_of_their_own() -> None:
+    [(notes, _), *_] = hocket.virtual(RANKS).run(lambda: train("periodic_average", "parameters.0.every=2"))
+    assert notes.phases[:4] == ["forward and backward", "optimizer", "parameters", "end of 0"]
+
+
+def test_a_failed_exchange_is_told_with_its_error() -> None:
+    everybodys_notes.clear()
+    world = hocket.virtual(RANKS, timeout_s=1.0)
+    with pytest.raises(ExchangeTimeoutError) as raised:
+        world.run(lambda: train("sgd", late={(1, 2): 10.0}))
+    [notes] = [notes for notes in everybodys_notes if notes.failures]
+    [(event, error)] = notes.failures
+    assert (event.name, event.round, error) == ("gradients.0[0]", 2, str(raised.value))
+    assert event.end_s == pytest.approx(event.start_s + 1.0)
+    assert notes.waits[-1] == ("gradients.0[0]", pytest.approx(1.0))
+    assert all(n.endings == ["abandoned"] for n in everybodys_notes)
+
+
+def test_an_exchange_that_cannot_be_started_is_told_too() -> None:
+    def body() -> Notes:
+        peer, notes = hocket.join(), Notes()
+        lane = peer.lane("closed")
+        lane.close()
+        with pytest.raises(TransportError, match="is closed"):
+            ExchangeRequest(lane.ibarrier, peer.now, OverlapClock(), notes, "x", 7, 0.0)
+        return notes
+
+    for notes in hocket.virtual(2).run(body):
+        assert [e.round for e, _ in notes.failures] == [7]
+        assert notes.over == []
+
+
+def test_without_an_observer_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("made although nobody asked")
+
+    for made in (ExchangeEvent, Recorder, TracedPeer, TracedLane, TracedRequest):
+        monkeypatch.setattr(made, "__init__", forbidden)
+
+    def body() -> None:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for x in session.data([torch.ones(1, 2)]):
+                model(x).sum().backward()
+                optimizer.step()
+            assert session.counters.under_way_s > 0
+
+    hocket.virtual(RANKS).run(body)
+    with pytest.raises(AssertionError, match="nobody asked"):
+        hocket.virtual(RANKS).run(lambda: train("sgd"))

@@ -1,0 +1,119 @@
+"""Push-sum on a graph on which plain averaging would lose the mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
+
+import hocket
+from hocket.session import Session
+from hocket.topology.irregular import IrregularDirected
+
+SIZE, STEPS = 5, 6
+
+
+def exchange(overlap: str, **fields: Any) -> dict[str, Any]:
+    collective = {"name": "gossip", "push_sum": True}
+    return {"collective": collective, "topology": "irregular_directed", "overlap": overlap, **fields}
+
+
+def weights_of(session: Session) -> list[float]:
+    return [weight for each in session.parameter_moment.exchanges for weight in each.weights.values()]
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+def test_the_optimizer_steps_x_and_the_model_computes_with_x_over_w(overlap: str) -> None:
+    """Against the definition: gradients at z = x / w, weight decay and step at x, then x and w through W."""
+    strategy = {"parameters": [exchange(overlap, segments="model")]}
+    ended = on_ranks(SIZE, lambda rank: train((strategy,), batches(rank, STEPS)))
+
+    models = [mlp() for _ in range(SIZE)]
+    optimizers = [sgd(model) for model in models]
+    values = torch.stack([flat(model) for model in models])
+    weights = torch.ones(SIZE, 1, dtype=torch.float64)
+    under_way: tuple[Tensor, Tensor] | None = None
+    for step in range(STEPS):
+        for rank, model in enumerate(models):
+            computes_with(model, values[rank] / weights[rank])
+            gradients = gradients_of(model, batches(rank, STEPS)[step])
+            computes_with(model, values[rank])
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            optimizers[rank].step()
+            values[rank] = flat(model)
+        if under_way is not None:
+            values, weights = values + under_way[0], weights + under_way[1]
+        matrix = torch.from_numpy(IrregularDirected().mixing_matrix(SIZE, step, 0))
+        change = (matrix @ values - values, matrix @ weights - weights)
+        if overlap == "delayed":
+            under_way = change
+        else:
+            values, weights = values + change[0], weights + change[1]
+    if under_way is not None:
+        values, weights = values + under_way[0], weights + under_way[1]
+    torch.testing.assert_close(torch.stack(ended), values / weights, rtol=1e-10, atol=1e-12)
+    assert float(weights.max() - weights.min()) > 0.5
+
+
+def computes_with(model: torch.nn.Module, values: Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(values.clone(), model.parameters())
+
+
+def gradients_of(model: torch.nn.Module, batch: Any) -> list[Tensor]:
+    x, y = batch
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_replicas_reach_the_mean_of_where_they_began(overlap: str, every: int) -> None:
+    def run(rank: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+        model = mlp(rank)
+        before = flat(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        strategy = {"parameters": [exchange(overlap, every=every, segments="layers")]}
+        with hocket.attach(model, optimizer, strategy, initial="keep") as session:
+            for x, _ in session.data(batches(rank, 60 * every)):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+            session.settle()
+            after, weights = flat(model), weights_of(session)
+            with session.consensus():
+                consensus = flat(model)
+            torch.testing.assert_close(flat(model), after, rtol=0, atol=0)
+            assert weights_of(session) == weights
+        return before, after, consensus, weights
+
+    ended = on_ranks(SIZE, run)
+    mean = torch.stack([before for before, *_ in ended]).mean(0)
+    for _, after, consensus, _ in ended:
+        torch.testing.assert_close(after, mean, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(consensus, mean, rtol=1e-12, atol=1e-13)
+    for segment in range(2):
+        total = sum(weights[segment] for *_, weights in ended)
+        assert total == pytest.approx(SIZE, rel=1e-12)
+
+
+def test_weights_of_a_doubly_stochastic_topology_cost_nothing() -> None:
+    """SGP on the exponential graph sends what plain gossip sends."""
+
+    def sent(strategy: Any) -> list[float]:
+        def run(rank: int) -> float:
+            model = mlp()
+            optimizer = sgd(model)
+            with hocket.attach(model, optimizer, strategy) as session:
+                for batch in session.data(batches(rank, 3)):
+                    step_with(model, optimizer, [(batch, 1.0)])
+                assert weights_of(session) == []
+                return session.counters.bytes_sent
+
+        return on_ranks(4, run)
+
+    plain = {"parameters": [{"collective": "gossip", "topology": "exponential"}]}
+    assert sent("sgp") == sent(plain) == sent("overlap_sgp")
