@@ -223,7 +223,7 @@ def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert "4 ranks" in shown
     assert re.search(r"^parameters\.0 +broadcast .* 4 steps ", shown, re.MULTILINE)
-    assert re.search(r"^together .* 3\.0\d x$", shown, re.MULTILINE)
+    assert re.search(r"^together .* 2\.0\d x$", shown, re.MULTILINE)
     assert "shared out over the steps" in shown
 
 

@@ -71,3 +71,23 @@ def test_a_misspelt_argument_and_name_get_a_suggestion() -> None:
 def test_a_reference_made_in_code_says_so() -> None:
     with pytest.raises(ConfigError, match=r"^in code: momentun: unknown argument of sgd"):
         build_optimizer(Reference("sgd", {"momentun": 1}), parameters())
+
+
+def test_an_optimizer_of_ones_own_is_named_by_its_module() -> None:
+    run = load_run({"optimizer": {"name": "torch.optim:Adagrad", "lr": 0.5}})
+    assert type(build_optimizer(run.optimizer, parameters())) is torch.optim.Adagrad
+    assert complete_arguments(run.optimizer)["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("torch.optim:Adagrat", "cannot import the optimizer 'torch.optim:Adagrat': "),
+        ("no_such_module:LARS", "cannot import the optimizer 'no_such_module:LARS': No module named"),
+        ("torch.nn:Linear", "'torch.nn:Linear' is no subclass of torch.optim.Optimizer"),
+    ],
+)
+def test_what_is_no_optimizer_of_ones_own(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer(load_run({"optimizer": {"name": name}}).optimizer, parameters())
+    assert str(caught.value).startswith(f"mapping: optimizer.name: {problem}")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from hocket.strategy.samples import SampleExchange, SampleStream
 from hocket.testing.samples import SamplesConformance
@@ -34,6 +35,9 @@ class RingStream(SampleStream):
         self._position = self._position if self._resumes else 0
         self._resumes = False
         self._epoch += 1
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         # Resumed ranks stand at different positions where one had no batches left and others had.
         positions = [json.loads(told) for told in self._peer.allgather_bytes(b"%d" % self._position)]
         wanted_from = positions[(self._peer.rank + 1) % self._peer.size]
@@ -97,9 +101,12 @@ class CountingStream(SampleStream):
 
     def __iter__(self) -> Iterator[Any]:
         self.position, self.skip = self.skip, 0
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         for batch in itertools.islice(self.loader, self.position, None):
             self.position += 1
-            yield batch
+            yield tree_map(torch.Tensor.clone, batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}

@@ -17,9 +17,12 @@ def check_run(run: RunConfig) -> Task:
     import torch
 
     from hocket.config.optimizer import build_optimizer
+    from hocket.config.scheduler import build_scheduler
 
     task = build_task(run)
     build_engine(run)
     # Of two axes: some optimizers take only matrices.
-    build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])
+    optimizer = build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])
+    for scheduler in run.schedulers:
+        build_scheduler(scheduler, optimizer)
     return task

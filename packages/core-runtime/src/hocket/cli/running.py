@@ -27,7 +27,7 @@ from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
 __all__ = ["run_command"]
 
 #: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
-_FIXED = ("task", "optimizer", "engine", "batch_size", "seed", "on_nonfinite")
+_FIXED = ("task", "optimizer", "schedulers", "engine", "batch_size", "seed", "on_nonfinite")
 
 
 def run_command(

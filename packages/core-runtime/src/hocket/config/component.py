@@ -28,6 +28,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_REFERENCE = "a name, or a mapping with a name and arguments"
+
 
 def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
     """Build a component from its name, or from a mapping with its name and fields.
@@ -160,7 +162,11 @@ def _read_field(hint: Any, where: Location, registry: Registry) -> Any:
     if kind is not None:
         return build_component(kind, where, registry)
     if inner is Reference:
-        return Reference.read(where, "a name, or a mapping with a name and arguments")
+        return Reference.read(where, _REFERENCE)
+    if typing.get_origin(inner) is tuple and typing.get_args(inner)[0] is Reference:
+        if not isinstance(where.value, list):
+            raise where.error(f"got {where.given}", f"a list, of which each is {_REFERENCE}")
+        return tuple(Reference.read(where.child(place), _REFERENCE) for place in range(len(where.value)))
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return build_record(inner, where, registry)
     return read_value(hint, where)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hocket.config import scheduler
 from hocket.config.component import build_reference, construct, describe, read_fields
 from hocket.config.optimizer import complete_arguments
 from hocket.config.settings import ROOT_KEYS, RunSettings
@@ -27,7 +28,7 @@ __all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]
 class RunConfig(RunSettings):
     """A run's file, checked.
 
-    Task, optimizer and engine are references, since what they become needs torch: see `build_task`,
+    Task, optimizer, schedulers and engine are references, since what they become needs torch: see `build_task`,
     `build_engine` and `hocket.config.optimizer.build_optimizer`.
     """
 
@@ -93,6 +94,9 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]
     plain = {name: describe(getattr(run, name), registry) for name in settings}
     plain["recipe"] = None
     plain["optimizer"] = {"name": run.optimizer.name, **complete_arguments(run.optimizer)}
+    plain["schedulers"] = [
+        {"name": each.name, **scheduler.complete_arguments(each)} for each in run.schedulers
+    ]
     plain["engine"] = describe(build_engine(run, registry), registry)
     own = ":" in run.task.name
     plain["task"] = run.task.plain() if own else describe(build_task(run, registry), registry)

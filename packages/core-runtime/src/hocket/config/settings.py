@@ -58,7 +58,9 @@ class RunSettings:
         source: the paper that it comes from.
         recipe: what the file is based on; a recipe's name.
         task: data, model and loss.
-        optimizer: one of torch.optim by its lower-case name, with keyword arguments.
+        optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments.
+        schedulers: of torch.optim.lr_scheduler by their lower-case names, with keyword arguments; each is stepped
+            after each step, so that they multiply: a warm-up and a decay, for instance.
         engine: how a batch flows through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and step, 1 or more.
@@ -82,6 +84,7 @@ class RunSettings:
     recipe: str | None = None
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))
+    schedulers: tuple[Reference, ...] = ()
     engine: Reference = field(default_factory=lambda: Reference("data_parallel"))
     epochs: int = 20
     batch_size: int = 32

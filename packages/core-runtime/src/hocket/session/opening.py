@@ -13,7 +13,7 @@ from hocket.errors import CompositionError
 from hocket.observation import Observer
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
-from hocket.segment.segment import Segment, allocate
+from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchanging import Counters, OpenExchange
 from hocket.session.gradients import GradientMoment, Stage
@@ -188,7 +188,9 @@ class Opening:
 
 
 def _works_in_place(peer: Peer, buffer: Tensor) -> bool:
-    return buffer.device.type == "cpu" and peer.works_in_place(buffer.detach().numpy())
+    # What travels in another dtype has buffers of its own.
+    travels = buffer.device.type == "cpu" and buffer.dtype == wire_dtype(buffer.dtype)
+    return travels and peer.works_in_place(buffer.detach().numpy())
 
 
 def _name(exchange: Exchange, index: int) -> str:

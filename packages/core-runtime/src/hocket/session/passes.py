@@ -178,7 +178,7 @@ class Passes:
         return {
             "ended": self.ended,
             "current": self._current and self._current.state_dict(),
-            "streamed": self._streamed and self._streamed.state_dict(),
+            "streamed": None if self._streamed is None else self._streamed.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], now: RandomState) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -46,7 +47,7 @@ class SamplesConformance:
     batches in turns or not, and leave it at its end or all after the same number of batches. The loader gives the
     same batches in each epoch, of one to three samples. A state that is saved when an epoch has ended, and before
     the next one's first batch, is that of the end: what is resumed there yields nothing in its first iteration, as
-    with `hocket.task.ShardSampler`.
+    with `hocket.task.ShardSampler`. Nobody asks for a batch before the last one has been used.
 
     Attributes:
         exchanges: what is tested, with different fields.
@@ -155,30 +156,59 @@ class SamplesConformance:
         def rank_body() -> list[Any]:
             peer = hocket.join()
             own = data[peer.rank]
-            list(islice(exchange.wrap(own, peer), 1))
-            return list(exchange.wrap(own, peer))
+            left, other = exchange.wrap(own, peer), exchange.wrap(own, peer)
+            list(islice(left, 1))
+            batches = list(other)
+            left.close()
+            other.close()
+            return batches
 
         assert _samples(hocket.virtual(len(counts)).run(rank_body)) == _samples(data)
+
+    def test_nor_is_anything_lost_to_the_epochs_after_it(
+        self, exchange: SampleExchange, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+
+        def rank_body(stream: SampleStream) -> list[Any]:
+            list(islice(stream, 2))
+            return list(stream)
+
+        assert _samples(_on_ranks(exchange, data, rank_body)) == _samples(data)
+
+    def test_batches_are_the_callers_own(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+        """Whoever writes into them changes nothing for anybody else."""
+
+        def rank_body(stream: SampleStream) -> list[list[Any]]:
+            epochs: list[list[Any]] = []
+            for _ in range(_EPOCHS):
+                epochs.append([])
+                for batch in stream:
+                    epochs[-1].append(batch.clone())
+                    batch.zero_()
+            return epochs
+
+        data = _data(counts)
+        for epoch in zip(*_on_ranks(exchange, data, rank_body), strict=True):
+            assert _samples(epoch) == _samples(data)
 
     def test_it_feeds_a_session(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
         """Between a step's own messages, also where a rank has no batch left while others have."""
         data = _data(counts)
+        given = _trained(exchange, data)
+        for epoch in range(_EPOCHS):
+            assert _samples(of_rank[epoch] for of_rank in given) == _samples(data)
 
-        def rank_body(stream: SampleStream) -> list[Any]:
-            model = nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            batches = []
-            with hocket.attach(model, optimizer, "sgd") as session:
-                for _ in range(2):
-                    for numbers in session.data(stream):
-                        if session.weight:
-                            batches.append(numbers)
-                        optimizer.zero_grad()
-                        model(numbers.float()[:, None] / 1000).square().mean().backward()
-                        optimizer.step()
-            return batches
-
-        assert _samples(_on_ranks(exchange, data, rank_body)) == sorted(2 * _samples(data))
+    def test_a_resumed_session_goes_on_with_the_same_batches(
+        self, exchange: SampleExchange, counts: tuple[int, ...], tmp_path: Path
+    ) -> None:
+        data = _data(counts)
+        expected = _trained(exchange, data)
+        for step in range(1, _EPOCHS * max(counts)):
+            given = _trained(exchange, data, tmp_path / str(step), step)
+            assert [list(map(_bits, of_rank)) for of_rank in given] == [
+                list(map(_bits, of_rank)) for of_rank in expected
+            ]
 
     def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleExchange) -> None:
         mistake = ArithmeticError("the second batch of rank 1 cannot be read")
@@ -230,9 +260,50 @@ def _on_ranks(
 
     def run() -> T:
         peer = hocket.join()
-        return body(exchange.wrap(loaders[peer.rank], peer))
+        stream = exchange.wrap(loaders[peer.rank], peer)
+        result = body(stream)
+        stream.close()
+        return result
 
     return hocket.virtual(len(loaders), seed=seed).run(run)
+
+
+def _trained(
+    exchange: SampleExchange, data: Sequence[Sequence[Any]], folder: Path | None = None, stop: int = 0
+) -> list[list[list[Any]]]:
+    """Return the batches of each epoch that count in a session, by rank.
+
+    Args:
+        folder: where a session that ends after step `stop` saves itself, for another one to continue; in one go if None.
+    """
+
+    def session_body(stop: int | None, resumed: bool) -> list[list[Any]]:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        own = data[hocket.join().rank]
+        epochs: list[list[Any]] = [[] for _ in range(_EPOCHS)]
+        strategy = dataclasses.replace(hocket.compose("sgd"), samples=exchange)
+        with hocket.attach(model, optimizer, strategy) as session:
+            first = session.load(folder).epoch if resumed and folder is not None else 0
+            for epoch in range(first, _EPOCHS):
+                for numbers in session.data(own):
+                    if session.weight:
+                        epochs[epoch].append(numbers)
+                    optimizer.zero_grad()
+                    model(numbers.float()[:, None] / 1000).square().mean().backward()
+                    optimizer.step()
+                    if session.step == stop:
+                        session.save(folder)
+                        return epochs
+        return epochs
+
+    def rank_body() -> list[list[Any]]:
+        if folder is None:
+            return session_body(None, resumed=False)
+        parts = session_body(stop, resumed=False), session_body(None, resumed=True)
+        return [before + after for before, after in zip(*parts, strict=True)]
+
+    return hocket.virtual(len(data)).run(rank_body)
 
 
 def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
+from hocket.config.scheduler import build_scheduler
 from hocket.observation import Trace
 from hocket.session import Session, attach
 from hocket.task import Task, TaskData
@@ -111,6 +112,7 @@ class _Run:
         self._metrics = metrics
         self._checkpoints = checkpoints
         self._stepper = build_engine(run).open(session)
+        self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
         num_samples = len(data.train)
         self._sampler = ShardSampler(num_samples, run.batch_size, session.rank, session.size, run.seed)
         self._per_epoch = -(-num_samples // (run.batch_size * session.size))
@@ -153,6 +155,8 @@ class _Run:
                 self._sampler.set_epoch(epoch)
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
                 result = self._stepper.step(batch, self._task.loss)
+                for scheduler in self._schedulers:
+                    scheduler.step()
                 if session.weight:
                     self._losses.add(float(result.loss), len(batch[1]))
                 self._done_in_epoch += 1
@@ -175,6 +179,7 @@ class _Run:
         return {
             "done_in_epoch": self._done_in_epoch,
             "losses": asdict(self._losses),
+            "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
             "seconds": self._seconds(),
             "last_row": self._last_row,
         }
@@ -182,6 +187,8 @@ class _Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done_in_epoch = state["done_in_epoch"]
         self._losses = _Losses(**state["losses"])
+        for scheduler, own in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(own)
         self._start_s = self._session.peer.now() - state["seconds"]
         self._last_row = state["last_row"]
 
