@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
@@ -73,6 +74,50 @@ def test_forward_changes_no_bit(make: Callable[[], nn.Module], every: int) -> No
     assert all(
         torch.equal(one, other) for one, other in zip(trained(make, "forward", every), expected, strict=True)
     )
+
+
+class AttentionTied(nn.Module):
+    """Attention, and an embedding whose weight is the output layer's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(5, 8)
+        self.embedding = nn.Embedding(3, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        entered = self.enter(x)[:, None] + self.embedding(x.argmax(1, keepdim=True) % 3)
+        return self.head(self.attention(entered, entered, entered)[0][:, 0])
+
+
+def test_forward_with_tied_weights_attention_and_an_ema() -> None:
+    """An EMA that is updated after `settle` holds the same bits, too."""
+
+    def run(overlap: str) -> list[tuple[Tensor, Tensor]]:
+        strategy = {"collective": "gossip", "topology": "ring", "segments": "layers", "overlap": overlap}
+
+        def of_rank(rank: int) -> tuple[Tensor, Tensor]:
+            torch.manual_seed(rank)
+            model = AttentionTied().double()
+            optimizer = sgd(model)
+            with hocket.attach(model, optimizer, {"parameters": [strategy]}, initial="keep") as session:
+                average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+                for x, y in session.data(batches(rank, STEPS)):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    session.settle()
+                    average.update_parameters(model)
+                    average(x)
+            return flat(model), flat(average)
+
+        return on_ranks(RANKS, of_rank)
+
+    for (model, average), (expected, expected_average) in zip(run("forward"), run("none"), strict=True):
+        assert torch.equal(model, expected)
+        assert torch.equal(average, expected_average)
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])

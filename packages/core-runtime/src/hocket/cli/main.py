@@ -69,11 +69,44 @@ def run(
 @_TARGET
 @_OVERRIDES
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 4.")
-def plan(target: str, overrides: tuple[str, ...], ranks: int | None) -> None:
-    """Show what goes where in a step: bytes per rank, memory, predicted time."""
+@click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
+@click.option(
+    "--compare",
+    multiple=True,
+    default=("exponential",),
+    show_default=True,
+    metavar="TOPOLOGY",
+    help="Another topology to analyse; may be given several times.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("mixing.png"),
+    show_default=True,
+    help="Where the analysis is drawn.",
+)
+def plan(
+    target: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    analysis: bool,
+    compare: tuple[str, ...],
+    picture: Path,
+) -> None:
+    """Show what goes where in a step: bytes per rank, memory, predicted time.
+
+    \b
+    hocket plan agd -n 8
+    hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
+    """
     from hocket.cli.planning import plan_command
 
-    plan_command(target, overrides, ranks)
+    run = plan_command(target, overrides, ranks)
+    if analysis:
+        from hocket.cli.analysis import analysis_command
+
+        assert run.ranks is not None
+        analysis_command(run.strategy, run.ranks, compare, picture)
 
 
 @cli.command()

@@ -42,8 +42,8 @@ _TEXT_WIDTH = 110
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
 
-def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> None:
-    """Carry out `hocket plan`.
+def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> RunConfig:
+    """Carry out `hocket plan`, and return what was planned, its number of ranks included.
 
     Raises:
         UserError: whatever is wrong with what was asked for, the number of ranks included.
@@ -69,6 +69,7 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
         if run.strategy.phases:
             print(f"From step {step} on:")
         _show(run, plan(strategy, model, run.ranks, run.network, shared_bytes=shared_bytes))
+    return run
 
 
 def _model(task: Task) -> nn.Module:
@@ -160,6 +161,16 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
     ]
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")
+    for planned in plan.exchanges:
+        exchange = planned.exchange
+        for size in sorted({len(scope) for scope in planned.scopes} - {1}):
+            lines += exchange.collective.notes(exchange.compressor, planned.layouts, size, run.network)
+        topology = exchange.topology
+        if topology is not None and not topology.columns_sum_to_one:
+            lines.append(
+                f"{exchange.name}: averaging over {_title(topology)} does not keep the replicas' mean, as some "
+                "ranks are heard by more others than they hear."
+            )
     if any(planned.exchange.every != 1 for planned in plan.exchanges):
         lines.append("What does not happen in every step is shared out over the steps.")
     return lines

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from hocket.collective.packing import Packing
+    from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.strategy.exchange import Exchange
@@ -171,6 +172,21 @@ class Collective(ABC):
             size: ranks that take part.
             topology: the exchange's.
         """
+
+    def message_bytes(
+        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> float:
+        """Return what `plan` is to ask `bytes_per_round` and `seconds_per_round` with, for one segment in bytes.
+
+        That is what the compressor says, but for a collective that chooses by size or network what it compresses.
+        """
+        return compressor.payload_bytes(shape)
+
+    def notes(
+        self, compressor: Compressor, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
+    ) -> list[str]:
+        """Return sentences for `plan`, on what it would not show of this collective among `size` ranks."""
+        return []
 
     def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
         """Return the memory that a rank's channel takes for one segment besides the segment's own, in bytes."""

@@ -170,7 +170,7 @@ def _planned(
 def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> _Cost:
     collective, topology = exchange.collective, exchange.topology
     period = exchange.period(size)
-    message_bytes = exchange.compressor.payload_bytes(layout)
+    message_bytes = collective.message_bytes(exchange.compressor, layout, size, network)
     longest_bytes = exchange.compressor.max_payload_bytes(layout)
     return _Cost(
         collective.bytes_per_round(message_bytes, size, topology) / period,

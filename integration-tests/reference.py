@@ -1,0 +1,482 @@
+"""What a strategy makes of the toy's training, computed in one process from the definitions in NumPy.
+
+Every collective is a matrix M over the ranks of a scope and a scale s: gradients become M C(s g), parameters
+x + s M C(x) - C(x), where C is what the compressor lets through. Gradients are divided by the weight that M makes of
+s everywhere, so that groups of different sizes weigh by their ranks.
+
+Topologies are asked for their mixing matrices; of another plugin's collectives, compressors and scopes nothing is
+known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from trial import Toy, batches, flat, loss_of, optimizer_for
+
+from hocket import draws
+from hocket.collective.allreduce import Allreduce
+from hocket.collective.broadcast import Broadcast
+from hocket.collective.gossip import Gossip
+from hocket.collective.reduce import Reduce
+from hocket.collective.sparse_allreduce import SparseAllreduce
+from hocket.compressor.cast import BFloat16, Float16
+from hocket.compressor.error_feedback import ErrorFeedback
+from hocket.compressor.local_clipping import LocalClipping
+from hocket.compressor.momentum_correction import MomentumCorrection
+from hocket.compressor.none import NoCompression
+from hocket.compressor.shared_random import SharedRandom
+from hocket.compressor.topk import TopK
+from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Overlap, Strategy, World
+
+__all__ = ["NoReferenceError", "Parameters", "reference"]
+
+Vector = NDArray[np.float64]
+
+#: Every parameter begins at a multiple of so many elements of its segment: 64 bytes of float64.
+_ALIGNMENT = 8
+
+
+class NoReferenceError(Exception):
+    """A component that is defined elsewhere."""
+
+
+# --- segments and scopes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One piece of the model.
+
+    Attributes:
+        index: its number in the exchange.
+        places: of each element its place in the model's flat vector, -1 for padding.
+        parameters: of each element the number of its parameter, -1 for padding.
+    """
+
+    index: int
+    places: NDArray[np.int64]
+    parameters: NDArray[np.int64]
+
+    def read(self, values: NDArray[Any]) -> Vector:
+        """Return this piece of [ranks, n], padding included."""
+        piece: Vector = np.where(self.places >= 0, values[:, self.places], 0.0)
+        return piece
+
+    def write(self, values: NDArray[Any], rank: int, piece: NDArray[Any]) -> None:
+        values[rank, self.places[self.places >= 0]] = piece[self.places >= 0]
+
+
+def segments_of(exchange: Exchange) -> list[Segment]:
+    """Cut the toy as the exchange says; gradients from the model's end, as backward completes them."""
+    names, sizes = zip(*((name, p.numel()) for name, p in Toy().named_parameters()), strict=True)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    numbers = list(range(len(names)))
+    if exchange.slot == "gradients":
+        numbers.reverse()
+    runs: dict[Any, list[int]] = {}
+    for number in numbers:
+        match exchange.segments:
+            case Layers():
+                runs.setdefault(names[number].rpartition(".")[0], []).append(number)
+            case Model() | Bytes(size_mb=25.0):  # the toy is smaller
+                runs.setdefault("all", []).append(number)
+            case other:
+                raise NoReferenceError(other)
+    segments = []
+    for index, run in enumerate(runs.values()):
+        places, parameters = [], []
+        for number in run:
+            padding = -sizes[number] % _ALIGNMENT
+            places += [np.arange(starts[number], starts[number + 1]), np.full(padding, -1)]
+            parameters += [np.full(sizes[number], number), np.full(padding, -1)]
+        segments.append(Segment(index, np.concatenate(places), np.concatenate(parameters)))
+    return segments
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ranks that exchange one segment among themselves, and the place among them of the one that leads it."""
+
+    ranks: list[int]
+    leader: int
+
+
+def parts_of(exchange: Exchange, ranks: int, segment: int) -> list[Part]:
+    """Return who exchanges a segment with whom; nobody where no two ranks meet. All ranks are on one host."""
+    over = exchange.over
+    everyone = list(range(ranks))
+    if type(over) is World:
+        parts = [Part(everyone, 0)]
+    elif isinstance(over, Group | Leaders) and over.count is None:
+        size = over.size or ranks
+        groups = [everyone[start : start + size] for start in range(0, ranks, size)]
+        if type(over) is Leaders:
+            groups = [[group[segment % size if over.sharded else 0] for group in groups]]
+        parts = [Part(group, segment % len(group) if over.sharded else 0) for group in groups]
+    else:
+        raise NoReferenceError(over)
+    return parts if any(len(part.ranks) > 1 for part in parts) else []
+
+
+# --- collectives -----------------------------------------------------------------------------------------
+
+
+def matrix_of(exchange: Exchange, part: Part, round: int, segment: int) -> Vector:
+    """Return M, [size, size]."""
+    size, collective = len(part.ranks), exchange.collective
+    match collective:
+        case Allreduce() | SparseAllreduce():
+            return np.ones((size, size))
+        case Gossip():
+            assert exchange.topology is not None
+            return exchange.topology.mixing_matrix(size, round, segment)
+        case Broadcast(root=root):
+            matrix = np.zeros((size, size))
+            matrix[:, part.leader if root is None else root] = 1
+            return matrix
+        case Reduce(root=root):
+            matrix = np.eye(size)
+            matrix[part.leader if root is None else root] = 1 / size
+            return matrix
+    raise NoReferenceError(collective)
+
+
+def scale_of(exchange: Exchange, part: Part, parts: list[Part]) -> float:
+    """Return s: a sum becomes a mean by it; of gradients, a mean to which groups contribute by their ranks."""
+    if not isinstance(exchange.collective, Allreduce | SparseAllreduce):
+        return 1.0
+    alike = parts if exchange.slot == "gradients" else [part]
+    return 1 / float(np.mean([len(each.ranks) for each in alike]))
+
+
+# --- compressors -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Offered:
+    """What a rank offers of a segment in one round.
+
+    Attributes:
+        data: [n], scaled.
+        has: [n], whether the element's parameter has a gradient on this rank.
+        weights: [n], the parameters before the step.
+        scale: what the gradients were multiplied by.
+    """
+
+    round: int
+    segment: int
+    data: Vector
+    has: NDArray[np.bool_]
+    weights: Vector
+    scale: float
+
+
+#: From what is offered to what gets through, [n], and where that is.
+Send = Callable[[Offered], tuple[Vector, NDArray[np.bool_]]]
+
+
+def sender_of(compressor: Any) -> Send:
+    """Return a compressor with a state of its own."""
+    kind = type(compressor)
+    if kind in (NoCompression, Float16, BFloat16):
+        dtype = {Float16: torch.float16, BFloat16: torch.bfloat16}.get(kind, torch.float64)
+        return lambda o: (torch.from_numpy(o.data).to(dtype).double().numpy(), np.ones(len(o.data), bool))
+    if kind is TopK:
+        return lambda o: _selected(o, np.argsort(-np.abs(o.data), kind="stable")[: _count(compressor, o)])
+    if kind is SharedRandom:
+        return lambda o: _selected(o, _drawn(compressor, o))
+    if kind is LocalClipping:
+        return sender_of(compressor.compressor)  # the whole gradient has been clipped before
+    if kind is ErrorFeedback:
+        return _fed_back(sender_of(compressor.compressor))
+    if kind is MomentumCorrection:
+        return _corrected(sender_of(compressor.compressor), compressor.masking)
+    raise NoReferenceError(compressor)
+
+
+def _count(compressor: Any, offered: Offered) -> int:
+    return max(1, round(compressor.density * len(offered.data)))
+
+
+def _drawn(compressor: SharedRandom, offered: Offered) -> NDArray[np.int64]:
+    """One element of each of k runs."""
+    count, numel = _count(compressor, offered), len(offered.data)
+    starts = np.arange(count + 1) * numel // count
+    return starts[:-1] + draws.below(
+        np.diff(starts), "shared", compressor.seed, offered.round, offered.segment
+    )
+
+
+def _selected(offered: Offered, indices: NDArray[np.int64]) -> tuple[Vector, NDArray[np.bool_]]:
+    where = np.zeros(len(offered.data), bool)
+    where[indices] = True
+    return np.where(where, offered.data, 0.0), where
+
+
+def _fed_back(send: Send) -> Send:
+    """V <- V + G, send C(V), V <- V - C(V)."""
+    residual: Any = 0.0
+
+    def sender(offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
+        nonlocal residual
+        offered.data = residual + offered.data
+        sent, where = send(offered)
+        residual = offered.data - sent
+        return sent, where
+
+    return sender
+
+
+def _corrected(send: Send, masking: bool) -> Send:
+    """u <- m u + g + d x, send C(u), u <- 0 where something was sent; with SGD's momentum m and decay d."""
+    velocity: Any = 0.0
+    settings = optimizer_for(Toy()).defaults
+
+    def sender(offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
+        nonlocal velocity
+        gradient = offered.data + settings["weight_decay"] * offered.scale * offered.weights
+        fresh = settings["momentum"] * velocity + gradient
+        velocity = np.where(offered.has, fresh, velocity)
+        offered.data = np.where(offered.has, velocity, 0.0)
+        sent, where = send(offered)
+        if masking:
+            velocity = np.where(where, 0.0, velocity)
+        return sent, where
+
+    return sender
+
+
+def clipped(compressor: Any, gradients: Vector, size: int) -> Vector:
+    """Clip a rank's whole gradient to max_norm sqrt(size), where a LocalClipping is asked to."""
+    while compressor is not None:
+        if type(compressor) is LocalClipping:
+            largest = compressor.max_norm * math.sqrt(size)
+            gradients = gradients * min(1.0, largest / (float(np.linalg.norm(gradients)) + 1e-6))
+        compressor = getattr(compressor, "compressor", None)
+    return gradients
+
+
+# --- the moments -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pending:
+    """Parameters that are under way, with overlap delayed."""
+
+    sent: Vector
+    combined: Vector
+    push_weights: Vector
+
+
+@dataclass
+class Running:
+    """An exchange with its states."""
+
+    exchange: Exchange
+    ranks: int
+    round: int = 0
+    pending: Pending | None = None
+    senders: dict[tuple[int, int], Send] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.segments = segments_of(self.exchange)
+
+    @property
+    def period(self) -> int:
+        """In each how manieth step it takes place: `log2_ranks` is ceil(log2 p)."""
+        every = self.exchange.every
+        return every if isinstance(every, int) else max(1, math.ceil(math.log2(self.ranks)))
+
+    def meetings(self) -> Iterator[tuple[Segment, Part, Vector, float]]:
+        """Yield segments, who exchanges them, M and s."""
+        for segment in self.segments:
+            parts = parts_of(self.exchange, self.ranks, segment.index)
+            for part in parts:
+                matrix = matrix_of(self.exchange, part, self.round, segment.index)
+                yield segment, part, matrix, scale_of(self.exchange, part, parts)
+
+    def send(self, rank: int, offered: Offered) -> Vector:
+        """Return what gets through of what a rank offers."""
+        key = (rank, offered.segment)
+        if key not in self.senders:
+            self.senders[key] = sender_of(self.exchange.compressor)
+        return self.senders[key](offered)[0]
+
+
+@dataclass
+class Gradients:
+    """Of all ranks: the values [ranks, n], who has which, and the weight of each of their elements [ranks, n]."""
+
+    values: Vector
+    present: NDArray[np.bool_]
+    weights: Vector
+
+
+def exchange_gradients(running: Running, own: Gradients, parameters: Vector) -> Gradients:
+    result = Gradients(own.values.copy(), own.present.copy(), own.weights.copy())
+    for segment, part, matrix, scale in running.meetings():
+        offered = []
+        for rank in part.ranks:
+            values = clipped(running.exchange.compressor, own.values[rank], len(part.ranks))[None]
+            offered.append(
+                Offered(
+                    running.round,
+                    segment.index,
+                    segment.read(values)[0] * scale,
+                    segment.read(own.present[rank : rank + 1])[0] != 0,
+                    segment.read(parameters[rank : rank + 1])[0],
+                    scale,
+                )
+            )
+        messages = np.stack([running.send(rank, o) for rank, o in zip(part.ranks, offered, strict=True)])
+        combined = matrix @ messages
+        weights = matrix @ segment.read(own.weights)[part.ranks] * scale
+        present = matrix @ segment.read(own.present)[part.ranks] > 0
+        for place, rank in enumerate(part.ranks):
+            segment.write(result.values, rank, combined[place])
+            segment.write(result.weights, rank, weights[place])
+            segment.write(result.present, rank, present[place])
+    running.round += 1
+    return result
+
+
+def exchange_parameters(running: Running, values: Vector, push_weights: Vector) -> tuple[Vector, Vector]:
+    """Return the parameters and their push-sum weights, each [ranks, n]."""
+    result, result_weights = values.copy(), push_weights.copy()
+    for segment, part, matrix, scale in running.meetings():
+        own = segment.read(values)[part.ranks]
+        nothing = np.ones_like(own[0])
+        messages = np.stack(
+            [
+                running.send(
+                    rank, Offered(running.round, segment.index, x, nothing.astype(bool), nothing, 1.0)
+                )
+                for rank, x in zip(part.ranks, own, strict=True)
+            ]
+        )
+        combined = own + scale * matrix @ messages - messages
+        weights = matrix @ segment.read(push_weights)[part.ranks]
+        for place, rank in enumerate(part.ranks):
+            segment.write(result, rank, combined[place])
+            if getattr(running.exchange.collective, "push_sum", False):
+                segment.write(result_weights, rank, weights[place])
+    running.round += 1
+    return result, result_weights
+
+
+class Parameters:
+    """The parameters of all ranks, and what becomes of them after each step.
+
+    Args:
+        exchanges: of the parameters slot.
+        values: where they begin, float64 [ranks, n].
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange], values: Vector) -> None:
+        self._running = [Running(exchange, len(values)) for exchange in exchanges]
+        #: What optimizers step, and the push-sum weights that models compute without; each [ranks, n].
+        self.values, self.push_weights = values, np.ones_like(values)
+
+    @property
+    def debiased(self) -> Vector:
+        """What models compute with."""
+        return self.values / self.push_weights
+
+    def end_step(self, step: int) -> None:
+        """Exchange what is due after step number `step`, counted from 1."""
+        for running in self._running:
+            self._merge(running)
+            if step % running.period == 0:
+                combined = exchange_parameters(running, self.values, self.push_weights)
+                if running.exchange.overlap is Overlap.DELAYED:
+                    running.pending = Pending(self.values.copy(), *combined)
+                else:
+                    self.values, self.push_weights = combined
+
+    def settle(self) -> None:
+        for running in self._running:
+            self._merge(running)
+
+    def _merge(self, running: Running) -> None:
+        """Add what has come to what the parameters did meanwhile."""
+        pending, running.pending = running.pending, None
+        if pending is not None:
+            self.values = self.values + pending.combined - pending.sent
+            self.push_weights = pending.push_weights
+
+
+def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
+    """Train one toy per rank in one process; return their parameters, float64 [ranks, n].
+
+    Raises:
+        NoReferenceError: a component that nothing is known of here.
+    """
+    models = [Toy() for _ in range(ranks)]
+    optimizers = [optimizer_for(model) for model in models]
+    takes = {term for exchange in strategy.gradients for term in exchange.compressor.takes}
+    for optimizer in optimizers:
+        optimizer.param_groups[0].update(dict.fromkeys(takes, 0.0))
+    data = [batches(rank, steps) for rank in range(ranks)]
+    gradients = [Running(exchange, ranks) for exchange in strategy.gradients]
+    parameters = Parameters(strategy.parameters, np.stack([flat(model) for model in models]))
+    for step in range(1, steps + 1):
+        _load(models, parameters.debiased)
+        own = _gradients(models, [of_rank[step - 1] for of_rank in data])
+        for running in gradients:
+            own = exchange_gradients(running, own, parameters.values)
+        parameters.values = _stepped(models, optimizers, own, parameters.values)
+        parameters.end_step(step)
+    parameters.settle()
+    return parameters.debiased
+
+
+def _gradients(models: list[Toy], of_ranks: list[Any]) -> Gradients:
+    values, present = [], []
+    for model, batch in zip(models, of_ranks, strict=True):
+        parameters = list(model.parameters())
+        given = torch.autograd.grad(loss_of(model, batch), parameters, allow_unused=True)
+        values.append(
+            torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).reshape(-1)
+                    for p, g in zip(parameters, given, strict=True)
+                ]
+            )
+        )
+        present.append(
+            torch.cat(
+                [torch.full((p.numel(),), g is not None) for p, g in zip(parameters, given, strict=True)]
+            )
+        )
+    stacked = torch.stack(values).numpy()
+    return Gradients(stacked, torch.stack(present).numpy(), np.ones_like(stacked))
+
+
+def _stepped(
+    models: list[Toy], optimizers: list[torch.optim.SGD], gradients: Gradients, values: Vector
+) -> Vector:
+    """Step each rank's optimizer from `values`; return where it leads."""
+    _load(models, values)
+    for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        mean = torch.from_numpy(gradients.values[rank] / gradients.weights[rank])
+        start = 0
+        for parameter in model.parameters():
+            stop = start + parameter.numel()
+            # What a residual held back may come when nobody has a gradient any more.
+            has = gradients.present[rank, start] or bool(mean[start:stop].any())
+            parameter.grad = mean[start:stop].view_as(parameter) if has else None
+            start = stop
+        optimizer.step()
+    return np.stack([flat(model) for model in models])
+
+
+def _load(models: list[Toy], values: Vector) -> None:
+    for model, vector in zip(models, values, strict=True):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), model.parameters())

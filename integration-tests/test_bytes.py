@@ -1,0 +1,69 @@
+"""What `plan` predicts is what sessions count, and what they count is what the transport carries.
+
+Virtual ranks carry out the transport's own collectives without messages, so the second is seen where exchanges are
+made of messages: gossip, and the allreduces that are schedules.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from checks import STEPS, trained
+from matrix import Cell, accepted, sized_recipes
+from trial import Toy, train_virtually
+
+import hocket
+from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.session.planned import plan
+from hocket.strategy import Exchange, Strategy
+from hocket.transport.network import NetworkModel
+
+CELLS = [(cell, ranks) for slot in ("gradients", "parameters") for cell, ranks in accepted(slot)]
+
+#: A multiple of the intervals and periods of all recipes.
+RECIPE_STEPS = 24
+
+
+def predicted(strategy: Strategy, ranks: int) -> float:
+    return plan(strategy, Toy(), ranks, NetworkModel()).bytes_per_step
+
+
+def is_made_of_messages(exchange: Exchange, ranks: int) -> bool:
+    """Return whether ranks send each other messages, as many in each round, and all that are counted."""
+    if isinstance(exchange.collective, Allreduce):
+        return exchange.collective.algorithm is not Algorithm.NATIVE
+    if exchange.topology is None:
+        return False
+    degrees = {
+        len(exchange.topology.neighbours(rank, ranks, round, segment).send_to)
+        for rank, round, segment in product(range(ranks), range(STEPS), range(4))
+    }
+    return len(degrees) == 1
+
+
+def carried(cells: list[tuple[Cell, int]]) -> list[tuple[Cell, int]]:
+    """Return the cells of which every exchange is made of messages."""
+    over_world = ((cell, ranks) for cell, ranks in cells if "-world" in cell.id)
+    return [(c, n) for c, n in over_world if all(is_made_of_messages(e, n) for e in c.compose().exchanges)]
+
+
+def with_ids(cells: list[tuple[Cell, int]]) -> list[object]:
+    return [pytest.param(cell, ranks, id=f"{cell.id}-{ranks}") for cell, ranks in cells]
+
+
+@pytest.mark.parametrize(("recipe", "ranks"), sized_recipes())
+def test_recipes_send_what_was_planned(recipe: str, ranks: int) -> None:
+    run = train_virtually(recipe, ranks, RECIPE_STEPS)
+    assert run.counted_bytes == pytest.approx(predicted(hocket.compose(recipe), ranks), rel=1e-9)
+
+
+@pytest.mark.parametrize(("cell", "ranks"), with_ids(CELLS))
+def test_cells_send_what_was_planned(cell: Cell, ranks: int) -> None:
+    assert trained(cell, ranks).counted_bytes == pytest.approx(predicted(cell.compose(), ranks), rel=1e-9)
+
+
+@pytest.mark.parametrize(("cell", "ranks"), with_ids(carried(CELLS)))
+def test_what_is_counted_is_carried(cell: Cell, ranks: int) -> None:
+    run = trained(cell, ranks)
+    assert run.message_bytes == pytest.approx(run.counted_bytes, rel=1e-9)

@@ -1,0 +1,102 @@
+"""A run that is saved, ended and resumed gives the bits of one that never was: recipes, states, changes of phase."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matrix import Cell, accepted, recipes
+from trial import Toy, batches, flat, loss_of, optimizer_for
+
+import hocket
+from hocket.strategy import Strategy
+
+RANKS = 4
+STEPS = 10
+
+#: The step after which one recipe follows another.
+PHASE = 5
+
+
+def run(
+    strategy: Strategy, save: tuple[Path, int] | None = None, load: Path | None = None
+) -> list[tuple[bytes, ...]]:
+    """Train, or train until a step, save and end, or continue from there; return what every rank has, bit for bit."""
+
+    def train() -> tuple[bytes, ...]:
+        # What a resumed process begins with must not matter.
+        model = Toy(seed=0 if load is None else 7)
+        optimizer = optimizer_for(model)
+        losses = []
+        with hocket.attach(model, optimizer, strategy) as session:
+            if load is not None:
+                session.load(load)
+            for batch in session.data(batches(session.rank, STEPS)):
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                if save is not None and session.step == save[1]:
+                    session.save(save[0])
+                    break
+        momenta = [
+            v.numpy() for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)
+        ]
+        return (
+            flat(model).tobytes(),
+            *(momentum.tobytes() for momentum in momenta),
+            np.array(losses[-1:]).tobytes(),
+            str(session.counters.bytes_sent).encode(),
+        )
+
+    return hocket.virtual(RANKS).run(train)
+
+
+def check(strategy: Strategy, folder: Path, step: int) -> None:
+    run(strategy, save=(folder, step))
+    assert run(strategy, load=folder) == run(strategy)
+
+
+def in_phases(first: str, second: str) -> Strategy:
+    """Return one recipe followed by another."""
+    before, after = (hocket.compose(name).resolved() for name in (first, second))
+    slots = {slot: after[slot] for slot in ("gradients", "parameters")}
+    return hocket.compose({**before, "phases": {str(PHASE): slots}})
+
+
+def with_states() -> list[Any]:
+    """Return the cells of gradients over the world, with every compressor."""
+    chosen = [cell for cell, ranks in accepted("gradients") if ranks == RANKS and is_sparse(cell)]
+    return [pytest.param(cell, id=cell.id) for cell in chosen]
+
+
+def is_sparse(cell: Cell) -> bool:
+    return cell.id.startswith("gradients-sparse_allreduce-") and cell.id.endswith("-world")
+
+
+@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("recipe", recipes())
+def test_recipes(recipe: str, step: int, tmp_path: Path) -> None:
+    check(hocket.compose(recipe), tmp_path, step)
+
+
+@pytest.mark.parametrize("cell", with_states())
+def test_compressors(cell: Cell, tmp_path: Path) -> None:
+    check(cell.compose(), tmp_path, 3)
+
+
+@pytest.mark.parametrize("step", [PHASE - 2, PHASE + 2])
+@pytest.mark.parametrize(("first", "second"), list(pairwise([*recipes(), recipes()[0]])))
+def test_phases(first: str, second: str, step: int, tmp_path: Path) -> None:
+    check(in_phases(first, second), tmp_path, step)
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_replicas_are_equal_after_a_change_to_what_keeps_them_so(recipe: str) -> None:
+    ended = run(in_phases(recipe, "sgd"))
+    assert len({parameters for parameters, *_ in ended}) == 1

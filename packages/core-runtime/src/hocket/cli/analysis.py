@@ -1,0 +1,134 @@
+"""`hocket plan --analysis`: how fast the topologies of a strategy mix, as a table and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from hocket.cli.table import show_table
+from hocket.config.component import build_component, component_name, telling_fields
+from hocket.config.document import Document, Origin
+from hocket.errors import ConfigError, UserError
+from hocket.plugin import Kind, default_registry
+from hocket.strategy.exchange import Exchange
+from hocket.strategy.placement import Placement
+from hocket.strategy.strategy import Strategy
+from hocket.topology import Topology
+from hocket.topology.analysis import Mixing, analyse
+
+__all__ = ["analysis_command"]
+
+_MEASURES = {
+    "second_eigenvalue": "lambda2: the second largest eigenvalue modulus of M. Where rounds differ, it is not what is "
+    "left of the ranks' differences",
+    "deviation": "||M - J||_2: of the ranks' differences this much is left at most",
+    "imbalance": "imbalance: the variance of M's entries; 0 where all ranks count the same everywhere",
+}
+
+
+def analysis_command(strategy: Strategy, ranks: int, compare: Sequence[str], picture: Path) -> None:
+    """Print the table for each exchange that has a topology, and draw the last one's picture.
+
+    Args:
+        strategy: one of its exchanges has a topology.
+        ranks: how many.
+        compare: further topologies, as a config writes them.
+        picture: a PNG file to write; with several exchanges their names are put before its ending.
+
+    Raises:
+        UserError: no exchange has a topology, or one to compare with is unknown or not defined for so many ranks.
+    """
+    exchanges = [exchange for exchange in strategy.exchanges if exchange.topology is not None]
+    if not exchanges:
+        raise UserError(
+            "--analysis is of topologies, and no exchange of this strategy has one: try recipe dpsgd, sgp or crossover"
+        )
+    others = [_topology(text) for text in compare]
+    for exchange in exchanges:
+        size = max(len(part) for part in exchange.over.parts(Placement.on_one_host(ranks)))
+        print()
+        if size < 2:
+            print(f"{exchange.name}: a single rank mixes with nobody.")
+            continue
+        found = _analyse(exchange, others, size)
+        _show(exchange, size, found)
+        path = picture if len(exchanges) == 1 else picture.with_stem(f"{picture.stem}-{exchange.name}")
+        _draw(found, f"{exchange.name} among {size} ranks", path)
+
+
+def _topology(text: str) -> Topology:
+    label = f"--compare {text}"
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{label}: not a topology's name, or a mapping with its name and fields") from error
+    where = replace(Document(Origin(label)).root, value=value)
+    topology: Topology = build_component(Kind.TOPOLOGY, where, default_registry())
+    return topology
+
+
+def _analyse(exchange: Exchange, others: Sequence[Topology], size: int) -> dict[str, Mixing]:
+    rounds = 2 * (size - 1).bit_length() + 2
+    found = {}
+    for topology in dict.fromkeys((exchange.topology, *others)):
+        assert topology is not None
+        try:
+            topology.check_size(size)
+        except ValueError as error:
+            raise UserError(f"--compare {component_name(topology)}: {error}") from error
+        found[_title(topology)] = analyse(topology, size, rounds)
+    return found
+
+
+def _title(topology: Topology) -> str:
+    fields = {key: value for key, value in telling_fields(topology).items() if key != "seed"}
+    told = ", ".join(f"{key}: {value}" for key, value in fields.items())
+    return component_name(topology) + (f" {{{told}}}" if told else "")
+
+
+def _show(exchange: Exchange, size: int, found: Mapping[str, Mixing]) -> None:
+    print(
+        f"{exchange.name} among {size} ranks: M is the product of k rounds' matrices, J the exact mean; mean over draws"
+    )
+    headers = ["k", *found]
+    for name, meaning in _MEASURES.items():
+        print()
+        print(meaning)
+        columns = [getattr(mixing, name) for mixing in found.values()]
+        rows = [[str(k), *map(_number, values)] for k, values in enumerate(zip(*columns, strict=True), start=1)]
+        show_table(headers, rows, numbers=headers)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.1 else "0" if value < 1e-12 else f"{value:.1e}"
+
+
+def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
+    """Write the picture; say what is missing where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: pip install 'hocket-core[plot]'")
+        return
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for color, (topology, mixing) in enumerate(found.items()):
+        k = range(1, 1 + len(mixing.imbalance))
+        left.plot(k, mixing.second_eigenvalue, "o-", color=f"C{color}", label=f"lambda2, {topology}")
+        left.plot(k, mixing.deviation, "x--", color=f"C{color}", label=f"||M - J||, {topology}")
+        right.plot(k, mixing.imbalance, "o-", color=f"C{color}", label=topology)
+    left.set(xlabel="rounds k", ylim=(0, None), title=title)
+    right.set_yscale("symlog", linthresh=1e-6)
+    right.set(xlabel="rounds k", ylabel="imbalance", ylim=(0, None))
+    for axes in (left, right):
+        axes.legend(fontsize="small")
+    try:
+        figure.savefig(picture, dpi=120)
+    except OSError as error:
+        raise UserError(f"--picture {picture}: cannot be written: {error.strerror}") from error
+    print(f"picture: {picture}")
