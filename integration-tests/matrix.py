@@ -320,7 +320,7 @@ def _pair(
 ) -> _Pair:
     is_main = is_plain and not compressor.is_switched
     keeps_residual = compressor.id.startswith("error_feedback+")
-    overlapped = is_main and (first or slot == "parameters") or compressor.id.endswith("+topk")
+    overlapped = (is_main and (first or slot == "parameters")) or compressor.id.endswith("+topk")
     everywhere = (is_main or keeps_residual) and first and not collective.is_switched
     if slot == "gradients" and topology is not None:
         everywhere = everywhere and compressor.id in ("none", "topk")

@@ -206,3 +206,18 @@ def test_grad_scaler_where_local_data_end_in_an_accumulation() -> None:
 
     expected = reference([[(batches(1, 1)[0], 1.0)]])
     torch.testing.assert_close(on_ranks(2, run)[1], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_single_rank_skips_too() -> None:
+    def run(rank: int) -> tuple[int, bool]:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd", on_nonfinite="skip") as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, 4))):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                (loss * float("nan") if number == 1 else loss).backward()
+                optimizer.step()
+            return session.skipped_steps, bool(torch.isfinite(flat(model)).all())
+
+    assert on_ranks(1, run) == [(1, True)]

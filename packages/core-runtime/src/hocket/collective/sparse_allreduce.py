@@ -56,4 +56,4 @@ class SparseAllreduce(Collective):
     def seconds_per_round(
         self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
     ) -> float:
-        return network.allgather_seconds(message_bytes, size)
+        return network.allgatherv_seconds(message_bytes, size)

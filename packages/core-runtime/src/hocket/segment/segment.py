@@ -30,6 +30,7 @@ class Segment:
             the rank's weight, its number of non-finite segments, and for each parameter whether it had a gradient.
         outgoing_array, incoming_array: the same memory for transports; staging in pinned memory where the buffers
             lie on a GPU.
+        finite: whether `outgoing` holds neither NaN nor Inf in this round; None where nobody has looked yet.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Segment:
         self.outgoing = outgoing
         self.incoming = incoming
         self.num_companions = outgoing.numel() - self.numel
+        self.finite: bool | None = None
         self._staged = outgoing.device.type != "cpu"
         self._outgoing_host = (
             torch.empty_like(outgoing, device="cpu", pin_memory=True) if self._staged else outgoing

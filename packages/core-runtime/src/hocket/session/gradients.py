@@ -292,6 +292,7 @@ class GradientMoment:
         companions = segment.outgoing_companions
         bad = self._nonfinite_in(place)
         self.nonfinite += bad
+        segment.finite = not bad
         companions[WEIGHT] = self._contribution.weight * self._open.scale
         companions[NONFINITE] = float(bool(bad))
         np.multiply(place.present, self._open.scale, out=companions[FIRST_PRESENCE:])

@@ -235,6 +235,10 @@ class Session:
         if self._gradients is None:
             self._weights.drop_repetition()
             self._late.join()
+            if self._on_nonfinite == "skip" and self._phase.gradients and not self._gradients_are_finite():
+                # A single rank, which exchanges nothing, skips what several would.
+                self.skipped_steps += 1
+                self._drop_gradients()
             return
         self._late.join()
         if not self._gradients.nonfinite_anywhere or getattr(self.optimizer, "found_inf", None) is not None:
@@ -251,6 +255,10 @@ class Session:
             raise NonFiniteError(
                 f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
             )
+
+    def _gradients_are_finite(self) -> bool:
+        gradients = [p.grad for p in self._storage.parameters.values() if p.grad is not None]
+        return all(bool(torch.isfinite(gradient.sum())) for gradient in gradients)
 
     def _drop_gradients(self) -> None:
         # An optimizer leaves parameters without gradient alone: no decay, no momentum, no moments.
