@@ -11,38 +11,47 @@ from trial import Run, train_virtually
 
 from hocket.strategy import Placement, Strategy
 
-__all__ = ["STEPS", "check_numbers", "trained"]
+__all__ = ["STEPS", "check_learns", "check_numbers", "trained"]
 
 #: Enough for what one round leaves behind to show in the next ones.
 STEPS = 4
 
-_LONG_STEPS = 40
+#: Enough to see that a strategy learns.
+_LEARNING_STEPS = 20
 
 
 @cache
 def trained(cell: Cell, ranks: int) -> Run:
     """Return what a cell's training gives; the tests of numbers and of bytes look at one run."""
-    return train_virtually(cell.compose(), ranks, STEPS)
+    strategy = cell.compose()
+    return train_virtually(strategy, ranks, STEPS if _is_known(strategy) else _LEARNING_STEPS)
 
 
-def check_numbers(strategy: Strategy, run: Run, steps: int) -> None:
+def check_numbers(strategy: Strategy, run: Run) -> None:
     """Compare a run with the reference; where there is none, see that it learns.
 
     Raises:
         AssertionError: other numbers, or replicas that differ where the strategy says that they do not.
     """
-    ranks = len(run.parameters)
-    try:
-        expected = reference(strategy, ranks, steps)
-    except NoReferenceError:
-        check_learns(train_virtually(strategy, ranks, _LONG_STEPS))
-    else:
-        np.testing.assert_allclose(run.parameters, expected, rtol=1e-10, atol=1e-12)
+    ranks, steps = run.losses.shape
+    if _is_known(strategy):
+        np.testing.assert_allclose(run.parameters, reference(strategy, ranks, steps), rtol=1e-10, atol=1e-12)
+    elif steps >= _LEARNING_STEPS:
+        check_learns(run)
     if strategy.keeps_replicas_equal(Placement.on_one_host(ranks)):
         assert len({of_rank.tobytes() for of_rank in run.parameters}) == 1, "the replicas are not equal"
 
 
+def _is_known(strategy: Strategy) -> bool:
+    try:
+        reference(strategy, 2, 1)
+    except NoReferenceError:
+        return False
+    return True
+
+
 def check_learns(run: Run) -> None:
-    """See that the loss falls by a quarter, on every rank."""
-    first, last = run.losses[:, :8].mean(1), run.losses[:, -8:].mean(1)
-    assert (last < 0.75 * first).all(), f"the loss went from {first} to {last}"
+    """See that the mean loss of the last quarter of the steps is below that of the first one by a tenth."""
+    quarter = run.losses.shape[1] // 4
+    first, last = run.losses[:, :quarter].mean(), run.losses[:, -quarter:].mean()
+    assert last < 0.9 * first, f"the loss went from {first:.3f} to {last:.3f}"

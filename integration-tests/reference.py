@@ -418,6 +418,8 @@ def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
     Raises:
         NoReferenceError: a component that nothing is known of here.
     """
+    if strategy.samples is not None:
+        raise NoReferenceError(strategy.samples)
     models = [Toy() for _ in range(ranks)]
     optimizers = [optimizer_for(model) for model in models]
     takes = {term for exchange in strategy.gradients for term in exchange.compressor.takes}

@@ -84,7 +84,9 @@ def befallen(seed: int, folder: Path) -> tuple[str, int, int, list[Any]]:
     size = drawn.randint(2, 8)
     victim = drawn.randrange(size)
     kill = KillAt(victim, step=drawn.randint(0, STEPS), call=int(drawn.expovariate(1 / 12)))
-    faults = Faults(seed=seed, delay_s=(0.0, drawn.choice([0.0, 1e-4, 1e-2])), reorder=drawn.random() / 2, kill=kill)
+    faults = Faults(
+        seed=seed, delay_s=(0.0, drawn.choice([0.0, 1e-4, 1e-2])), reorder=drawn.random() / 2, kill=kill
+    )
     world = hocket.virtual(size, seed=seed, wrap=faults.wrap)
 
     def of_rank() -> torch.Tensor | PeerLostError:

@@ -27,8 +27,8 @@ __all__ = [
     "train_virtually",
 ]
 
-#: Inputs [samples, 6], classes [samples], and whether the layer `beside` is used.
-Batch = tuple[Tensor, Tensor, bool]
+#: Inputs [samples, 6], classes [samples], and whether the layer `beside` is used, bool [].
+Batch = tuple[Tensor, Tensor, Tensor]
 
 _SAMPLES = 8
 
@@ -56,12 +56,13 @@ def batches(rank: int, count: int) -> list[Batch]:
     """Return a rank's batches of one learnable task; every other one of ranks 1, 4, 7, ... uses the layer beside."""
     generator = torch.Generator().manual_seed(100 + rank)
     inputs = [torch.randn(_SAMPLES, 6, generator=generator, dtype=torch.float64) for _ in range(count)]
-    return [(x, x[:, :3].argmax(1), rank % 3 == 1 and number % 2 == 0) for number, x in enumerate(inputs)]
+    uses_beside = [torch.tensor(rank % 3 == 1 and number % 2 == 0) for number in range(count)]
+    return [(x, x[:, :3].argmax(1), uses) for x, uses in zip(inputs, uses_beside, strict=True)]
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     x, y, uses_beside = batch
-    return F.cross_entropy(model(x, uses_beside), y)
+    return F.cross_entropy(model(x, bool(uses_beside)), y)
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.SGD:

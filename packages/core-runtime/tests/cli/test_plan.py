@@ -180,6 +180,13 @@ def test_sixteen_bits_travel_as_thirty_two() -> None:
     assert parameters.in_models(parameters.memory_bytes) == pytest.approx(4, rel=1e-3)
 
 
+def test_every_log2_ranks_depends_on_their_number() -> None:
+    strategy = load_run("periodic_average", ["parameters.0.every=log2_ranks"]).strategy
+    for ranks, steps in ((2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)):
+        planned = plan(strategy, nn.Linear(16, 15), ranks, NetworkModel())
+        assert planned.bytes_per_step == pytest.approx(2 * (ranks - 1) / ranks * 1024 / steps)
+
+
 @given(ranks=st.integers(2, 64), every=st.integers(1, 20))
 def test_what_is_not_done_in_every_step_is_shared_out(ranks: int, every: int) -> None:
     model = nn.Linear(16, 16, bias=False)

@@ -53,6 +53,8 @@ def exchange(**fields: Any) -> dict[str, Any]:
     ("slot", "fields", "key", "reasons"),
     [
         ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
+        ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "over: world"]),
+        ("parameters", {"progress": "thread"}, "progress", ["allreduce is advanced by the training thread", "use inline, or gossip"]),
         ("parameters", {"collective": "sparse_allreduce"}, "collective", ["sparse_allreduce means nothing here", "use it in gradients"]),
         ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["those who lead nothing", "group or world"]),
         ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not hear of it", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),

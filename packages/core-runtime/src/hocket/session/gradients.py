@@ -81,12 +81,14 @@ class _Place:
     Attributes:
         stages: the exchanges that this rank takes it through, in order.
         first, last: the segment as the first of them sends it, and as the last one gives it.
+        in_place: whether what comes back takes the place of what was sent.
         at: how many of them are over; -1 before the first has begun.
     """
 
     def __init__(self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter]) -> None:
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
+        self.in_place = self.last.incoming is self.first.outgoing
         self.at = -1
         self.missing = 0
         # 1 for each parameter that has a gradient in this round, else 0.
@@ -263,8 +265,8 @@ class GradientMoment:
             )
         for place in waiting:
             self._send(place)
-            if not self._early:
-                # One after the other is faster than all at once, which thrash the caches. With overlap
+            if not (self._early or place.in_place):
+                # Messages are faster one after the other than all at once, which thrash the caches. With overlap
                 # backward ranks may have begun different segments, and waiting here could be for ever.
                 place.finish()
         if len(self._exchanges) > 1:

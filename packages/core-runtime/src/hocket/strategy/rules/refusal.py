@@ -45,4 +45,6 @@ def flow(component: object) -> str:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_plain(inner)}' for key, inner in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
