@@ -118,7 +118,7 @@ def parts_of(exchange: Exchange, ranks: int, segment: int) -> list[Part]:
         size = over.size or ranks
         groups = [everyone[start : start + size] for start in range(0, ranks, size)]
         if type(over) is Leaders:
-            groups = [[group[segment % size if over.sharded else 0] for group in groups]]
+            groups = [[group[segment % len(group) if over.sharded else 0] for group in groups]]
         parts = [Part(group, segment % len(group) if over.sharded else 0) for group in groups]
     else:
         raise NoReferenceError(over)

@@ -111,7 +111,8 @@ def test_runs_in_which_a_rank_dies(first: int, tmp_path: Path) -> None:
         expected = undisturbed(strategy, len(told))
         for rank, ended in enumerate(told):
             if isinstance(ended, PeerLostError):
-                assert num_killed and f"rank {victim} " in str(ended), f"{what}: rank {rank} says: {ended}"
+                assert num_killed, what
+                assert f"rank {victim} " in str(ended), f"{what}: rank {rank} says: {ended}"
             elif ended is not None:
                 assert torch.equal(ended, expected[rank]), f"{what}: rank {rank} trained wrongly"
             else:

@@ -37,8 +37,14 @@ def test_a_table_and_a_picture(
 def test_several_exchanges_have_a_picture_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     second = "parameters=[{collective: gossip, topology: ring, every: 2}, {collective: gossip, topology: exponential}]"
     picture = str(tmp_path / "mixing.png")
-    assert plan(monkeypatch, "dpsgd", second, "--analysis", "--compare", "random_matching", "--picture", picture) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mixing-parameters.0.png", "mixing-parameters.1.png"]
+    assert (
+        plan(monkeypatch, "dpsgd", second, "--analysis", "--compare", "random_matching", "--picture", picture)
+        == 0
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mixing-parameters.0.png",
+        "mixing-parameters.1.png",
+    ]
 
 
 def test_without_matplotlib_there_is_a_table(

@@ -183,7 +183,7 @@ def test_sixteen_bits_travel_as_thirty_two() -> None:
 def test_every_log2_ranks_depends_on_their_number() -> None:
     strategy = load_run("periodic_average", ["parameters.0.every=log2_ranks"]).strategy
     for ranks, steps in ((2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)):
-        planned = plan(strategy, nn.Linear(16, 15), ranks, NetworkModel())
+        planned = plan(strategy, nn.Linear(16, 16, bias=False), ranks, NETWORK)
         assert planned.bytes_per_step == pytest.approx(2 * (ranks - 1) / ranks * 1024 / steps)
 
 

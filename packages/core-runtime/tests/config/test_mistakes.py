@@ -63,7 +63,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
         ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress. Did you mean 'every'?"),
         ("parameters: [{collective: allreduce, every: often}]", "parameters.0.every: got 'often'; allowed: an integer or log2_ranks"),
-        ("parameters: [{collective: allreduce, every: true}]", "parameters.0.every: got True; allowed: an integer or log2_ranks"),
+        ("parameters: [{collective: allreduce, every: true}]", "parameters.0.every: got true; allowed: an integer or log2_ranks"),
         ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: algorithm"),
         ("parameters: [{collective: {name: broadcast, root: -1}}]", "parameters.0.collective.root: root must be 0 or more, not -1"),
         ("parameters: [{collective: allreduce, overlap: often}]", "parameters.0.overlap: got 'often'; allowed: one of none, backward, forward, delayed"),

@@ -49,15 +49,18 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
         ("linearlr", "schedulers: got 'linearlr'; allowed: a list, of which each is a name, or a mapping"),
         (["linearl"], "schedulers.0: there is no scheduler 'linearl'; allowed: "),
         (["lambdalr"], "schedulers.0: there is no scheduler 'lambdalr'; allowed: "),
-        ([{"name": "steplr", "stepsize": 3}], "schedulers.0.stepsize: unknown argument of steplr; allowed: step_size, "),
+        ([{"name": "steplr", "stepsize": 3}], "schedulers.0.stepsize: unknown argument of steplr; allowed: step_"),
         ([WARM_UP, {"name": "steplr"}], "schedulers.1: steplr refuses no arguments: "),
         ([{"name": "linearlr", "start_factor": 2}], "schedulers.0: linearlr refuses start_factor: 2: "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused_with_its_place(schedulers: Any, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    def build() -> None:
         for reference in load_run({"schedulers": schedulers}).schedulers:
             build_scheduler(reference, sgd())
+
+    with pytest.raises(ConfigError) as caught:
+        build()
     assert str(caught.value).startswith(f"mapping: {expected}")
 
 

@@ -178,3 +178,23 @@ def test_counted_bytes_are_those_of_the_messages() -> None:
 
     # 1,016 numbers with padding: 10 of 8 bytes; 8 bytes of length; 4 companions of 4. To each of two others.
     assert on_ranks(3, run) == [2 * (10 * 8 + 8 + 4 * 4)] * 3
+
+
+def test_what_is_sent_late_weighs_as_when_it_was_kept() -> None:
+    """Of two ranks one has a single batch: its residual, and the other's, are worth half a gradient at any time."""
+
+    def run(rank: int, compressor: Any) -> Tensor:
+        model = nn.Linear(16, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        first = torch.arange(1.0, 17.0, dtype=torch.float64)[None]
+        with hocket.attach(model, optimizer, sparse(compressor)) as session:
+            for x in session.data([first, *[first * 0] * 11] if rank == 0 else [first]):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        return model.weight.detach().clone()
+
+    feedback = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.25}}
+    plain, late = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in ("none", feedback))
+    torch.testing.assert_close(late, plain, rtol=1e-12, atol=1e-14)

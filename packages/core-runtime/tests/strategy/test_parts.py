@@ -73,7 +73,9 @@ def test_groups_hold_every_rank_once_and_their_leaders_are_their_first(size: int
 def test_a_count_of_groups_makes_them_as_even_as_can_be(size: int, count: int) -> None:
     placement = Placement.on_one_host(size)
     if count > size:
-        with pytest.raises(ValueError, match=f"count: {count} groups need as many ranks, and there are {size}"):
+        with pytest.raises(
+            ValueError, match=f"count: {count} groups need as many ranks, and there are {size}"
+        ):
             Group(count=count).parts(placement)
         return
     groups = Group(count=count).parts(placement)
@@ -101,7 +103,9 @@ def test_with_sharded_leaders_one_rank_of_each_group_carries_a_segment(
 
 
 def test_sharded_leaders_need_groups_of_one_size() -> None:
-    with pytest.raises(ValueError, match="sharded leaders need groups of one size, and these have 1 and 4 ranks"):
+    with pytest.raises(
+        ValueError, match="sharded leaders need groups of one size, and these have 1 and 4 ranks"
+    ):
         Leaders(size=4, sharded=True).parts(Placement.on_one_host(5))
 
 

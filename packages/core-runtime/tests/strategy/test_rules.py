@@ -55,6 +55,8 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("gradients", {"collective": "broadcast"}, "collective", ["replace the other ranks' gradients", "allreduce"]),
         ("parameters", {"every": "log2_ranks", "over": {"name": "group", "size": 2}}, "every", ["log2_ranks over group (size: 2)", "over: world"]),
         ("parameters", {"progress": "thread"}, "progress", ["allreduce is advanced by the training thread", "use inline, or gossip"]),
+        ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
+        ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
         ("parameters", {"collective": "sparse_allreduce"}, "collective", ["sparse_allreduce means nothing here", "use it in gradients"]),
         ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["those who lead nothing", "group or world"]),
         ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not hear of it", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
@@ -95,7 +97,10 @@ def test_an_exchange_that_means_nothing_is_refused(
         ("gradients", {"compressor": "corrected", "overlap": "backward"}),
         ("parameters", {"every": 4, "overlap": "forward"}),
         ("parameters", {"collective": "broadcast", "overlap": "delayed"}),
-        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"}),
+        (
+            "parameters",
+            {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"},
+        ),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "shared_random"}),
     ],
 )
@@ -106,7 +111,11 @@ def test_what_the_refusals_recommend_composes(registry: Registry, slot: str, fie
 @pytest.mark.parametrize(
     ("fields", "key", "reason"),
     [
-        ({"segments": "layers"}, "segments", "segment by segment: use bytes (size_mb: 25.0), as gradients.0 does"),
+        (
+            {"segments": "layers"},
+            "segments",
+            "segment by segment: use bytes (size_mb: 25.0), as gradients.0 does",
+        ),
         ({"overlap": "backward"}, "overlap", "leave it at none, and choose the overlap in gradients.0"),
         ({"compressor": "clipped"}, "compressor", "works on a rank's own gradients, which gradients.0 sends"),
     ],
@@ -124,7 +133,11 @@ def test_what_leaders_exchange_is_broadcast_in_the_same_groups_and_as_often() ->
     leaders = exchange(over={"name": "leaders", "size": 2}, every=4)
     heard = exchange(collective="broadcast", over={"name": "group", "size": 2}, every=4)
     assert len(compose({"parameters": [leaders, heard]}).parameters) == 2
-    for wrong in ({"every": 2}, {"over": {"name": "group", "size": 4}}, {"collective": {"name": "broadcast", "root": 1}}):
+    for wrong in (
+        {"every": 2},
+        {"over": {"name": "group", "size": 4}},
+        {"collective": {"name": "broadcast", "root": 1}},
+    ):
         with pytest.raises(CompositionError, match=r"parameters\.0\.over: the other members of the groups"):
             compose({"parameters": [leaders, {**heard, **wrong}]})
 

@@ -98,7 +98,9 @@ def _show(exchange: Exchange, size: int, found: Mapping[str, Mixing]) -> None:
         print()
         print(meaning)
         columns = [getattr(mixing, name) for mixing in found.values()]
-        rows = [[str(k), *map(_number, values)] for k, values in enumerate(zip(*columns, strict=True), start=1)]
+        rows = [
+            [str(k), *map(_number, values)] for k, values in enumerate(zip(*columns, strict=True), start=1)
+        ]
         show_table(headers, rows, numbers=headers)
 
 

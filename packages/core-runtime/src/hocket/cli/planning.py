@@ -6,8 +6,9 @@ import contextlib
 import math
 import shutil
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hocket.cli.table import show_table
 from hocket.config.component import component_name, telling_fields
@@ -159,6 +160,11 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
         ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer "
         "and the activations.",
     ]
+    if plan.strategy.samples is not None:
+        lines.append(
+            f"Samples travel, too, by {_title(plan.strategy.samples)}: how large they are is not known here, and they "
+            "are not counted."
+        )
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")
     for planned in plan.exchanges:
@@ -178,8 +184,16 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
 
 def _title(component: object) -> str:
     """Name a component as a config does, with its numbers and what it was told."""
-    fields = ", ".join(f"{key}: {value}" for key, value in telling_fields(component).items())
-    return component_name(component) + (f" {{{fields}}}" if fields else "")
+    return _named({"name": component_name(component), **telling_fields(component)})
+
+
+def _named(plain: Mapping[str, Any]) -> str:
+    fields = ", ".join(
+        f"{key}: {_named(value) if isinstance(value, Mapping) else value}"
+        for key, value in plain.items()
+        if key != "name"
+    )
+    return str(plain["name"]) + (f" {{{fields}}}" if fields else "")
 
 
 def _models(plan: Plan, nbytes: float) -> str:

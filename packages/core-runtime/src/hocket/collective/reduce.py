@@ -25,7 +25,7 @@ class Reduce(Collective):
 
     The first step of a hierarchy: `reduce` over groups, an exchange of the leaders among themselves, then `broadcast`
     over groups. In place of an allreduce over groups it halves what a member sends, where only the leaders use the
-    groups' mean.
+    groups' mean. Groups of different sizes then weigh the same; an allreduce over groups weighs them by their ranks.
 
     Attributes:
         root: a rank of the exchange's scope, from 0; null for the rank that leads the segment, which in a group is

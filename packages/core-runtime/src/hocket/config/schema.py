@@ -30,9 +30,9 @@ def optional(hint: Any) -> tuple[Any, bool]:
 
 def allowed_by(hint: Any) -> str:
     """Return what a type allows, in words, for instance `one of error, skip` or `an integer or null`."""
-    words, rest = _words_or(hint)
-    if words is not None:
-        return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in words)}"
+    choices, rest = _choices_or(hint)
+    if choices is not None:
+        return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in choices)}"
     inner, nullable = optional(hint)
     if isinstance(inner, type) and issubclass(inner, Enum):
         words = "one of " + ", ".join(str(member.value) for member in inner)
@@ -51,9 +51,9 @@ def read_value(hint: Any, where: Location) -> Any:
     Raises:
         ConfigError: what stands there is not of the type.
     """
-    words, rest = _words_or(hint)
-    if words is not None:
-        member = next((member for member in words if where.value == member.value), None)
+    choices, rest = _choices_or(hint)
+    if choices is not None:
+        member = next((member for member in choices if where.value == member.value), None)
         if member is not None:
             return member
     allowed, hint = allowed_by(hint), rest
@@ -72,13 +72,13 @@ def read_value(hint: Any, where: Location) -> Any:
     return checked.value
 
 
-def _words_or(hint: Any) -> tuple[type[Enum] | None, Any]:
+def _choices_or(hint: Any) -> tuple[type[Enum] | None, Any]:
     """Split a union of an Enum and one other type; return None and the hint where it is none."""
     if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
-        words = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]
-        rest = [arg for arg in typing.get_args(hint) if arg not in words]
-        if len(words) == len(rest) == 1:
-            return words[0], rest[0]
+        choices = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]
+        rest = [arg for arg in typing.get_args(hint) if arg not in choices]
+        if len(choices) == len(rest) == 1:
+            return choices[0], rest[0]
     return None, hint
 
 

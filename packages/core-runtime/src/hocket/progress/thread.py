@@ -23,7 +23,8 @@ class ThreadProgress(ProgressEngine):
     """Schedules are carried out by a progress thread, which sleeps while there is nothing to do.
 
     What fails there is raised by whatever the application does next with the engine; if that is nothing for 5 s, the
-    thread ends the job. The thread starts with the first schedule or carried request, and ends with `close` or with the process.
+    thread ends the job. The thread starts with the first schedule or carried request, and ends with `close` or with the
+    process.
     """
 
     def __init__(self) -> None:

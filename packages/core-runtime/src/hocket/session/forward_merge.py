@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.session.parameters import ParameterExchange
 
-__all__ = ["ForwardMerge"]
+__all__ = ["ForwardMerge", "only_for"]
 
 
 class ForwardMerge:
@@ -48,7 +48,7 @@ class ForwardMerge:
                     model.get_submodule(path), sorted({self._segment_of[name] for name in names})
                 )
         self._model = model
-        before = _only_for(model, self._before_forward)
+        before = only_for(model, self._before_forward)
 
         def after(given: nn.Module, _: Any, output: Any) -> None:
             if given is model:
@@ -57,7 +57,7 @@ class ForwardMerge:
         self._handles += [
             model.register_forward_pre_hook(before, prepend=True),
             model.register_forward_hook(after, always_call=True),
-            model.register_state_dict_pre_hook(_only_for(model, self._settle)),
+            model.register_state_dict_pre_hook(only_for(model, self._settle)),
         ]
 
     def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
@@ -69,7 +69,7 @@ class ForwardMerge:
                     for index in segments:
                         self._exchange.merge(index)
 
-        self._handles.append(module.register_forward_pre_hook(_only_for(module, read), prepend=True))
+        self._handles.append(module.register_forward_pre_hook(only_for(module, read), prepend=True))
 
     def _before_forward(self) -> None:
         self._inside = True
@@ -142,7 +142,9 @@ class _Probe(TorchFunctionMode):
         super().__exit__(*error)
 
 
-def _only_for(module: nn.Module, act: Callable[[], None]) -> Callable[..., None]:
+def only_for(module: nn.Module, act: Callable[[], None]) -> Callable[..., None]:
+    """Return a forward hook of `module` that calls `act`, and does nothing for a copy of the module."""
+
     # A function, not a method, that knows its module: deep copies of a model (EMA) copy hooks too.
     def hook(given: nn.Module, *_: Any) -> None:
         if given is module:

@@ -26,7 +26,7 @@ from hocket.session.autograd import at_end_of_backward, current_backward, is_nes
 from hocket.session.exchanging import OpenExchange
 from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.takeover import Takeover
-from hocket.session.weights import NOTHING, Contribution
+from hocket.session.weights import NOTHING, AgreedWeights, Contribution
 from hocket.strategy.exchange import Overlap
 from hocket.transport.peer import Array
 
@@ -70,9 +70,9 @@ class _Gradient:
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
         self.stream: Array | None = None
-        if self.outgoing.device.type == "cpu" and not place.casts and span.numel >= _SMALLEST_STREAM:
-            if self.outgoing.is_contiguous():
-                self.stream = self.outgoing.view(-1).numpy()
+        on_cpu = self.outgoing.device.type == "cpu"
+        if on_cpu and not place.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
+            self.stream = self.outgoing.view(-1).numpy()
 
 
 class _Place:
@@ -145,6 +145,7 @@ class GradientMoment:
         contribution: what this rank puts into the step's mean; asked for once per backward.
         check: raises where the parameters are no longer what they were; called once per backward.
         takeover: what the first exchange's compressor takes over from the optimizer.
+        agreed_weights: where residuals are kept, for which weights have to be known before anything is sent.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class GradientMoment:
         contribution: Callable[[], Contribution],
         check: Callable[[], None],
         takeover: Takeover | None,
+        agreed_weights: AgreedWeights | None,
     ) -> None:
         self._exchanges = opened
         self._open = opened[0]
@@ -162,6 +164,7 @@ class GradientMoment:
         self._contribution = NOTHING
         self._check = check
         self.takeover = takeover
+        self._agreed_weights = agreed_weights
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
         self._places = [_Place(stages, parameters) for stages in segments]
         self._backward: int | None = None
@@ -215,6 +218,8 @@ class GradientMoment:
         at_end_of_backward(self._end_backward)
 
     def _begin_round(self, contribution: Contribution) -> None:
+        if self._agreed_weights is not None:
+            contribution = self._agreed_weights.agree(contribution)
         self._contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
@@ -334,6 +339,11 @@ class GradientMoment:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
         self._begin_round(NOTHING)
         self._finish_round()
+
+    def close_lane(self) -> None:
+        """Give back what the ranks agree over; collective."""
+        if self._agreed_weights is not None:
+            self._agreed_weights.close()
 
     def close(self) -> None:
         """Take the hooks off; gradients become tensors of their own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -21,7 +22,7 @@ from hocket.session.layout import gradient_layout, parameter_layout
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks
 from hocket.session.takeover import Takeover
-from hocket.session.weights import BatchWeights
+from hocket.session.weights import AgreedWeights, BatchWeights
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
@@ -101,7 +102,19 @@ class Opening:
         parameters = self._storage.parameters
         takes = exchanges[0].exchange.compressor.takes
         takeover = Takeover(optimizer, exchanges[0], parameters) if takes else None
-        return GradientMoment(parameters, exchanges, stages, weights.contribution, check, takeover)
+        agreed_weights = self._agreed_weights(scopes)
+        return GradientMoment(
+            parameters, exchanges, stages, weights.contribution, check, takeover, agreed_weights
+        )
+
+    def _agreed_weights(self, scopes: Sequence[_Scope]) -> AgreedWeights | None:
+        """Let ranks agree on their weights where residuals are kept, of what ends in a mean over ranks."""
+        keep = any(scope.exchange.compressor.keeps_residual for scope in scopes)
+        if not (keep and scopes[0].exchange.collective.equal_result):
+            return None
+        peer = scopes[0].peer if len(scopes) == 1 else self._peer
+        assert peer is not None  # the first exchange of gradients has all ranks
+        return AgreedWeights(peer, math.prod(_scale(scope) for scope in scopes))
 
     def parameters(self) -> ParameterMoment:
         """Open the parameters slot."""
@@ -174,10 +187,9 @@ class Opening:
             channel = exchange.collective.open(peer, segments, self.progress, exchange)
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
-        # In gradients groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the
-        # weights that travel along make up for what a group of another size scales too much or too little.
-        size = mean(map(len, scope.parts)) if exchange.slot == GRADIENTS else peer.size
-        scale = exchange.collective.contribution_scale(size)
+        scale = (
+            _scale(scope) if exchange.slot == GRADIENTS else exchange.collective.contribution_scale(peer.size)
+        )
         part = exchange.over.part_of(self._peer.rank, self._placement)
         assert part is not None
         opened = OpenExchange(
@@ -185,6 +197,15 @@ class Opening:
         )
         self.opened.append(opened)
         return opened
+
+
+def _scale(scope: _Scope) -> float:
+    """Return what gradients are multiplied by in an exchange.
+
+    Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along
+    make up for what a group of another size scales too much or too little.
+    """
+    return scope.exchange.collective.contribution_scale(mean(map(len, scope.parts)))
 
 
 def _works_in_place(peer: Peer, buffer: Tensor) -> bool:

@@ -23,6 +23,7 @@ from hocket.session.checkpointing import Resumed, load_session, save_session
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
 from hocket.session.forward_merge import ForwardMerge
+from hocket.session.forward_progress import ForwardProgress
 from hocket.session.opening import Opening
 from hocket.session.parameters import ParameterMoment
 from hocket.session.passes import Passes
@@ -106,11 +107,16 @@ class Session:
             for exchange in self._parameters.exchanges
             if exchange.overlap is Overlap.FORWARD
         ]
+        # Set after those, so that a merge comes first.
+        last_into_forward = any(exchange.overlap is not Overlap.NONE for exchange in self._parameters.exchanges)
+        self._forward_progress = ForwardProgress(self.model, self._progress) if last_into_forward else None
 
     def _close_exchanges(self) -> None:
         """Close the exchanges of the phase, of which none is under way; collective."""
         for opened in self._opened:
             opened.channel.close()
+        if self._gradients is not None:
+            self._gradients.close_lane()
         self._progress.close()
         self._unhook_exchanges()
 
@@ -400,6 +406,8 @@ class Session:
     def _unhook_exchanges(self) -> None:
         for merge in self._forward_merges:
             merge.close()
+        if self._forward_progress is not None:
+            self._forward_progress.close()
         if self._gradients is not None:
             self._gradients.close()
 

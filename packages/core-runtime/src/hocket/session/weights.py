@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from hocket.session.autograd import at_end_of_backward, current_backward
+from hocket.transport.peer import Peer
 
-__all__ = ["NOTHING", "BatchWeights", "Contribution"]
+__all__ = ["NOTHING", "AgreedWeights", "BatchWeights", "Contribution"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,33 @@ class Contribution:
 
 #: Taking part without a gradient of one's own.
 NOTHING = Contribution(0.0, 0.0, {})
+
+
+class AgreedWeights:
+    """Contributions that are divided by the ranks' mean weight before they are sent, and not when they have come.
+
+    What a residual keeps for later is then worth as much as what is sent at once, whatever later rounds weigh.
+
+    Args:
+        peer: the ranks whose contributions end in one mean; collective.
+        scale: what all contributions are multiplied by on their way into it.
+    """
+
+    def __init__(self, peer: Peer, scale: float) -> None:
+        self._lane = peer.lane("weights")
+        self._scale = scale
+        self._own, self._sum = np.empty(1), np.empty(1)
+
+    def agree(self, given: Contribution) -> Contribution:
+        """Return what this rank contributes, so that the ranks' weights have the mean 1; collective."""
+        self._own[0] = given.weight
+        self._lane.iallreduce(self._own, self._sum).wait()
+        total = float(self._sum[0]) * self._scale
+        return replace(given, weight=given.weight / total, factor=given.factor / total) if total else given
+
+    def close(self) -> None:
+        """Give back the lane; collective."""
+        self._lane.close()
 
 
 class BatchWeights:

@@ -41,7 +41,7 @@ class SampleStream(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank; before the first epoch, with a loader that begins anew."""
+        """Continue from what `state_dict` returned on this rank, with a new loader and before the first epoch."""
 
     def close(self) -> None:  # noqa: B027 (nothing to give back where nothing is sent)
         """Receive what others have sent, and give back what the stream holds; collective."""

@@ -274,7 +274,8 @@ def _trained(
     """Return the batches of each epoch that count in a session, by rank.
 
     Args:
-        folder: where a session that ends after step `stop` saves itself, for another one to continue; in one go if None.
+        folder: where a session that ends after step `stop` saves itself, for another one to continue.
+        stop: used with a folder only.
     """
 
     def session_body(stop: int | None, resumed: bool) -> list[list[Any]]:
@@ -292,7 +293,7 @@ def _trained(
                     optimizer.zero_grad()
                     model(numbers.float()[:, None] / 1000).square().mean().backward()
                     optimizer.step()
-                    if session.step == stop:
+                    if folder is not None and session.step == stop:
                         session.save(folder)
                         return epochs
         return epochs

@@ -88,6 +88,6 @@ def deviation(mixed: Values) -> Values:
 
 
 def imbalance(mixed: Values) -> Values:
-    """Return the variance of the entries of M - J, [..., n, n] to [...]: 0 where every rank counts the same everywhere."""
+    """Return the variance of the entries of M - J, [..., n, n] to [...]: 0 where all count the same everywhere."""
     variance: Values = (mixed - 1 / mixed.shape[-1]).var(axis=(-2, -1))
     return variance

@@ -151,7 +151,9 @@ class _Run:
         for epoch in range(session.passes.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
-            if session.strategy.samples is None:  # where samples travel, a rank's own stay those of the first epoch
+            if (
+                session.strategy.samples is None
+            ):  # where samples travel, a rank's own stay those of the first epoch
                 self._sampler.set_epoch(epoch)
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
                 result = self._stepper.step(batch, self._task.loss)

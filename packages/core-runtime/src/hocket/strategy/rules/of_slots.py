@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.collective.broadcast import Broadcast
+from hocket.collective.reduce import Reduce
 from hocket.compressor.none import NoCompression
 from hocket.strategy.exchange import PARAMETERS, Overlap
 from hocket.strategy.rules.refusal import Refusal, flow, refuse, title_of
@@ -88,6 +89,19 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
             )
 
 
+def reduced_values_go_on(strategy: Strategy) -> Iterator[Refusal]:
+    """What only a root has is of no use at the end of a slot."""
+    for slot in (strategy.gradients, strategy.parameters):
+        for exchange in slot[-1:]:
+            if isinstance(exchange.collective, Reduce):
+                yield refuse(
+                    exchange,
+                    "collective",
+                    "only the root would have the mean: use allreduce, or let an exchange over the leaders, or a "
+                    "broadcast, follow",
+                )
+
+
 def push_sum_is_alone(strategy: Strategy) -> Iterator[Refusal]:
     """A second exchange of parameters would mix values whose weights differ."""
     for exchange in strategy.parameters:
@@ -135,6 +149,7 @@ SLOT_RULES = (
     gradients_begin_with_all,
     gradients_pass_on_segments,
     leaders_are_heard,
+    reduced_values_go_on,
     push_sum_is_alone,
     own_coordinates_need_an_average,
     overlap_comes_last,
