@@ -90,7 +90,9 @@ class ForwardMerge:
                 own = {name for name in self._segment_of if "." not in name}
                 self._early = {self._segment_of[name] for name in self._probe.read_outside | own}
             self._probe = None
-        self._settle()
+        if succeeded:
+            # After a failure the next forward merges: to wait for ranks here would hide what went wrong.
+            self._settle()
 
     def _settle(self) -> None:
         with torch.no_grad():
