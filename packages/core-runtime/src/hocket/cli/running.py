@@ -182,7 +182,10 @@ def _show_results(folder: Path) -> None:
     found = f"validation accuracy {100 * accuracy:.2f} %, " if accuracy is not None else ""
     where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
-    waiting = f", {100 * summary['exposed_wait_fraction']:.0f} % of it waiting for other ranks"
+    waited = summary[
+        "exposed_wait_fraction"
+    ]  # None where no time has passed, as there may on the virtual clock
+    waiting = "" if waited is None else f", {100 * waited:.0f} % of it waiting for other ranks"
     print(
         f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: {found}validation loss "
         f"{summary['valid_loss']:.4f} after {summary['steps']} steps in {summary['seconds']:.2g} s{clock}"

@@ -17,121 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hocket.errors import AttachError, HocketError
-from hocket.segment.segment import Segment, view_of
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
 from hocket.session.exchanging import OpenExchange
+from hocket.session.gradient_places import GradientPlace, SegmentPlace, Stage
 from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.takeover import Takeover
 from hocket.session.weights import NOTHING, AgreedWeights, Contribution
 from hocket.strategy.exchange import Overlap
-from hocket.transport.peer import Array
 
 __all__ = ["GradientMoment", "Stage"]
-
-# A mean of weights that is this close to 1 is 1: a third, three times, is not.
-_WEIGHT_TOLERANCE = 1e-6
-
-# From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
-_SMALLEST_STREAM = 1 << 16
-
-#: An exchange of the slot, and a segment as it exchanges it.
-Stage = tuple[OpenExchange, Segment]
-
-
-class _Gradient:
-    """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
-
-    __slots__ = (
-        "arrived",
-        "finite",
-        "name",
-        "outgoing",
-        "parameter",
-        "place",
-        "position",
-        "result",
-        "stream",
-    )
-
-    def __init__(self, parameter: nn.Parameter, place: _Place, position: int) -> None:
-        span = place.first.spans[position]
-        self.name = span.name
-        self.parameter = parameter
-        self.place = place
-        self.position = position
-        self.outgoing = view_of(place.first.outgoing, span)
-        self.result = view_of(place.results, span)
-        self.arrived = False
-        # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
-        self.finite: bool | None = None
-        # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
-        self.stream: Array | None = None
-        on_cpu = self.outgoing.device.type == "cpu"
-        if on_cpu and not place.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
-            self.stream = self.outgoing.view(-1).numpy()
-
-
-class _Place:
-    """A segment on its way through the slot's exchanges, within one backward.
-
-    Attributes:
-        stages: the exchanges that this rank takes it through, in order.
-        first, last: the segment as the first of them sends it, and as the last one gives it.
-        in_place: whether what comes back takes the place of what was sent.
-        at: how many of them are over; -1 before the first has begun.
-    """
-
-    def __init__(self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter]) -> None:
-        self.stages = stages
-        self.first, self.last = stages[0][1], stages[-1][1]
-        self.in_place = self.last.incoming is self.first.outgoing
-        self.at = -1
-        self.missing = 0
-        # 1 for each parameter that has a gradient in this round, else 0.
-        self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)
-        dtype = self.first.spans[0].dtype
-        # float16 and bfloat16 gradients are summed in float32, and handed to the optimizer in their own dtype.
-        self.casts = self.last.incoming.dtype != dtype
-        data = self.last.incoming[: self.last.numel]
-        self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
-        self.gradients = [
-            _Gradient(parameters[span.name], self, position) for position, span in enumerate(self.first.spans)
-        ]
-
-    def begin(self) -> None:
-        """Send the segment through its first exchange."""
-        self.at = 0
-        opened, segment = self.stages[0]
-        opened.start(segment)
-
-    def advance(self) -> None:
-        """Go on to the next exchange if the one under way is done and not the last; never blocks."""
-        if 0 <= self.at < len(self.stages) - 1:
-            opened, segment = self.stages[self.at]
-            if opened.arrived(segment):
-                self.pass_on()
-
-    def pass_on(self) -> None:
-        """Finish the exchange under way, and begin the next if there is one."""
-        opened, segment = self.stages[self.at]
-        opened.finish(segment)
-        self.at += 1
-        if self.at < len(self.stages):
-            given, (opened, segment) = segment, self.stages[self.at]
-            # The data lies there already: what one exchange gives is what the next one sends.
-            np.multiply(given.incoming_companions, opened.scale, out=segment.outgoing_companions)
-            if opened.scale != 1.0:
-                segment.outgoing[: segment.numel].mul_(opened.scale)
-            opened.start(segment)
-
-    def finish(self) -> None:
-        """Wait until the last exchange is over."""
-        while self.at < len(self.stages):
-            self.pass_on()
 
 
 class GradientMoment:
@@ -166,7 +63,7 @@ class GradientMoment:
         self.takeover = takeover
         self._agreed_weights = agreed_weights
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
-        self._places = [_Place(stages, parameters) for stages in segments]
+        self._places = [SegmentPlace(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
         self.accumulating = False
@@ -182,7 +79,7 @@ class GradientMoment:
                 hook = _hook_for(gradient, self._arrived)
                 self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
 
-    def _arrived(self, gradient: _Gradient) -> None:
+    def _arrived(self, gradient: GradientPlace) -> None:
         """Take over a gradient that backward has just finished."""
         if self.accumulating:
             return
@@ -226,32 +123,12 @@ class GradientMoment:
         if self.takeover is not None:
             self.takeover.read()
         for place in self._places:
-            place.at = -1
-            place.missing = len(place.gradients)
-            place.present[:] = 0
-            for gradient in place.gradients:
-                gradient.arrived = False
+            place.reset()
 
-    def _contribute(self, gradient: _Gradient) -> None:
-        """Copy the parameter's gradient, scaled, to where it is sent from."""
-        gradient.arrived = True
+    def _contribute(self, gradient: GradientPlace) -> None:
+        """Take over the gradient that this rank contributes of a parameter."""
         kept = self._contribution.kept
-        given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
-        if given is None:
-            gradient.outgoing.zero_()
-            gradient.finite = True
-            return
-        gradient.place.present[gradient.position] = 1
-        gradient.finite = None
-        with torch.no_grad():
-            if gradient.stream is not None and _streams(given, gradient.outgoing):
-                from hocket.kernels import scaled_copy
-
-                gradient.finite = scaled_copy(given.view(-1).numpy(), self._factor, gradient.stream)
-            elif gradient.place.casts:
-                gradient.outgoing.copy_(given).mul_(self._factor)
-            else:
-                torch.mul(given, self._factor, out=gradient.outgoing)
+        gradient.take(gradient.parameter.grad if kept is None else kept.get(gradient.parameter), self._factor)
 
     def _end_backward(self) -> None:
         self._backward = None
@@ -282,22 +159,22 @@ class GradientMoment:
                         place.pass_on()
         for place in self._places:
             place.finish()
-            self._bind(place)
+            place.bind()
         companions = (place.last.incoming_companions for place in self._places)
         self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
         for opened in self._exchanges:
             opened.end_round()
 
-    def _contribute_late(self, place: _Place) -> None:
+    def _contribute_late(self, place: SegmentPlace) -> None:
         """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
         for gradient in place.gradients:
             if not gradient.arrived:
                 self._contribute(gradient)
 
-    def _send(self, place: _Place) -> None:
+    def _send(self, place: SegmentPlace) -> None:
         segment = place.first
         companions = segment.outgoing_companions
-        bad = self._nonfinite_in(place)
+        bad = place.nonfinite()
         self.nonfinite += bad
         segment.finite = not bad
         companions[WEIGHT] = self._contribution.weight * self._open.scale
@@ -306,34 +183,6 @@ class GradientMoment:
         if self.takeover is not None:
             self.takeover.give(segment, [bool(has) for has in place.present], self._factor)
         place.begin()
-
-    def _nonfinite_in(self, place: _Place) -> list[str]:
-        """Return the names of the parameters whose gradients hold NaN or Inf."""
-        unknown = [gradient for gradient in place.gradients if gradient.finite is None]
-        # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
-        if len(unknown) == len(place.gradients):
-            total = place.first.outgoing[: place.first.numel].sum()
-        else:
-            total = sum((gradient.outgoing.sum() for gradient in unknown), torch.zeros(()))
-        if not bool(torch.isfinite(total)):
-            for gradient in unknown:
-                gradient.finite = bool(torch.isfinite(gradient.outgoing).all())
-        return [gradient.name for gradient in place.gradients if gradient.finite is False]
-
-    def _bind(self, place: _Place) -> None:
-        segment = place.last
-        companions = segment.incoming_companions
-        weight = float(companions[WEIGHT])
-        data = segment.incoming[: segment.numel]
-        if abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
-            data.mul_(1 / weight)
-        if place.casts:
-            place.results.copy_(data)
-        for gradient in place.gradients:
-            present = companions[FIRST_PRESENCE + gradient.position] != 0
-            # What a residual held back may come when nobody has a gradient any more.
-            late = not present and bool(gradient.result.any())
-            gradient.parameter.grad = gradient.result if present or late else None
 
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
@@ -350,17 +199,10 @@ class GradientMoment:
         for handle in self._handles:
             handle.remove()
         for place in self._places:
-            for gradient in place.gradients:
-                if gradient.parameter.grad is gradient.result:
-                    gradient.parameter.grad = gradient.result.clone()
+            place.unbind()
 
 
-def _streams(given: Tensor, outgoing: Tensor) -> bool:
-    """Return whether a gradient can be copied as flat memory to where it is sent from."""
-    return given.is_contiguous() and given.dtype == outgoing.dtype and given.data_ptr() != outgoing.data_ptr()
-
-
-def _hook_for(gradient: _Gradient, arrived: Callable[[_Gradient], None]) -> Callable[[Tensor], None]:
+def _hook_for(gradient: GradientPlace, arrived: Callable[[GradientPlace], None]) -> Callable[[Tensor], None]:
     # A function, not a method: `copy.deepcopy` of a model copies hooks, and must not copy the session with them.
     def hook(parameter: Tensor) -> None:
         if parameter is gradient.parameter:

@@ -17,7 +17,8 @@ from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.session.exchanging import Counters, OpenExchange
-from hocket.session.gradients import GradientMoment, Stage
+from hocket.session.gradient_places import Stage
+from hocket.session.gradients import GradientMoment
 from hocket.session.layout import gradient_layout, parameter_layout
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks

@@ -108,7 +108,9 @@ class Session:
             if exchange.overlap is Overlap.FORWARD
         ]
         # Set after those, so that a merge comes first.
-        last_into_forward = any(exchange.overlap is not Overlap.NONE for exchange in self._parameters.exchanges)
+        last_into_forward = any(
+            exchange.overlap is not Overlap.NONE for exchange in self._parameters.exchanges
+        )
         self._forward_progress = ForwardProgress(self.model, self._progress) if last_into_forward else None
 
     def _close_exchanges(self) -> None:

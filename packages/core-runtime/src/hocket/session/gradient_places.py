@@ -1,0 +1,184 @@
+"""Segments of gradients on their way through the slot's exchanges, and the places of their parameters' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hocket.segment.segment import Segment, view_of
+from hocket.session.exchanging import OpenExchange
+from hocket.session.layout import FIRST_PRESENCE, WEIGHT
+from hocket.transport.peer import Array
+
+__all__ = ["GradientPlace", "SegmentPlace", "Stage"]
+
+# A mean of weights that is this close to 1 is 1: a third, three times, is not.
+_WEIGHT_TOLERANCE = 1e-6
+
+# From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
+_SMALLEST_STREAM = 1 << 16
+
+#: An exchange of the slot, and a segment as it exchanges it.
+Stage = tuple[OpenExchange, Segment]
+
+
+class GradientPlace:
+    """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
+
+    __slots__ = (
+        "arrived",
+        "finite",
+        "name",
+        "outgoing",
+        "parameter",
+        "place",
+        "position",
+        "result",
+        "stream",
+    )
+
+    def __init__(self, parameter: nn.Parameter, place: SegmentPlace, position: int) -> None:
+        span = place.first.spans[position]
+        self.name = span.name
+        self.parameter = parameter
+        self.place = place
+        self.position = position
+        self.outgoing = view_of(place.first.outgoing, span)
+        self.result = view_of(place.results, span)
+        self.arrived = False
+        # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
+        self.finite: bool | None = None
+        # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
+        self.stream: Array | None = None
+        on_cpu = self.outgoing.device.type == "cpu"
+        if on_cpu and not place.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
+            self.stream = self.outgoing.view(-1).numpy()
+
+    @torch.no_grad()
+    def take(self, given: Tensor | None, factor: float) -> None:
+        """Copy a gradient, times `factor`, to where it is sent from; zeros for none."""
+        self.arrived = True
+        if given is None:
+            self.outgoing.zero_()
+            self.finite = True
+            return
+        self.place.present[self.position] = 1
+        self.finite = None
+        if self.stream is not None and _lies_alike(given, self.outgoing):
+            from hocket.kernels import scaled_copy
+
+            self.finite = scaled_copy(given.view(-1).numpy(), factor, self.stream)
+        elif self.place.casts:
+            self.outgoing.copy_(given).mul_(factor)
+        else:
+            torch.mul(given, factor, out=self.outgoing)
+
+
+class SegmentPlace:
+    """A segment on its way through the slot's exchanges, within one backward.
+
+    Attributes:
+        stages: the exchanges that this rank takes it through, in order.
+        first, last: the segment as the first of them sends it, and as the last one gives it.
+        in_place: whether what comes back takes the place of what was sent.
+        at: how many of them are over; -1 before the first has begun.
+    """
+
+    def __init__(self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter]) -> None:
+        self.stages = stages
+        self.first, self.last = stages[0][1], stages[-1][1]
+        self.in_place = self.last.incoming is self.first.outgoing
+        self.at = -1
+        self.missing = 0
+        # 1 for each parameter that has a gradient in this round, else 0.
+        self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)
+        dtype = self.first.spans[0].dtype
+        # float16 and bfloat16 gradients are summed in float32, and handed to the optimizer in their own dtype.
+        self.casts = self.last.incoming.dtype != dtype
+        data = self.last.incoming[: self.last.numel]
+        self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
+        self.gradients = [
+            GradientPlace(parameters[span.name], self, position)
+            for position, span in enumerate(self.first.spans)
+        ]
+
+    def reset(self) -> None:
+        """Expect the gradients of another backward."""
+        self.at = -1
+        self.missing = len(self.gradients)
+        self.present[:] = 0
+        for gradient in self.gradients:
+            gradient.arrived = False
+
+    def begin(self) -> None:
+        """Send the segment through its first exchange."""
+        self.at = 0
+        opened, segment = self.stages[0]
+        opened.start(segment)
+
+    def advance(self) -> None:
+        """Go on to the next exchange if the one under way is done and not the last; never blocks."""
+        if 0 <= self.at < len(self.stages) - 1:
+            opened, segment = self.stages[self.at]
+            if opened.arrived(segment):
+                self.pass_on()
+
+    def pass_on(self) -> None:
+        """Finish the exchange under way, and begin the next if there is one."""
+        opened, segment = self.stages[self.at]
+        opened.finish(segment)
+        self.at += 1
+        if self.at < len(self.stages):
+            given, (opened, segment) = segment, self.stages[self.at]
+            # The data lies there already: what one exchange gives is what the next one sends.
+            np.multiply(given.incoming_companions, opened.scale, out=segment.outgoing_companions)
+            if opened.scale != 1.0:
+                segment.outgoing[: segment.numel].mul_(opened.scale)
+            opened.start(segment)
+
+    def finish(self) -> None:
+        """Wait until the last exchange is over."""
+        while self.at < len(self.stages):
+            self.pass_on()
+
+    def nonfinite(self) -> list[str]:
+        """Return the names of the parameters whose gradients, about to be sent, hold NaN or Inf."""
+        unknown = [gradient for gradient in self.gradients if gradient.finite is None]
+        # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
+        if len(unknown) == len(self.gradients):
+            total = self.first.outgoing[: self.first.numel].sum()
+        else:
+            total = sum((gradient.outgoing.sum() for gradient in unknown), torch.zeros(()))
+        if not bool(torch.isfinite(total)):
+            for gradient in unknown:
+                gradient.finite = bool(torch.isfinite(gradient.outgoing).all())
+        return [gradient.name for gradient in self.gradients if gradient.finite is False]
+
+    def bind(self) -> None:
+        """Make `p.grad` of each parameter what came back, or None where no rank had a gradient."""
+        companions = self.last.incoming_companions
+        weight = float(companions[WEIGHT])
+        data = self.last.incoming[: self.last.numel]
+        if abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
+            data.mul_(1 / weight)
+        if self.casts:
+            self.results.copy_(data)
+        for gradient in self.gradients:
+            present = companions[FIRST_PRESENCE + gradient.position] != 0
+            # What a residual held back may come when nobody has a gradient any more.
+            late = not present and bool(gradient.result.any())
+            gradient.parameter.grad = gradient.result if present or late else None
+
+    def unbind(self) -> None:
+        """Make `p.grad` of each parameter a tensor of its own."""
+        for gradient in self.gradients:
+            if gradient.parameter.grad is gradient.result:
+                gradient.parameter.grad = gradient.result.clone()
+
+
+def _lies_alike(given: Tensor, outgoing: Tensor) -> bool:
+    """Return whether a gradient can be copied as flat memory to where it is sent from."""
+    return given.is_contiguous() and given.dtype == outgoing.dtype and given.data_ptr() != outgoing.data_ptr()
