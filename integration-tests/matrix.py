@@ -354,12 +354,13 @@ def _sorted_out(
     misfit: dict[str, tuple[Cell, int, CompositionError]] = {}
     for family in families(slot):
         for cell in family:
+            if family[0].id in misfit and len(cell.config[slot]) == 1:
+                continue  # what is refused over the world is so everywhere, unless others follow
             try:
                 strategy = cell.compose()
             except CompositionError as error:
-                misfit[cell.id] = (cell, 0, error)
-                if cell is family[0]:
-                    break  # what is refused over the world is so everywhere
+                if family[0].id not in misfit:
+                    misfit[cell.id] = (cell, 0, error)
                 continue
             for ranks in RANKS:
                 reason = _fits(strategy, ranks)

@@ -128,6 +128,6 @@ def test_runs_in_which_a_rank_dies(first: int, tmp_path: Path) -> None:
         again = hocket.virtual(len(told)).run(trained, strategy, folder, True)
         for rank, (ended, wanted) in enumerate(zip(again, expected, strict=True)):
             assert torch.equal(ended, wanted), f"{what}: rank {rank}, resumed, ended elsewhere"
-    # Kills that come too late for a run leave it whole; most do not.
-    assert deaths > PER_TEST // 2
-    assert resumed > PER_TEST // 5
+    # A kill that comes too late leaves a run whole, and one that comes early leaves no checkpoint; many do neither.
+    assert deaths > PER_TEST // 4
+    assert resumed > PER_TEST // 10
