@@ -41,7 +41,7 @@ def gossip(strategy: Strategy, ranks: int, rounds: int, faults: Faults) -> tuple
                 seen.append(flat(model))
                 optimizer.step()
             session.settle()
-            weights = [w for each in session.parameter_moment.exchanges for w in each.weights.values()]
+            weights = [w for each in session.phase.parameters.exchanges for w in each.weights.values()]
         return [*seen, flat(model)], weights
 
     told = hocket.virtual(ranks, wrap=faults.wrap).run(train)

@@ -143,7 +143,7 @@ def test_gossip_counts_its_neighbours(slot: str) -> None:
 
     def measure() -> tuple[float, int]:
         _, session = train("cnn", strategy, 2)
-        [opened] = session._opened
+        [opened] = session.phase.opened
         received = sum(array.nbytes for arrays in opened.channel._received.values() for array in arrays)
         return session.counters.bytes_sent / 2, received
 

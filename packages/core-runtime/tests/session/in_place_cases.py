@@ -41,7 +41,7 @@ def trained(peer: Peer, strategy: Any, steps: int = 3, lr: float = 0.1, seed: in
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             model(batch(peer.rank, step)).square().mean().backward()
             optimizer.step()
-        buffers = [(s.outgoing, s.incoming) for opened in session._opened for s in opened.segments]
+        buffers = [(s.outgoing, s.incoming) for opened in session.phase.opened for s in opened.segments]
     return flat(model), buffers
 
 

@@ -22,7 +22,7 @@ def exchange(overlap: str, **fields: Any) -> dict[str, Any]:
 
 
 def weights_of(session: Session) -> list[float]:
-    return [weight for each in session.parameter_moment.exchanges for weight in each.weights.values()]
+    return [weight for each in session.phase.parameters.exchanges for weight in each.weights.values()]
 
 
 @pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])

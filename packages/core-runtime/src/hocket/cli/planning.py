@@ -193,7 +193,8 @@ def _named(plain: Mapping[str, Any]) -> str:
         for key, value in plain.items()
         if key != "name"
     )
-    return str(plain["name"]) + (f" {{{fields}}}" if fields else "")
+    # A mapping without a name is no component, but a field of one.
+    return " ".join(part for part in (str(plain.get("name", "")), f"{{{fields}}}" if fields else "") if part)
 
 
 def _models(plan: Plan, nbytes: float) -> str:

@@ -149,7 +149,8 @@ def telling_fields(component: object) -> dict[str, Any]:
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if field.init and (is_number or value != field.default):
+        made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
+        if field.init and (is_number or not (made or value == field.default)):
             told[field.name] = plain[field.name]
     return told
 

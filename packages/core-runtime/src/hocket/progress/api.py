@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 
 from hocket.progress.driver import Driver
@@ -12,16 +13,20 @@ from hocket.transport.peer import Peer, Request
 
 __all__ = ["ProgressEngine"]
 
+# A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
+# of a step; and any look has MPI go on with everything.
+_LOOKS_AT_A_TIME = 8
+
 
 class ProgressEngine(ABC):
     """Carries out schedules, and advances requests between their start and somebody's wait."""
 
     def __init__(self) -> None:
-        self._outstanding: list[Request] = []
+        self._outstanding: deque[Request] = deque()
         self._runs: list[Run] = []
 
     def watch(self, request: Request) -> None:
-        """Advance `request` in every `advance` from now on, until it is done.
+        """Advance `request` in `advance` from now on, until it is done.
 
         It stays the training thread's, in every mode: MPI lets no two threads look at one request at once.
         """
@@ -38,13 +43,15 @@ class ProgressEngine(ABC):
         return request
 
     def advance(self) -> None:
-        """A moment at which the training thread can spare microseconds: a gradient has arrived.
+        """Look at a few of what is under way, in turns; called where the training thread can spare microseconds.
 
         Raises:
             TransportError: an exchange failed.
         """
-        if self._outstanding:
-            self._outstanding = [request for request in self._outstanding if not request.done()]
+        for _ in range(min(len(self._outstanding), _LOOKS_AT_A_TIME)):
+            request = self._outstanding.popleft()
+            if not request.done():
+                self._outstanding.append(request)
 
     def open(self, schedule: Schedule, peer: Peer, name: str) -> Run:
         """Begin to carry out `schedule`, with a lane of its own; collective among the ranks of `peer`.

@@ -34,7 +34,7 @@ class Consensus:
         with torch.no_grad():
             self._own = [tensor.clone() for tensor in self._tensors]
             # Push-sum keeps the mean of its values, not of what they are divided to.
-            self._parameters = session.parameter_moment
+            self._parameters = session.phase.parameters
             self._parameters.before_step()
             for tensor in self._tensors:
                 _set_to_mean(tensor, session.control)

@@ -22,17 +22,13 @@ from hocket.session.batches import SessionData
 from hocket.session.checkpointing import Resumed, load_session, save_session
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
-from hocket.session.forward_merge import ForwardMerge
-from hocket.session.forward_progress import ForwardProgress
 from hocket.session.opening import Opening
-from hocket.session.parameters import ParameterMoment
 from hocket.session.passes import Passes
+from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
 from hocket.session.streaming import StreamedSamples
-from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
-from hocket.strategy.exchange import Overlap
 from hocket.strategy.strategy import Strategy
 
 __all__ = ["Session"]
@@ -50,6 +46,8 @@ class Session:
         replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
         passes: over `data`: how many have ended, and the one under way.
+        phase: the exchanges that are open.
+        late: gradients that earlier phases have left for the next step.
     """
 
     def __init__(
@@ -81,8 +79,8 @@ class Session:
         self._observer = observer
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._initial_equal = initial_equal
-        self._late = LateGradients(storage.parameters)
-        self._open(strategy.at(0))
+        self.late = LateGradients(storage.parameters)
+        self.phase = self._open(strategy.at(0))
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -92,62 +90,40 @@ class Session:
         self._warned_of_skipped_batch = False
         self._closed = False
 
-    def _open(self, strategy: Strategy) -> None:
+    def _open(self, strategy: Strategy) -> OpenPhase:
         """Open the exchanges of a phase; collective."""
-        self._phase = strategy
         opening = Opening(self._ranks, self._storage, strategy, self.counters, self._observer)
-        self._gradients = opening.gradients(self.optimizer, self._weights, self._before_backward)
-        self._weights.gradients_stay_local = self._gradients is None
-        self._parameters = opening.parameters()
-        self._opened = opening.opened
-        self._progress = opening.progress
         self.replicas_equal = self._initial_equal and strategy.keeps_replicas_equal(self._ranks.placement)
-        self._forward_merges = [
-            ForwardMerge(self.model, exchange)
-            for exchange in self._parameters.exchanges
-            if exchange.overlap is Overlap.FORWARD
-        ]
-        # Set after those, so that a merge comes first.
-        last_into_forward = any(
-            exchange.overlap is not Overlap.NONE for exchange in self._parameters.exchanges
-        )
-        self._forward_progress = ForwardProgress(self.model, self._progress) if last_into_forward else None
-
-    def _close_exchanges(self) -> None:
-        """Close the exchanges of the phase, of which none is under way; collective."""
-        for opened in self._opened:
-            opened.channel.close()
-        if self._gradients is not None:
-            self._gradients.close_lane()
-        self._progress.close()
-        self._unhook_exchanges()
-
-    @property
-    def _takeover(self) -> Takeover | None:
-        return None if self._gradients is None else self._gradients.takeover
+        return OpenPhase(strategy, opening, self.model, self.optimizer, self._weights, self._before_backward)
 
     def _change_phase(self, strategy: Strategy) -> None:
         """Go on with another strategy; collective, between steps."""
         self.settle()
-        send_residuals(self._opened, self._storage.parameters, self._late, self._takeover)
-        if self._takeover is not None:
-            self._takeover.hand_back()
+        takeover = self.phase.takeover
+        send_residuals(self.phase.opened, self._storage.parameters, self.late, takeover)
+        if takeover is not None:
+            takeover.hand_back()
         if strategy.keeps_replicas_equal(self._ranks.placement):
             if not self.replicas_equal:
                 Consensus(self)
                 # Equal gradients keep replicas equal only if the optimizers do the same with them.
                 average_optimizers(self.optimizer, self.control, self.gather)
             self._initial_equal = True
-        self._close_exchanges()
-        self._open(strategy)
+        self.phase.close()
+        self.phase = self._open(strategy)
 
     def enter_phase_of(self, step: int) -> None:
         """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
         strategy = self.strategy.at(step)
-        if strategy != self._phase:
+        if strategy != self.phase.strategy:
             self.settle()
-            self._close_exchanges()
-            self._open(strategy)
+            self.phase.close()
+            self.phase = self._open(strategy)
+
+    def begin_equal(self) -> None:
+        """Take note that all replicas hold the same bits now."""
+        self._initial_equal = True
+        self.replicas_equal = self.phase.strategy.keeps_replicas_equal(self._ranks.placement)
 
     @property
     def weight(self) -> float:
@@ -185,14 +161,14 @@ class Session:
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Mark backwards after which nothing is sent: their gradients add up until one outside of it."""
-        if self._gradients is not None:
-            self._gradients.accumulating = True
+        if self.phase.gradients is not None:
+            self.phase.gradients.accumulating = True
         self._weights.accumulated = True
         try:
             yield
         finally:
-            if self._gradients is not None:
-                self._gradients.accumulating = False
+            if self.phase.gradients is not None:
+                self.phase.gradients.accumulating = False
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the norm of the gradients that the optimizer will get, over the whole model; return the norm.
@@ -203,17 +179,17 @@ class Session:
 
     def begin_batch(self, weight: float) -> None:
         """Take note of a batch; `data` calls it."""
-        self._note_phase("forward" if self._gradients is not None else "forward and backward")
+        self._note_phase("forward" if self.phase.gradients is not None else "forward and backward")
         self._weights.begin_batch(weight)
         self._stepped_in_batch = False
-        if self._gradients is not None:
-            self._gradients.exchanged_in_step = 0
+        if self.phase.gradients is not None:
+            self.phase.gradients.exchanged_in_step = 0
 
     def end_batch(self) -> None:
         """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
         if self._stepped_in_batch or self._weights.accumulated:
             return
-        if self._gradients is not None and not self._gradients.exchanged_in_step:
+        if self.phase.gradients is not None and not self.phase.gradients.exchanged_in_step:
             if not self._warned_of_skipped_batch:
                 self._warned_of_skipped_batch = True
                 _log.warning(
@@ -221,7 +197,7 @@ class Session:
                     self.rank,
                     self.step,
                 )
-            self._gradients.take_part()
+            self.phase.gradients.take_part()
             self.optimizer.step()
         else:
             self._end_step()
@@ -237,27 +213,34 @@ class Session:
     def _before_step(self) -> None:
         self._note_phase("optimizer")
         self._storage.check()
-        self._parameters.before_step()
-        if self._takeover is not None:
-            self._takeover.suspend()
-        if self._gradients is None:
+        self.phase.parameters.before_step()
+        if self.phase.takeover is not None:
+            self.phase.takeover.suspend()
+        if self.phase.gradients is None:
             self._weights.drop_repetition()
-            self._late.join()
-            if self._on_nonfinite == "skip" and self._phase.gradients and not self._gradients_are_finite():
+            self.late.join()
+            if (
+                self._on_nonfinite == "skip"
+                and self.phase.strategy.gradients
+                and not self._gradients_are_finite()
+            ):
                 # A single rank, which exchanges nothing, skips what several would.
                 self.skipped_steps += 1
                 self._drop_gradients()
             return
-        self._late.join()
-        if not self._gradients.nonfinite_anywhere or getattr(self.optimizer, "found_inf", None) is not None:
+        self.late.join()
+        if (
+            not self.phase.gradients.nonfinite_anywhere
+            or getattr(self.optimizer, "found_inf", None) is not None
+        ):
             return
         if self._on_nonfinite == "skip":
             self.skipped_steps += 1
             self._drop_gradients()
-        elif self._gradients.nonfinite:
+        elif self.phase.gradients.nonfinite:
             raise NonFiniteError(
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
-                f"{some(self._gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
+                f"{some(self.phase.gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
         else:
             raise NonFiniteError(
@@ -275,21 +258,20 @@ class Session:
 
     def _after_step(self) -> None:
         self._stepped_in_batch = True
-        if self._takeover is not None:
-            self._takeover.resume()
+        if self.phase.takeover is not None:
+            self.phase.takeover.resume()
         self._weights.end_step()
         self._end_step()
 
     def _end_step(self) -> None:
-        if self._parameters.exchanges:
+        if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
-        self._parameters.after_step(self.step)
+        self.phase.parameters.after_step(self.step)
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.now())
         self.peer.report_progress(self.step)
-        following = self.strategy.at(self.step)
-        if following != self._phase:
+        if self.strategy.phases and (following := self.strategy.at(self.step)) != self.phase.strategy:
             self._change_phase(following)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
 
@@ -297,9 +279,7 @@ class Session:
 
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
-        self._parameters.settle()
-        for opened in self._opened:
-            opened.channel.flush()
+        self.phase.settle()
 
     def consensus(self) -> Consensus:
         """Set the parameters and floating-point buffers of every rank to the replicas' mean; collective.
@@ -316,11 +296,6 @@ class Session:
         """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
         self.settle()
         return distance_from_mean(self)
-
-    @property
-    def parameter_moment(self) -> ParameterMoment:
-        """The exchanges of parameters; for parts of the session."""
-        return self._parameters
 
     @property
     def flats(self) -> list[Tensor]:
@@ -389,9 +364,9 @@ class Session:
             return
         self._closed = True
         self.settle()
-        if self._takeover is not None:
-            self._takeover.hand_back()
-        self._close_exchanges()
+        if self.phase.takeover is not None:
+            self.phase.takeover.hand_back()
+        self.phase.close()
         if self._streamed is not None:
             self._streamed.close()
         self.control.close()
@@ -403,15 +378,7 @@ class Session:
         self._weights.close()
         for handle in self._handles:
             handle.remove()
-        self._unhook_exchanges()
-
-    def _unhook_exchanges(self) -> None:
-        for merge in self._forward_merges:
-            merge.close()
-        if self._forward_progress is not None:
-            self._forward_progress.close()
-        if self._gradients is not None:
-            self._gradients.close()
+        self.phase.unhook()
 
     def __enter__(self) -> Session:
         if self._closed:

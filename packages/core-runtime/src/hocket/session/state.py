@@ -23,7 +23,7 @@ __all__ = ["load_mean", "load_own", "model_of", "state_of"]
 def state_of(session: Session, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return this rank's state by sections; tensors are the session's own, not copies."""
     # First: it may still write parameters.
-    parameters = session._parameters.state_dict()
+    parameters = session.phase.parameters.state_dict()
     counters = session.counters
     return {
         "session": {
@@ -36,9 +36,9 @@ def state_of(session: Session, more: Mapping[str, Any]) -> dict[str, Any]:
         },
         "model": model_of(session),
         "optimizer": session.optimizer.state_dict(),
-        "exchanges": {opened.exchange.name: opened.state_dict() for opened in session._opened},
+        "exchanges": {opened.exchange.name: opened.state_dict() for opened in session.phase.opened},
         "parameters": parameters,
-        "late": session._late.state_dict(),
+        "late": session.late.state_dict(),
         "random": randomness.to_plain(randomness.read(cuda=True)),
         "passes": session.passes.state_dict(),
         "more": {name: given.state_dict() for name, given in more.items()},
@@ -69,7 +69,7 @@ def load_own(session: Session, file: StateFile, more: Mapping[str, Any]) -> None
         target.copy_(file.tensor(name))
     _load_into(session.optimizer, file.read("optimizer"), f"{file.path}: optimizer")
     exchanges = file.read("exchanges")
-    for opened in session._opened:
+    for opened in session.phase.opened:
         name = opened.exchange.name
         if name not in exchanges:
             raise CheckpointError(
@@ -77,8 +77,8 @@ def load_own(session: Session, file: StateFile, more: Mapping[str, Any]) -> None
                 "saved. Place the ranks on hosts as they were"
             )
         _load_into(opened, exchanges[name], f"{file.path}: exchanges/{name}")
-    session._parameters.load_state_dict(file.read("parameters"))
-    session._late.load_state_dict(file.read("late"))
+    session.phase.parameters.load_state_dict(file.read("parameters"))
+    session.late.load_state_dict(file.read("late"))
     saved = file.read("more")
     for name, given in more.items():
         _load_into(given, saved[name], f"{file.path}: more/{name}")
@@ -102,15 +102,14 @@ def load_mean(session: Session, files: Sequence[StateFile], more: Mapping[str, A
     _load_numbers(session, first)
     for name, target in flatten({"model": model_of(session)})[1].items():
         target.copy_(mean_of_tensor(files, name))
-    session._initial_equal = True
-    session.replicas_equal = session._phase.keeps_replicas_equal(session._ranks.placement)
+    session.begin_equal()
     if not why_no_mean(files, "optimizer"):
         _load_into(session.optimizer, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
     exchanges = first.read("exchanges")
-    for opened in session._opened:
+    for opened in session.phase.opened:
         if opened.exchange.name in exchanges:
             opened.round = exchanges[opened.exchange.name]["round"]
-    session._late.load_state_dict(mean_of_section(files, "late"))
+    session.late.load_state_dict(mean_of_section(files, "late"))
     saved = mean_of_section(files, "more")
     for name, given in more.items():
         _load_into(given, saved[name], f"{first.path}: more/{name}")
