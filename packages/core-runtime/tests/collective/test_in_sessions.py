@@ -84,6 +84,7 @@ def test_what_sends_values_whole_refuses_a_compressor(collective: str) -> None:
 
 
 def test_a_root_beyond_the_scope_is_refused() -> None:
-    strategy = hocket.compose({"parameters": [{"collective": {"name": "reduce", "root": 4}}]})
+    following = {"collective": "broadcast"}
+    strategy = hocket.compose({"parameters": [{"collective": {"name": "reduce", "root": 4}}, following]})
     with pytest.raises(ValueError, match="root: 4 is no rank of a scope of 3"):
         strategy.parameters[0].collective.check_size(3)

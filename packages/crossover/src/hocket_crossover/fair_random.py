@@ -1,0 +1,132 @@
+"""Fair peer selection: everyone sends one copy and receives one, each segment over its own random graph.
+
+Source: Yeo et al., "Crossover-SGD", section 3.2 and algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket import draws
+from hocket.topology import Neighbours, Topology
+from hocket_crossover import derangements
+from hocket_crossover.derangements import Place
+from hocket_crossover.rounds import Rounds
+
+__all__ = ["FairRandom"]
+
+Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class FairRandom(Topology):
+    """W = (I + P) / 2, P a random permutation matrix without a fixed point, another for each round and segment.
+
+    W is doubly stochastic. Rank i hears from rank j where P[i, j] = 1. Two ranks swap, one has no partner.
+
+    Without a roulette every derangement is equally likely. This departs from the paper's algorithm 2, which goes
+    from rank to rank and prefers some even if its table is uniform (of four ranks' nine derangements: 0.065 to
+    0.194), and which may leave the last rank with nobody but itself.
+
+    Attributes:
+        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        roulette: null, or for as many ranks as it has rows the chances by which they draw, one rank after the other:
+            rank i hears from rank j with weight roulette[i][j] among those whom nobody hears from yet (algorithm 1's
+            reading of the table; section 3.2 has the sources in rows). Not negative, zero on the diagonal. Rows need
+            not sum to 1.
+
+    Raises:
+        ValueError: the seed is not in its range, or the roulette is no such table or makes a permutation impossible.
+    """
+
+    seed: int = 0
+    roulette: Any = None
+
+    def __post_init__(self) -> None:
+        draws.check_seed(self.seed)
+        if self.roulette is not None:
+            object.__setattr__(self, "roulette", _checked(self.roulette))
+
+    def __hash__(self) -> int:
+        # Caches ask for it with each call, and a roulette has n**2 numbers.
+        return hash((self.seed, self.roulette is None))
+
+    def check_size(self, size: int) -> None:
+        if self.roulette is not None and size != len(self.roulette):
+            raise ValueError(
+                f"the roulette of crossover.fair_random is for {len(self.roulette)} ranks, not for {size}: give it a "
+                "row and a column for each rank, or leave it out"
+            )
+
+    def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
+        """Return the one rank to send to and the one to receive from."""
+        self.check_size(size)
+        if size == 1:
+            return Neighbours((), (), (), 1.0)
+        sources, receivers = _rounds(self, size).of(round, segment)
+        return Neighbours((int(receivers[rank]),), (0.5,), (int(sources[rank]),), 0.5)
+
+
+@lru_cache(maxsize=16)
+def _rounds(topology: FairRandom, size: int) -> Rounds[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return draws of whom each rank hears from, and of its inverse, whom each rank sends to, both int64 [size]."""
+    table = None if topology.roulette is None else np.array(topology.roulette)
+
+    def draw(places: Sequence[Place]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        if table is None:
+            sources = derangements.uniform(size, topology.seed, places)
+        else:
+            sources = derangements.roulette(table, topology.seed, places)
+        receivers = np.empty_like(sources)
+        np.put_along_axis(receivers, sources, np.arange(size)[None], axis=1)
+        return list(zip(sources, receivers, strict=True))
+
+    return Rounds(draw, size)
+
+
+def _checked(roulette: Any) -> Table:
+    """Return a roulette as hashable plain numbers.
+
+    Raises:
+        ValueError: it is not one; begins with the field's name.
+    """
+    try:
+        weights = np.array(roulette, dtype=np.float64)
+    except (TypeError, ValueError):
+        weights = np.empty(0)
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or len(weights) < 2:
+        raise ValueError("roulette must be a square table of numbers, a row for each of two or more ranks")
+    if not ((weights >= 0).all() and (weights < 1e300 / len(weights)).all()):
+        raise ValueError(
+            "roulette has a weight that is negative, no number or too large to be added to others"
+        )
+    if weights.diagonal().any():
+        raise ValueError("roulette has a weight on its diagonal, and no rank hears from itself")
+    if not _permits_permutation(weights > 0):
+        raise ValueError(
+            "roulette leaves somebody without a partner whatever is drawn: there is no permutation of the ranks in "
+            "which every weight is more than 0"
+        )
+    return tuple(tuple(map(float, row)) for row in weights)
+
+
+def _permits_permutation(possible: NDArray[np.bool_]) -> bool:
+    """Return whether every row can have a column of its own, by augmenting paths (Kuhn)."""
+    row_of: dict[int, int] = {}
+
+    def place(row: int, seen: set[int]) -> bool:
+        for column in map(int, np.flatnonzero(possible[row])):
+            if column not in seen:
+                seen.add(column)
+                if column not in row_of or place(row_of[column], seen):
+                    row_of[column] = row
+                    return True
+        return False
+
+    return all(place(row, set()) for row in range(len(possible)))

@@ -1,0 +1,150 @@
+"""Training on an emulated accelerator, which waits instead of computing, and how long its steps take.
+
+Every layer has as many parameters, and takes as long, as every other: a third of its time forward, two thirds backward.
+As with a real accelerator the host launches forward layers without waiting for them, each when its parameters are
+there. In backward the accelerator is one layer ahead of what the host does with the layer before (its hooks, copies and
+messages), and the host has a layer's gradient when that is over. On virtual ranks time is the virtual clock's;
+elsewhere the training thread sleeps, so that what is left of the cores is the network's, as beside a real accelerator.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.transport.peer import Peer
+
+__all__ = ["Machine", "Timing", "exchanged_bytes", "measure"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is emulated.
+
+    Attributes:
+        layers: how many.
+        numel: parameters of each, float32.
+        compute_s: seconds of a whole step, forward and backward.
+    """
+
+    layers: int
+    numel: int
+    compute_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a step took on the slowest rank, on average.
+
+    Attributes:
+        seconds: from its begin to its end.
+        host_wait_s: in which the training thread waited for an exchange, on average over ranks; in forward the
+            accelerator may compute meanwhile.
+        cpu_s: the process's, all threads; of all ranks together where they are virtual.
+    """
+
+    seconds: float
+    host_wait_s: float
+    cpu_s: float
+
+
+class _Accelerator:
+    """Executes one layer after the other.
+
+    Attributes:
+        free_s: when all that was launched is over, on the peer's clock.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self.free_s = 0.0
+        self._peer = peer
+
+    def launch(self, seconds: float, ahead_s: float = 0.0) -> None:
+        """Execute a layer when those before are over, and not before it was launched: up to `ahead_s` ago."""
+        self.free_s = max(self.free_s, self._peer.now() - ahead_s) + seconds
+
+    def synchronise(self) -> None:
+        """Wait until all that was launched is over."""
+        left_s = self.free_s - self._peer.now()
+        if left_s > 0:
+            if self._peer.transport == "virtual":
+                self._peer.elapse(left_s)
+            else:
+                time.sleep(left_s)
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: _EmulatedLayer) -> Tensor:
+        ctx.layer = layer
+        layer.accelerator.launch(layer.seconds / 3)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        layer = ctx.layer
+        seconds = layer.seconds * 2 / 3
+        layer.accelerator.launch(seconds, ahead_s=seconds)
+        layer.accelerator.synchronise()
+        return gradient, torch.zeros_like(layer.weight), None
+
+
+class _EmulatedLayer(nn.Module):
+    def __init__(self, numel: int, seconds: float, accelerator: _Accelerator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(numel))
+        self.seconds = seconds
+        self.accelerator = accelerator
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = _Layer.apply(x, self.weight, self)
+        return result
+
+
+def exchanged_bytes(machine: Machine) -> int:
+    """Return the bytes of a model."""
+    return 4 * machine.numel * machine.layers
+
+
+def measure(peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int) -> Timing:
+    """Train so many steps, after two that are not measured; collective.
+
+    Args:
+        peer: this rank's.
+        machine: what computes.
+        strategy: a recipe and overrides.
+        steps: how many.
+    """
+    seconds = machine.compute_s / machine.layers
+    accelerator = _Accelerator(peer)
+    layers = (_EmulatedLayer(machine.numel, seconds, accelerator) for _ in range(machine.layers))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.zeros(1, requires_grad=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with hocket.attach(model, optimizer, hocket.compose(*strategy), peer=peer) as session:
+        step()
+        step()
+        session.control.ibarrier().wait()
+        start_s, cpu_s, waited_s = peer.now(), time.process_time(), session.counters.exposed_wait_s
+        for _ in range(steps):
+            step()
+        told = session.gather(
+            [
+                (peer.now() - start_s) / steps,
+                (session.counters.exposed_wait_s - waited_s) / steps,
+                (time.process_time() - cpu_s) / steps,
+            ]
+        )
+    took, waited, cpu = zip(*told, strict=True)
+    return Timing(max(took), sum(waited) / len(waited), sum(cpu) / len(cpu))

@@ -1,0 +1,36 @@
+"""Rotation of samples: a batch that a rank has used goes on to the next one.
+
+Source: Daily et al. 2018, sec. 4.5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.strategy import SampleExchange
+
+if TYPE_CHECKING:
+    from hocket.strategy import SampleStream
+    from hocket.transport.peer import Peer
+
+__all__ = ["RingShuffle"]
+
+
+@dataclass(frozen=True)
+class RingShuffle(SampleExchange):
+    """In epoch e, from 0, rank r trains on the batches that rank (r - e) mod p has read, in their order.
+
+    Every batch goes from rank r to rank (r + 1) mod p when r has used it, and is needed there an epoch later: it
+    travels while both compute. So in each epoch the ranks together use every sample once; a sample comes back to a
+    rank after p epochs, when each of the others has used it once.
+
+    The loader is read once, whole, when the first epoch begins: it must end, and what it draws (an order,
+    augmentations) is drawn once. Its batches are tensors in host memory, or tuples, lists and dictionaries of such, of
+    sizes that may differ, as may their number between ranks. A rank keeps what it has read, packed, in memory.
+    """
+
+    def wrap(self, loader: Any, peer: Peer) -> SampleStream:
+        from hocket_gossipgrad.ring_stream import RingStream
+
+        return RingStream(loader, peer)

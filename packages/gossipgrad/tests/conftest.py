@@ -1,0 +1,43 @@
+"""What holds for all tests of the package; modules beside the tests are found here, also by ranks that tests start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from hocket.testing.job import Job
+
+# With --import-mode=importlib they are not by themselves.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# How long an example takes says nothing here: other processes share the machine.
+settings.register_profile("hocket", deadline=None)
+settings.load_profile("hocket")
+
+
+def _job(size: int) -> Iterator[Job]:
+    if find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        job = Job(size)
+    yield job
+    job.close()
+
+
+@pytest.fixture(scope="session")
+def job_of_8() -> Iterator[Job]:
+    """Eight ranks under mpiexec."""
+    yield from _job(8)
+
+
+@pytest.fixture(scope="session")
+def job_of_3() -> Iterator[Job]:
+    """Three ranks under mpiexec."""
+    yield from _job(3)
