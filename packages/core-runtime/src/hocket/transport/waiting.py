@@ -1,8 +1,9 @@
 """How a thread waits for something that only polling moves, without burning a core.
 
 A wait first polls without a pause (a small exchange ends within microseconds), then sleeps a little between polls
-(large ones need a poll now and then to move on), then sleeps longer, by the time since it began. Measured on 2 cores
-with 4 ranks: with these sleeps an allreduce of 1 to 100 MB takes as long as with none.
+(large ones need a poll now and then to move on), and longer the longer it lasts: at most a sixteenth of the time since
+it began, as a rank that waits for one that computes must not take its core. Measured on 2 cores with 4 ranks: with
+these sleeps an allreduce of 1 to 100 MB takes as long as with none.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[s
             reported = True
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)
         if waited_s < _SHORT_SLEEPS_S:
-            time.sleep(_SHORT_SLEEP_S)
+            time.sleep(min(max(_SHORT_SLEEP_S, waited_s / 16), _LONG_SLEEP_S))
         elif waited_s < _LONG_SLEEPS_S:
             time.sleep(_LONG_SLEEP_S)
         else:
