@@ -53,7 +53,9 @@ def start(ranks: int) -> Stack:
 
 
 def _keeps_the_mean(exchange: Exchange) -> bool:
-    return exchange.topology is None or exchange.topology.columns_sum_to_one
+    """Return whether the mean of what models compute with is kept; push-sum keeps that of what it divides."""
+    keeps = exchange.topology is None or exchange.topology.columns_sum_to_one
+    return keeps and not exchange.carries_weight
 
 
 @pytest.mark.parametrize("recipe", gossip_recipes())
