@@ -100,7 +100,8 @@ def test_a_stopped_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None
     ended = job.end()
     [message] = messages(ended.errors)
     assert ", rank 0 waits for rank 1 in " in message
-    assert "no end after 3 s; rank 1 has not arrived: " in message
+    # It may have been stopped while it computed, or within the same exchange.
+    assert "no end after 3 s; rank 1 " in message
     assert ended.status != 0
 
 
