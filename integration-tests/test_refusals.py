@@ -24,13 +24,11 @@ MEANINGFUL = {
     "gradients": (
         "allreduce*-*none",
         "allreduce*-*shared_random",
-        "reduce-none",
         "sparse_allreduce-*",
         "gossip*-[!i]*-*",  # by a matrix that keeps the mean: all but irregular_directed
     ),
     "parameters": (
         "allreduce*-none",
-        "reduce-none",
         "broadcast-none",
         *(f"gossip*-[!i]*-{compressor}" for compressor in ("none", "fp16", "bf16", "shared_random")),
         "gossip+push_sum-irregular_directed-none",

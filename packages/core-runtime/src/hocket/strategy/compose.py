@@ -16,7 +16,7 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
 from hocket.strategy.rules import refusals
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["build_strategy", "compose"]
+__all__ = ["build_strategy", "compose", "read_slot"]
 
 
 def compose(target: Target, *overrides: str, registry: Registry | None = None) -> Strategy:
@@ -71,8 +71,8 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
     strategy = Strategy(
         name=name,
         samples=None if samples.value is None else build_component(Kind.SAMPLES, samples, registry),
-        gradients=_read_slot(GRADIENTS, where.child(GRADIENTS), registry),
-        parameters=_read_slot(PARAMETERS, where.child(PARAMETERS), registry),
+        gradients=read_slot(GRADIENTS, where.child(GRADIENTS), registry),
+        parameters=read_slot(PARAMETERS, where.child(PARAMETERS), registry),
     )
     for refusal in refusals(strategy):
         place = where
@@ -82,7 +82,12 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
     return strategy
 
 
-def _read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange, ...]:
+def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange, ...]:
+    """Read the exchanges of a slot, each on its own: nothing is refused for what stands beside it.
+
+    Raises:
+        ConfigError, MissingPluginError: as in `compose`.
+    """
     if where.value is None:
         return ()
     if not isinstance(where.value, list):

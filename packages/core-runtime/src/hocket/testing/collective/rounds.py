@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from hocket.collective.api import Channel, Outcome
+from hocket.config.source import load_document
+from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import named_spans, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
-from hocket.strategy.compose import compose
+from hocket.strategy.compose import read_slot
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.segmentation import Model
 from hocket.transport.faults import Faults
@@ -184,7 +186,10 @@ def _resumed(
 
 @lru_cache(maxsize=64)
 def _composed(slot: str, exchange: str) -> Exchange:
-    return compose({slot: [json.loads(exchange)]}).exchanges[0]
+    # On its own: some collectives mean something only with others after them.
+    registry = default_registry()
+    where = load_document({slot: [json.loads(exchange)]}, (), registry).root.child("strategy").child(slot)
+    return read_slot(slot, where, registry)[0]
 
 
 def _segment(peer: Peer, shape: Shape) -> Segment:
