@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from hocket.collective.api import Channel, Collective
+from hocket.collective.api import Channel
+from hocket.collective.rooted import RootedCollective
 
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
@@ -20,48 +22,23 @@ __all__ = ["Broadcast"]
 
 
 @dataclass(frozen=True)
-class Broadcast(Collective):
-    """Every rank ends with the value of one: of the scope's leader, or of `root`.
+class Broadcast(RootedCollective):
+    """Every rank ends with the value of one: of the scope's leader, or of `root`."""
 
-    Attributes:
-        root: a rank of the exchange's scope, from 0; null for the rank that leads the segment, which in a group is
-            the one that takes part in exchanges over `leaders`.
-    """
-
-    slots: ClassVar[frozenset[str]] = frozenset({"gradients", "parameters"})
     equal_result: ClassVar[bool] = True
-    carries_messages: ClassVar[bool] = False
-
-    root: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.root is not None and self.root < 0:
-            raise ValueError(f"root must be 0 or more, not {self.root}")
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
     ) -> Channel:
         from hocket.collective.native import BroadcastChannel
 
-        def root_of(segment: int) -> int:
-            return exchange.over.leader(peer.size, segment) if self.root is None else self.root
-
-        return BroadcastChannel(peer, segments, root_of)
+        return BroadcastChannel(peer, segments, partial(self.root_of, exchange, peer.size))
 
     def in_place(self, exchange: Exchange, shared: bool) -> bool:
         return True
 
-    def contribution_scale(self, size: float) -> float:
-        return 1.0
-
     def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:
-        return [values[leader if self.root is None else self.root]] * len(values)
-
-    def check_size(self, size: int) -> None:
-        if self.root is not None and self.root >= size:
-            raise ValueError(
-                f"root: {self.root} is no rank of a scope of {size}: give 0 to {size - 1}, or null"
-            )
+        return [values[self.root_or(leader)]] * len(values)
 
     def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
         """Return (p - 1) / p n: p - 1 copies are sent, in a tree by as many ranks."""

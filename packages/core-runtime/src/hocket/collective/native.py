@@ -114,8 +114,8 @@ class AllreduceChannel(NativeChannel):
         return lane.iallreduce(message, total), unpack
 
 
-class BroadcastChannel(NativeChannel):
-    """Puts a root's `outgoing` into everyone's `incoming`.
+class _RootedChannel(NativeChannel):
+    """A channel in which one rank differs from the others.
 
     Args:
         root_of: the root's rank by a segment's index.
@@ -124,6 +124,10 @@ class BroadcastChannel(NativeChannel):
     def __init__(self, peer: Peer, segments: Sequence[Segment], root_of: Callable[[int], int]) -> None:
         super().__init__(peer, segments)
         self._root_of = root_of
+
+
+class BroadcastChannel(_RootedChannel):
+    """Puts a root's `outgoing` into everyone's `incoming`."""
 
     def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
         root = self._root_of(segment.index)
@@ -132,16 +136,8 @@ class BroadcastChannel(NativeChannel):
         return lane.ibroadcast(segment.incoming_array, root), None
 
 
-class ReduceChannel(NativeChannel):
-    """Puts the mean of all ranks' `outgoing` into a root's `incoming`, and elsewhere the rank's own `outgoing`.
-
-    Args:
-        root_of: the root's rank by a segment's index.
-    """
-
-    def __init__(self, peer: Peer, segments: Sequence[Segment], root_of: Callable[[int], int]) -> None:
-        super().__init__(peer, segments)
-        self._root_of = root_of
+class ReduceChannel(_RootedChannel):
+    """Puts the mean of all ranks' `outgoing` into a root's `incoming`, and elsewhere the rank's own `outgoing`."""
 
     def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
         root = self._root_of(segment.index)
