@@ -82,8 +82,8 @@ class Solo:
         with self._lock:
             np.copyto(self._newest, self._sum)
             self._newest_round = round
-        if self._remembers:
-            self.results.append(self._sum.copy())
+            if self._remembers:  # within the lock, so that whoever is told of a round finds it
+                self.results.append(self._sum.copy())
 
 
 def _one(call: Callable[[int], None]) -> Schedule:
