@@ -70,8 +70,7 @@ def medians(
         before: called with the side's name before each repeat, and not measured.
         after: the same, after each repeat.
         in_a_row: how often a side repeats in each of its turns. With more than one, the first two of a turn do not
-            count: training repeats one kind of step, and a step after another kind's finds its memory given back to
-            the system, which costs 25 to 60 ms of page faults for 100 MB of gradients.
+            count: training repeats one kind of step, and a step after another kind's finds none of its data in caches.
     """
     barrier = peer.lane("start")
     seconds: dict[str, list[float]] = {name: [] for name, _ in sides}

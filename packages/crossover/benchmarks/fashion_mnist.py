@@ -27,7 +27,7 @@ EPOCHS = 5
 WARM_UP_FRACTION = 36 / 90
 
 #: Global batches and their learning rates for all methods; `--rates` shows how sgd does with each of RATES.
-LEARNING_RATES = {512: 4.0, 8192: 8.0}
+LEARNING_RATES = {512: 2.0, 8192: 2.0}
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 RATE_SEED = 100
 
@@ -40,7 +40,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "crossover": ("crossover", "parameters.0.topology.seed={seed}"),
     "without fairness": ("crossover.unfair", "parameters.0.topology.seed={seed}"),
     "without segments": ("crossover.whole_model", "parameters.0.topology.seed={seed}"),
-    "without both": ("crossover.unfair", "parameters.0.topology.seed={seed}", "parameters.0.segments=model"),
     "hierarchical, 2 groups": ("crossover.hierarchical", GROUPS, "gradients.0.over.count=2"),
     "hierarchical, 4 groups": ("crossover.hierarchical", GROUPS, "gradients.0.over.count=4"),
     "hierarchical, 8 groups": ("crossover.hierarchical", GROUPS, "gradients.0.over.count=8"),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["below", "check_seed", "permutation", "rows", "words"]
+__all__ = ["below", "check_seed", "normal", "permutation", "rows", "words"]
 
 
 def words(num: int, domain: str, seed: int, round: int, segment: int = 0) -> NDArray[np.uint64]:
@@ -67,6 +67,18 @@ def below(
     high = words(len(bounds), domain, seed, round, segment) >> np.uint64(32)
     drawn: NDArray[np.int64] = (high * bounds.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
     return drawn
+
+
+def normal(num: int, domain: str, seed: int, round: int, segment: int = 0) -> NDArray[np.float64]:
+    """Return standard normal values, float64 [num], from a word each.
+
+    Source: G. Box, M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+    """
+    drawn = words(num, domain, seed, round, segment)
+    halves = drawn >> np.uint64(32), drawn & np.uint64(2**32 - 1)
+    first, second = ((half + 0.5) / 2**32 for half in halves)
+    values: NDArray[np.float64] = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+    return values
 
 
 def check_seed(seed: int) -> None:

@@ -55,6 +55,8 @@ def refused(*args: str, cwd: Path) -> str:
         (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
         (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
         (["broken.yaml"], "broken.yaml: line 2, column 2: not valid YAML: ..."),
+        (["sgd", "delays=0.3"], "override 'delays=0.3': delays: got 0.3; allowed: ... with its name and fields"),
+        (["late.yaml"], "late.yaml: delays.file: file late.csv, line 2: got '0;0;0.5'; ... from 0, and seconds"),
         (["absent.yaml"], "absent.yaml: cannot read the file: No such file or directory"),
         (["sgd", "steps"], "override 'steps': not of the form KEY=VALUE, such as gradients.0.overlap=backward"),
         (["sgd", "epochs=[1"], "override 'epochs=[1': line 1, column 3: not valid YAML: ..."),
@@ -64,6 +66,8 @@ def refused(*args: str, cwd: Path) -> str:
 )  # fmt: skip
 def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "negative.yaml").write_text("recipe: sgd\nranks: -1\n")
+    (tmp_path / "late.yaml").write_text("recipe: sgd\ndelays: {name: file, file: late.csv}\n")
+    (tmp_path / "late.csv").write_text("rank,step,seconds\n0;0;0.5\n")
     (tmp_path / "broken.yaml").write_text("a: [1, 2\nb: 3\n")
     beginning, _, ending = expected.partition("...")
     message = refused("run", *args, cwd=tmp_path)
@@ -90,7 +94,10 @@ def refused_here(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
         (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
         (["task=fashion_mnist", "task.folder=/nowhere"], "task.folder: the folder /nowhere does not exist."),
-        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits, fashion"),
+        (["task={name: bible, file: /nowhere}"], "task.file: /nowhere cannot be read: No such file or directory."),
+        (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays among 2 ranks: ranks is [2]; allowed: ranks from"),
+        (["delays={name: random_subset, count: 3, seconds: 1}"], "delays among 2 ranks: count is 3; allowed: 0"),
+        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: bible, digits"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd; allowed: lr, "),
         (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),

@@ -234,6 +234,20 @@ def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> No
     assert "shared out over the steps" in shown
 
 
+def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_command("sgd", ("delays={name: shifting_skew, shortest_s: 0.1, longest_s: 0.4}",), 4)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Injected delays, shifting_skew {shortest_s: 0.1, longest_s: 0.4}: a rank is held up for 250 ms"
+        in shown
+    )
+    assert "all of them, where they wait for each other in every step, for 400 ms." in shown
+    with pytest.raises(
+        CompositionError, match=r"^delays among 2 ranks: ranks is \[3\]; allowed: ranks from 0 to 1$"
+    ):
+        plan_command("sgd", ("delays={name: fixed, ranks: [3], seconds: 1}",), 2)
+
+
 def test_the_files_own_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     plan_command("local", ("ranks=7",), None)
     assert "7 ranks" in capsys.readouterr().out

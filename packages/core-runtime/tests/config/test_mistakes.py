@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from hocket.config.run import build_engine, build_task, load_run
 from hocket.errors import ConfigError, MissingPluginError
-from hocket.plugin import Registry, core_version
+from hocket.plugin import Registry
 from hocket.strategy import compose
-
-CORE = f"hocket-core {core_version()}".rstrip()
 
 
 def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigError] = ConfigError) -> str:
@@ -46,7 +44,17 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("network: {latency: 1}", "network.latency: unknown key; allowed: latency_s, bandwidth_bytes_per_s, poll_s. Did you mean 'latency_s'?"),
         ("network: {latency_s: -1}", "network.latency_s: latency_s must be finite and at least 0, not -1.0"),
         ("network: {bandwidth_bytes_per_s: 0}", "network.bandwidth_bytes_per_s: bandwidth_bytes_per_s must be positive, not 0.0"),
-        ("delays: {rank: 0}", f"delays: delays is not available in {CORE}, got {{'rank': 0}}; allowed: null"),
+        ("delays: {ranks: [0]}", "delays.name: missing; allowed: a delays by name, or a mapping with its name and fields"),
+        ("delays: {name: fixd}", "delays.name: there is no delays 'fixd'; there are: file, fixed, linear_skew, random_subset, shifting_skew. Did you mean 'fixed'?"),
+        ("delays: {name: fixed, ranks: 3, seconds: 1}", "delays.ranks: got 3; allowed: a list, of which each is an integer"),
+        ("delays: {name: fixed, ranks: [1, 1], seconds: 1}", "delays.ranks: ranks is [1, 1]; allowed: different ranks, from 0"),
+        ("delays: {name: fixed, ranks: [1], seconds: .inf}", "delays.seconds: seconds is inf; allowed: 0 or more, finite"),
+        ("delays: {name: random_subset, count: -1, seconds: 1}", "delays.count: count is -1; allowed: 0 or more"),
+        ("delays: {name: random_subset, seconds: 1}", "delays.count: missing; allowed: an integer"),
+        ("delays: {name: shifting_skew, shortest_s: 0.4, longest_s: 0.05}", "delays.longest_s: longest_s is 0.05; allowed: 0.4, shortest_s, or more"),
+        ("delays: {name: file, file: /nowhere.csv}", "delays.file: file /nowhere.csv cannot be read: No such file or directory"),
+        ("compute: {step_s: -1}", "compute.step_s: step_s is -1.0; allowed: 0 or more, finite"),
+        ("compute: {per_element: 1}", "compute.per_element: unknown key; allowed: step_s, element_s"),
         ("phases: {1.5: {}}", "line 1, column 10: not valid YAML: the key 1.5 is not text"),
         ("phases: {ten: {}}", "phases.ten: no step; allowed: whole numbers from 0, such as {500: {...}}"),
         ("phases: {10: [1]}", "phases.10: got [1]; allowed: overrides, such as {gradients.0.overlap: none}"),
@@ -197,7 +205,7 @@ def test_a_file_based_on_itself_is_refused(tmp_path: Path) -> None:
     [
         (
             "digit",
-            "mapping: task: there is no task 'digit'; there are: digits, fashion_mnist, hyperplane. Did you mean 'digits'?",
+            "mapping: task: there is no task 'digit'; there are: bible, digits, fashion_mnist, hyperplane, videos. Did you mean 'digits'?",
         ),
         ({"name": "digits", "hiden": 3}, "mapping: task.hiden: unknown key; allowed: "),
         ({"name": "digits", "hidden": "x"}, "mapping: task.hidden: got 'x'; allowed: an integer"),

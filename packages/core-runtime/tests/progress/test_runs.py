@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.progress import InlineProgress, ThreadProgress
-from hocket.schedule import Compute, Logic, NoOp, Receive, Schedule, Send, recursive_doubling_allreduce
+from hocket.schedule import Compute, Gate, Logic, NoOp, Receive, Schedule, Send, recursive_doubling_allreduce
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World, current_peer
 
@@ -99,6 +99,29 @@ def test_an_operation_fires_once_and_may_wait_for_any() -> None:
     run.start(1).wait()
     assert run.num_ended == 2
     assert fired == [f"{name} {round}" for round in (0, 1) for name in ("a", "b", "any", "all")]
+    progress.close()
+
+
+def test_a_gate_holds_a_round_back_until_it_is_open() -> None:
+    """It is asked when it fires, and again when the run is nudged; each round anew."""
+    asked: list[int] = []
+    opened: set[int] = {0}
+
+    def is_open(round: int) -> bool:
+        asked.append(round)
+        return round in opened
+
+    schedule = Schedule((NoOp("go"), Gate("gate", ("go",), is_open=is_open)), ("gate",), trigger="go")
+    progress = InlineProgress()
+    run = progress.open(schedule, SinglePeer(), "run")
+    run.start(0).wait()
+    assert asked == [0]
+    request = run.start(1)
+    assert not request.done()
+    opened.add(1)
+    run.nudge()
+    assert request.done()
+    assert set(asked) == {0, 1}
     progress.close()
 
 

@@ -27,6 +27,13 @@ class Sparse(TopK): ...
 
 
 @dataclass(frozen=True)
+class Particular(Allreduce):
+    def check_compressor(self, compressor: Any) -> None:
+        if not isinstance(compressor, Clipped):
+            raise ValueError("only what is clipped is particular: use clipped")
+
+
+@dataclass(frozen=True)
 class Clipped(NoCompression):
     def prepare(self, segments: Sequence[Any], round: int) -> None: ...
 
@@ -40,6 +47,7 @@ class Corrected(NoCompression):
 def registry() -> Registry:
     registry = Registry(lambda: [])
     registry.collective("gathering", Gathering)
+    registry.collective("particular", Particular)
     for name, compressor in (("sparse", Sparse), ("clipped", Clipped), ("corrected", Corrected)):
         registry.compressor(name, compressor)
     return registry
@@ -72,6 +80,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward or delayed"]),
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
         ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce combines messages in flight", "Sparse", "sparse_allreduce", "compressor none"]),
+        ("gradients", {"collective": "particular"}, "compressor", ["only what is clipped is particular: use clipped"]),
         ("gradients", {"topology": "complete"}, "topology", ["allreduce takes none", "gossip"]),
         ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs one", "topology: complete"]),
         ("gradients", {"compressor": "clipped", "overlap": "backward"}, "overlap", ["Clipped looks at all gradients", "use none"]),
@@ -94,6 +103,7 @@ def test_an_exchange_that_means_nothing_is_refused(
     [
         ("gradients", {"collective": "gathering", "topology": "complete", "compressor": "sparse"}),
         ("gradients", {"compressor": "clipped"}),
+        ("gradients", {"collective": "particular", "compressor": "clipped"}),
         ("gradients", {"compressor": "corrected", "overlap": "backward"}),
         ("parameters", {"every": 4, "overlap": "forward"}),
         ("parameters", {"collective": "broadcast", "overlap": "delayed"}),

@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hocket.cli.table import show_table
+from hocket.cli.units import format_bytes, format_seconds
 from hocket.config.component import component_name, telling_fields
-from hocket.config.run import RunConfig, load_run
+from hocket.config.run import RunConfig, build_engine, load_run
 from hocket.config.settings import TransportName
-from hocket.strategy.placement import Placement
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from hocket.delays import Delays
     from hocket.session.planned import Plan, PlannedExchange
     from hocket.task.api import Task
 
@@ -40,6 +43,9 @@ _HEADERS = (
     "memory",
 )
 _TEXT_WIDTH = 110
+
+#: Of how many steps the mean of injected delays is taken.
+_STEPS_LOOKED_AT = 1000
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
 
@@ -52,9 +58,10 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     run = load_run(target, overrides)
     run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
     assert run.ranks is not None
-    run.strategy.check_size(Placement.on_one_host(run.ranks))  # before torch is imported
+    run.check_size(run.ranks)  # before torch is imported
 
     from hocket.cli.checking import check_run
+    from hocket.cli.planning_stages import show_stages, stages_of
     from hocket.session.planned import plan
     from hocket.transport.host import SMALLEST_BYTES
 
@@ -63,13 +70,18 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     # A plan is for ranks of one host.
     shared_bytes = SMALLEST_BYTES if run.transport is TransportName.MPI else math.inf
     model = _model(task)
+    engine = build_engine(run)
+    stages = stages_of(run, engine, task)
     for step, strategy in [
         (0, run.strategy.at(0)),
         *((p.step, p.strategy) for p in run.strategy.phases if p.step),
     ]:
         if run.strategy.phases:
             print(f"From step {step} on:")
-        _show(run, plan(strategy, model, run.ranks, run.network, shared_bytes=shared_bytes))
+        replicas = engine.data_size(run.ranks)
+        _show(run, plan(strategy, model, replicas, run.network, shared_bytes=shared_bytes), bool(stages))
+    if stages:
+        show_stages(stages, replicas)
     return run
 
 
@@ -83,19 +95,22 @@ def _model(task: Task) -> nn.Module:
     return task.model()
 
 
-def _show(run: RunConfig, plan: Plan) -> None:
+def _show(run: RunConfig, plan: Plan, shared_out: bool) -> None:
+    assert run.ranks is not None
     name = run.strategy.name or "own strategy"
     print(f"{name}: {run.description}" if run.description else name)
-    ranks = f"{plan.ranks} rank{'s' * (plan.ranks != 1)}"
-    size = f"{plan.num_parameters:,} trainable parameters, {_bytes(plan.model_bytes)}"
+    ranks = f"{run.ranks} rank{'s' * (run.ranks != 1)}"
+    size = f"{plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
     print(f"{ranks}; task {run.task.name}: {size}")
     print()
+    if shared_out and (not plan.exchanges or plan.ranks == 1):
+        return
     if not plan.exchanges:
         print("Nothing crosses the wire: every rank trains alone.")
         return
     rows = [_row(plan, planned) for planned in plan.exchanges]
     if len(rows) > 1:
-        sent, seconds = _bytes(plan.bytes_per_step), _seconds(plan.seconds_per_step)
+        sent, seconds = format_bytes(plan.bytes_per_step), format_seconds(plan.seconds_per_step)
         rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
@@ -107,7 +122,7 @@ def _show(run: RunConfig, plan: Plan) -> None:
 def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
     exchange = planned.exchange
     sizes = [layout.wire_bytes for layout in planned.layouts]
-    smallest, largest = (_bytes(min(sizes)), _bytes(max(sizes))) if sizes else ("", "")
+    smallest, largest = (format_bytes(min(sizes)), format_bytes(max(sizes))) if sizes else ("", "")
     size = smallest if smallest == largest else f"{smallest} to {largest}"
     return (
         exchange.name,
@@ -117,8 +132,8 @@ def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
         size,
         _every(planned),
         exchange.overlap.value,
-        _bytes(planned.bytes_per_step),
-        _seconds(planned.seconds_per_step),
+        format_bytes(planned.bytes_per_step),
+        format_seconds(planned.seconds_per_step),
         _models(plan, planned.memory_bytes),
     )
 
@@ -147,12 +162,12 @@ def _among(planned: PlannedExchange) -> str:
 
 def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
     bandwidth = run.network.bandwidth_bytes_per_s
-    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{_bytes(bandwidth)} a second per rank"
+    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{format_bytes(bandwidth)} a second per rank"
     lines = [
         "Sent: by a rank, on average over ranks and steps, by a ring (allreduce), a tree (broadcast) or to "
         "each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
         "counts in the same way.",
-        f"Time: for a latency of {_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
+        f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
         "network.bandwidth_bytes_per_s), nothing else on the network, one segment after the other; what an "
         "overlap hides is not taken off.",
         "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
@@ -165,6 +180,8 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
             f"Samples travel, too, by {_title(plan.strategy.samples)}: how large they are is not known here, and they "
             "are not counted."
         )
+    if run.delays is not None:
+        lines.append(_delays(run.delays, run, plan.ranks))
     if plan.ranks == 1:
         lines.append("A single rank exchanges nothing.")
     for planned in plan.exchanges:
@@ -180,6 +197,15 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
     if any(planned.exchange.every != 1 for planned in plan.exchanges):
         lines.append("What does not happen in every step is shared out over the steps.")
     return lines
+
+
+def _delays(delays: Delays, run: RunConfig, size: int) -> str:
+    seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
+    mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
+    return (
+        f"Injected delays, {_title(delays)}: a rank is held up for {mean} per step on average; all of them, where they "
+        f"wait for each other in every step, for {longest}."
+    )
 
 
 def _title(component: object) -> str:
@@ -199,18 +225,3 @@ def _named(plain: Mapping[str, Any]) -> str:
 
 def _models(plan: Plan, nbytes: float) -> str:
     return f"{plan.in_models(nbytes):.2f} x"
-
-
-def _bytes(nbytes: float) -> str:
-    """Write bytes with three significant digits."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def _seconds(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -18,7 +18,6 @@ from hocket.checkpoint.folder import complete, latest_complete
 from hocket.config.run import RunConfig, load_run
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
-from hocket.strategy.placement import Placement
 from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.observer import TERMINAL_VARIABLE
 from hocket.transport.joining import launched_ranks, local_ranks
@@ -58,7 +57,7 @@ def run_command(
         return _join(run, ranks or run.ranks, out, resume, *launched)
     run = replace(run, ranks=ranks or run.ranks or 1)
     assert run.ranks is not None
-    run.strategy.check_size(Placement.on_one_host(run.ranks))
+    run.check_size(run.ranks)
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
@@ -109,7 +108,7 @@ def _join(
             f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher"
         )
     run = replace(run, ranks=promised)
-    run.strategy.check_size(Placement.on_one_host(promised))
+    run.check_size(promised)
 
     import torch
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.collective.packing import Packing
     from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
@@ -25,16 +27,19 @@ class Outcome:
     """What became of one exchange of one segment.
 
     Attributes:
-        round: the exchange's counter, as given to `Channel.start`.
+        round: the exchange's counter, as given to `Channel.start`; a later one where the rank was late for a partial
+            collective.
         included: whether what this rank contributed is in the result.
-        num_active: how many ranks' contributions are in the result.
+        num_active: how many ranks' contributions are in the result; in a partial collective those that came in time.
         nonfinite: the ranks of the scope whose contributions held NaN or Inf, where `Channel.finds_nonfinite`.
+        staleness: how many rounds late one of this rank's contributions has come in, at most, so far.
     """
 
     round: int
     included: bool
     num_active: int
     nonfinite: tuple[int, ...] = ()
+    staleness: int = 0
 
 
 class Channel(ABC):
@@ -70,9 +75,20 @@ class Channel(ABC):
     def flush(self) -> None:
         """Send what earlier rounds have kept back and wait for it; collective."""
 
+    def take_late(self, segment: Segment) -> Tensor | None:
+        """Give up what no round has taken of this rank's contributions.
+
+        Returns:
+            [segment.numel] on the CPU, zeros where nothing is left; None, on all ranks alike, if nothing is ever late.
+        """
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Give back what the channel holds; collective, answering the others until all have closed."""
+
+    def count_on(self, round: int) -> None:  # noqa: B027 (nothing to do where nobody counts)
+        """Let the first round count as `round`, of a run that is resumed without this channel's state; all ranks do."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -104,8 +120,19 @@ class Collective(ABC):
     #: Whether its requests can be advanced by a progress thread beside the training thread (`progress: thread`).
     threadable: ClassVar[bool] = False
 
+    #: Whether gradients are divided by the weight that comes with them. Not where contributions may come in a later
+    #: round: there the divisor must be the same in all rounds, or they would count more or less than others.
+    divides_by_weight: ClassVar[bool] = True
+
     #: Whether every rank of the scope ends each round with the same value.
     equal_result: ClassVar[bool] = False
+
+    @property
+    def depends_on_time(self) -> bool:
+        """Whether results depend on when ranks come to a round, or on what was measured, so that no two runs need
+        have the same.
+        """
+        return False
 
     @property
     def pushes_weight(self) -> bool:
@@ -150,6 +177,13 @@ class Collective(ABC):
 
         Raises:
             ValueError: `size` is not possible; says what is.
+        """
+
+    def check_compressor(self, compressor: Compressor) -> None:  # noqa: B027 (most take any that the flags allow)
+        """Refuse a compressor with which the collective means nothing, beyond what its flags say.
+
+        Raises:
+            ValueError: says why, and what to use instead.
         """
 
     def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:

@@ -17,6 +17,7 @@ from hocket.collective.api import Channel, Collective
 from hocket.compressor.none import NoCompression
 
 if TYPE_CHECKING:
+    from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
     from hocket.segment import Segment
     from hocket.strategy.exchange import Exchange
@@ -77,6 +78,14 @@ class Gossip(Collective):
         """Return n times the number of ranks that one sends to, on average over ranks and rounds."""
         assert topology is not None
         return _degrees(topology, size)[0] * message_bytes
+
+    def message_bytes(
+        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> float:
+        """Return n: of the longest message where lengths differ, as receivers do not know them."""
+        return (
+            compressor.payload_bytes(shape) if compressor.equal_sizes else compressor.max_payload_bytes(shape)
+        )
 
     def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
         """Return n for each rank that one hears from at a time: the most of any rank."""

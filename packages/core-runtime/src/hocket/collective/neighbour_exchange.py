@@ -107,6 +107,7 @@ class GossipChannel(Channel):
         # Receivers do not know the length: what is sent is as long as any, and says itself where it ends.
         sent = self._sent.setdefault(segment.index, np.zeros(self.packing.capacity_bytes(segment), np.uint8))
         sent[: payload.nbytes] = payload.view(np.uint8)
+        self.packing.packed_bytes[segment.index] = sent.nbytes
         return sent
 
     def _buffers(self, index: int, like: Array, count: int) -> list[Array]:

@@ -28,7 +28,8 @@ class Packing:
     Attributes:
         compressor: gives the messages their form.
         states: what it remembers of each segment, by the segment's index.
-        packed_bytes: how long each segment's last message was, by the segment's index.
+        packed_bytes: how long each segment's last message was, by the segment's index; where a channel sends more or
+            otherwise, the length for which `Collective.bytes_per_round` gives what was sent.
 
     Raises:
         ValueError: the compressor cannot carry one of the segments.
@@ -37,7 +38,7 @@ class Packing:
     def __init__(self, compressor: Compressor, segments: Sequence[Segment]) -> None:
         self.compressor = compressor
         self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
-        self.packed_bytes: dict[int, int] = {}
+        self.packed_bytes: dict[int, float] = {}
 
     def capacity_bytes(self, segment: Segment) -> int:
         """Return the bytes of the longest message that a segment can have."""

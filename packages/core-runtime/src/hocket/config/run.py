@@ -12,9 +12,10 @@ from hocket.config.component import build_reference, construct, describe, read_f
 from hocket.config.optimizer import complete_arguments
 from hocket.config.settings import ROOT_KEYS, RunSettings
 from hocket.config.source import SLOTS, Target, load_document
-from hocket.errors import ConfigError
+from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.compose import build_strategy
+from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -33,6 +34,24 @@ class RunConfig(RunSettings):
     """
 
     strategy: Strategy = field(default_factory=Strategy)
+
+    def check_size(self, ranks: int) -> None:
+        """Refuse a number of ranks for which the engine, the strategy or the delays are not defined.
+
+        Raises:
+            CompositionError: names the exchange, the engine or the delays, and which sizes are possible.
+        """
+        engine = build_engine(self)
+        try:
+            engine.check_size(ranks)
+        except ValueError as error:
+            raise CompositionError(f"engine among {ranks} ranks: {error}") from error
+        self.strategy.check_size(Placement.on_one_host(engine.data_size(ranks)))
+        if self.delays is not None:
+            try:
+                self.delays.check_size(ranks)
+            except ValueError as error:
+                raise CompositionError(f"delays among {ranks} ranks: {error}") from error
 
 
 def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registry | None = None) -> RunConfig:

@@ -34,7 +34,9 @@ def allowed_by(hint: Any) -> str:
     if choices is not None:
         return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in choices)}"
     inner, nullable = optional(hint)
-    if isinstance(inner, type) and issubclass(inner, Enum):
+    if typing.get_origin(inner) is list:
+        words = f"a list, of which each is {allowed_by(typing.get_args(inner)[0])}"
+    elif isinstance(inner, type) and issubclass(inner, Enum):
         words = "one of " + ", ".join(str(member.value) for member in inner)
     else:
         words = _WORDS.get(typing.get_origin(inner) or inner, str(inner))

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from hocket.config.reference import Reference
-from hocket.plugin import core_version
+from hocket.delays import ComputeModel, Delays
 from hocket.transport.network import NetworkModel
 
 __all__ = ["DEFAULTS", "ROOT_KEYS", "CheckpointSettings", "OnNonfinite", "RunSettings", "TransportName"]
@@ -74,7 +74,8 @@ class RunSettings:
         on_nonfinite: what to do about NaN or Inf.
         steps: stop after so many, 1 or more; null to run all epochs.
         network: what the virtual transport imitates and `plan` predicts for.
-        delays: injected imbalance; not available yet.
+        compute: how long steps take on the virtual transport, whose clock sees no computing by itself.
+        delays: injected imbalance: how long each rank is held up in each step, for any strategy; null for none.
         phases: overrides of the strategy by the step from which they hold, each laid over what held before.
     """
 
@@ -98,7 +99,8 @@ class RunSettings:
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR
     steps: int | None = None
     network: NetworkModel = field(default_factory=NetworkModel)
-    delays: Any = None
+    compute: ComputeModel = field(default_factory=ComputeModel)
+    delays: Delays | None = None
     phases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,9 +112,6 @@ class RunSettings:
             raise ValueError(f"seed must be 0 or more, not {self.seed}")
         if not 0 < self.timeout_s < math.inf:
             raise ValueError(f"timeout_s must be finite and more than 0, not {self.timeout_s}")
-        core = f"hocket-core {core_version()}".rstrip()
-        if self.delays is not None:
-            raise ValueError(f"delays is not available in {core}, got {self.delays!r}; allowed: null")
 
 
 #: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.

@@ -1,5 +1,5 @@
 """How a batch flows through the model: engines."""
 
-from hocket.engine.api import Engine, Stepper, StepResult
+from hocket.engine.api import Attachment, Engine, Loss, MakeOptimizer, PlannedStage, Stepper, StepResult
 
-__all__ = ["Engine", "StepResult", "Stepper"]
+__all__ = ["Attachment", "Engine", "Loss", "MakeOptimizer", "PlannedStage", "StepResult", "Stepper"]

@@ -54,7 +54,7 @@ class Observer:
         """The training thread waited for an exchange that was under way: time that nothing hid."""
 
     def phase(self, name: str, start_s: float) -> None:
-        """A phase of the step begins, and ends the one before: `forward`, `backward`, `optimizer`."""
+        """A phase of the step begins, and ends the one before: `delay`, `forward`, `backward`, `optimizer`."""
 
     def step_ended(self, step: int, end_s: float) -> None:
         """A step, counted from 0, has ended, and with it its last phase."""

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     SAMPLES = "samples"
     ENGINE = "engine"
     TASK = "task"
+    DELAYS = "delays"
 
     @property
     def interface_path(self) -> str:
@@ -44,6 +45,7 @@ _INTERFACES = {
     Kind.SAMPLES: "hocket.strategy.samples:SampleExchange",
     Kind.ENGINE: "hocket.engine.api:Engine",
     Kind.TASK: "hocket.task.api:Task",
+    Kind.DELAYS: "hocket.delays.api:Delays",
 }
 
 

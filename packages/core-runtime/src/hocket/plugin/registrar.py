@@ -15,6 +15,7 @@ from hocket.plugin.kinds import Kind, check_component
 if TYPE_CHECKING:
     from hocket.collective.api import Collective
     from hocket.compressor.api import Compressor
+    from hocket.delays.api import Delays
     from hocket.engine.api import Engine
     from hocket.strategy.samples import SampleExchange
     from hocket.strategy.scope import Scope
@@ -107,6 +108,10 @@ class Registrar:
     def task(self, name: str, component: type[Task] | str) -> None:
         """Provide a task: data, model and loss."""
         self._add(Kind.TASK, name, component)
+
+    def delays(self, name: str, component: type[Delays] | str) -> None:
+        """Provide delays: which rank of a run is held up in which step, for how long."""
+        self._add(Kind.DELAYS, name, component)
 
     def recipe(self, path: str | PathLike[str]) -> None:
         """Provide a recipe: a YAML file named by its stem, without prefix where that is the plugin's word."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hocket.progress.messages import Messages, Place
-from hocket.schedule.operation import Compute, Logic, Operation, Receive, Send
+from hocket.schedule.operation import Compute, Gate, Logic, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.signals import Connection, Ring
@@ -68,6 +68,7 @@ class Execution:
         self._done = bytearray(len(self._operations))
         self._missing = list(self._needs)
         self._last_missing = len(self._last)
+        self._shut: list[int] = []
 
     # ------------------------------------------------------------------------------------------ what it does
 
@@ -107,6 +108,8 @@ class Execution:
                 self._arm()
             if self._armed and self.round < self.wanted and self._trigger is not None:
                 self._fire_once(self._trigger)
+            if self._shut:
+                self._look_at_gates()
             moved |= bool(self._ready)
             while self._ready:
                 i = self._ready.popleft()
@@ -144,6 +147,15 @@ class Execution:
         self.sending = still
         return len(still) < before
 
+    def _look_at_gates(self) -> None:
+        """Finish the gates that have opened since they fired."""
+        shut, self._shut = self._shut, []
+        for i in shut:
+            self.doing = self._operations[i].name
+            action = self._actions[i]
+            if action is not None and action():
+                self._finish(i)
+
     def _receive(self, place: Place) -> None:
         """Note that something has come: data, or a notice, which may be of another round."""
         i = self._receives[place]
@@ -173,6 +185,8 @@ class Execution:
                 return partial(self._post, (operation.source, operation.tag), operation.data)
             case Compute():
                 return partial(self._compute, operation.call)
+            case Gate():
+                return partial(self._ask, i, operation.is_open)
             case _:
                 return None
 
@@ -192,6 +206,12 @@ class Execution:
     def _compute(self, call: Callable[[int], None]) -> bool:
         call(self.round)
         return True
+
+    def _ask(self, i: int, is_open: Callable[[int], bool]) -> bool:
+        opened = is_open(self.round)
+        if not opened:
+            self._shut.append(i)
+        return opened
 
     def _finish(self, i: int) -> None:
         self._done[i] = True

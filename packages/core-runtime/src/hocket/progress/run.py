@@ -65,6 +65,10 @@ class Run:
             self._waiter.nudge()
         return RoundRequest(self, round)
 
+    def nudge(self) -> None:
+        """Have the schedule's gates looked at soon; never blocks. Any thread of the rank may call it."""
+        self._waiter.nudge()
+
     def ended(self, round: int) -> bool:
         """Return whether `round` has ended on this rank.
 

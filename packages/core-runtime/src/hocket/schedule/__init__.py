@@ -6,7 +6,7 @@ Source: Li et al., eager-SGD, sec. 4.1.1.
 from hocket.schedule.activation import activation_broadcast
 from hocket.schedule.allreduce import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
 from hocket.schedule.broadcast import binomial_broadcast
-from hocket.schedule.operation import Compute, Logic, NoOp, Operation, Receive, Send
+from hocket.schedule.operation import Compute, Gate, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.rendering import render
 from hocket.schedule.schedule import Schedule, ScheduleError, chain
 
@@ -17,6 +17,7 @@ __all__ = [
     "Logic",
     "NoOp",
     "Compute",
+    "Gate",
     "Send",
     "Receive",
     "chain",

@@ -13,7 +13,7 @@ from enum import Enum
 
 from hocket.transport.peer import Array
 
-__all__ = ["Compute", "Logic", "NoOp", "Operation", "Receive", "Send"]
+__all__ = ["Compute", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
 
 
 class Logic(Enum):
@@ -52,6 +52,18 @@ class Compute(Operation):
     """
 
     call: Callable[[int], None] = lambda round: None
+
+
+@dataclass(frozen=True, eq=False)
+class Gate(Operation):
+    """Done once it is open: what comes after it depends on the round, or on what the application does meanwhile.
+
+    Attributes:
+        is_open: given the round of the execution. Asked when the gate fires, and until it says yes whenever the
+            schedule is looked at (`Run.nudge`), on the thread that advances it; does not block.
+    """
+
+    is_open: Callable[[int], bool] = lambda round: True
 
 
 @dataclass(frozen=True, eq=False)

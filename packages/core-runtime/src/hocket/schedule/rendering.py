@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.schedule.operation import Compute, Operation, Receive, Send
+from hocket.schedule.operation import Compute, Gate, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array
 
@@ -32,6 +32,8 @@ def _what(operation: Operation, schedule: Schedule) -> str:
             what = f"receive {_content(data)} from rank {source}, tag {tag}"
         case Compute():
             what = "compute"
+        case Gate():
+            what = "wait until open"
         case _:
             what = "trigger" if operation.name == schedule.trigger else "nothing"
     return f"{what} (last)" if operation.name in schedule.last else what

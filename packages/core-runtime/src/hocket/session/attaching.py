@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.engine.api import Attachment, Engine, MakeOptimizer
+from hocket.engine.data_parallel import DataParallel
 from hocket.errors import AttachError
 from hocket.observation import Observer
 from hocket.segment.storage import ParameterStorage
+from hocket.session.base import TrainingSession
 from hocket.session.handshake import agree
 from hocket.session.ranks import find_ranks
 from hocket.session.refusals import check
@@ -22,7 +25,35 @@ from hocket.strategy import Strategy, compose
 from hocket.transport import join
 from hocket.transport.peer import Lane, Peer
 
-__all__ = ["attach"]
+__all__ = ["attach", "attach_replica", "broadcast_model"]
+
+
+@overload
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    initial: Literal["rank0", "keep"] = ...,
+    on_nonfinite: Literal["error", "skip"] = ...,
+    peer: Peer | None = ...,
+    observer: Observer | None = ...,
+) -> Session: ...
+
+
+@overload
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    initial: Literal["rank0", "keep"] = ...,
+    on_nonfinite: Literal["error", "skip"] = ...,
+    peer: Peer | None = ...,
+    observer: Observer | None = ...,
+    engine: Engine,
+    make_optimizer: MakeOptimizer | None = ...,
+) -> TrainingSession: ...
 
 
 def attach(
@@ -34,7 +65,9 @@ def attach(
     on_nonfinite: Literal["error", "skip"] = "error",
     peer: Peer | None = None,
     observer: Observer | None = None,
-) -> Session:
+    engine: Engine | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+) -> TrainingSession:
     """Attach a strategy to a model and its optimizer; collective.
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
@@ -49,6 +82,9 @@ def attach(
             rank and parameter, or all ranks `skip` it. GradScaler's own skipping comes before either.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
         observer: is told of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
+        engine: how `session.train_batch` lets a batch flow through the model; whole on every rank where None.
+        make_optimizer: for engines that keep several copies of the weights: makes, of parameter groups, an optimizer
+            like the given one. Where None the given one is copied, as torch's own can be.
 
     Raises:
         AttachError: the model or the optimizer cannot be carried.
@@ -66,21 +102,40 @@ def attach(
     if peer is None:
         peer = join()
     check(model, optimizer)
-    agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer))
+    engine = engine or DataParallel()
+    agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer, engine))
+    return engine.attach(
+        Attachment(model, optimizer, strategy, peer, initial, on_nonfinite, observer, make_optimizer)
+    )
+
+
+def attach_replica(given: Attachment) -> Session:
+    """Attach a strategy to a model that is whole on every rank, and its optimizer; collective."""
+    peer, observer = given.peer, given.observer
     if observer is not None:
         peer = observer.join(peer)
     try:
         ranks = find_ranks(peer)
-        storage = ParameterStorage(model, ranks.host)
-        equal = peer.size == 1 or initial == "rank0"
-        session = Session(model, optimizer, strategy, ranks, storage, on_nonfinite, equal, observer)
-        if initial == "rank0" and peer.size > 1:
-            _broadcast(session, model)
+        storage = ParameterStorage(given.model, ranks.host)
+        equal = peer.size == 1 or given.initial == "rank0"
+        session = Session(
+            given.model, given.optimizer, given.strategy, ranks, storage, given.on_nonfinite, equal, observer
+        )
+        if given.initial == "rank0":
+            broadcast_model(given.model, session.control)
     except BaseException:
         if observer is not None:
             observer.abandon()
         raise
     return session
+
+
+@torch.no_grad()
+def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
+    """Give every rank of a lane the parameters and buffers that `root` has; collective."""
+    if lane.size > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            _broadcast_tensor(tensor.data, lane, root)
 
 
 def _facts(
@@ -90,11 +145,13 @@ def _facts(
     initial: str,
     on_nonfinite: str,
     observer: Observer | None,
+    engine: Engine,
 ) -> dict[str, Any]:
     return {
         "hocket-core": hocket.__version__,
         "torch": torch.__version__,
         "strategy": {key: value for key, value in strategy.resolved().items() if key != "name"},
+        "engine": repr(engine),
         "initial": initial,
         "on_nonfinite": on_nonfinite,
         "observer": type(observer).__name__,
@@ -109,20 +166,10 @@ def _description(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _broadcast(session: Session, model: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0."""
-    tensors: list[Tensor] = list(session.flats)
-    tensors += [parameter.data for parameter in model.parameters() if not parameter.requires_grad]
-    tensors += list(model.buffers())
-    with torch.no_grad():
-        for tensor in tensors:
-            _broadcast_tensor(tensor, session.control)
-
-
-def _broadcast_tensor(tensor: Tensor, lane: Lane) -> None:
+def _broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
     data = tensor.detach().to("cpu").contiguous()
     # As bytes: NumPy does not know every dtype of torch.
     raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()
-    lane.ibroadcast(raw, 0).wait()
+    lane.ibroadcast(raw, root).wait()
     if data.data_ptr() != tensor.data_ptr():
         tensor.copy_(data)

@@ -19,7 +19,7 @@ from hocket.session.passes import END, Pass
 from hocket.session.streaming import StreamedSamples, StreamPass
 
 if TYPE_CHECKING:
-    from hocket.session.session import Session
+    from hocket.session.base import TrainingSession
 
 __all__ = ["SessionData"]
 
@@ -36,7 +36,7 @@ class SessionData:
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         loader: Iterable[Any] | StreamedSamples,
         weight: Callable[[Any], float] | None,
     ) -> None:

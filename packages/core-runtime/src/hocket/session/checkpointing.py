@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hocket
+from hocket import randomness
 from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, on_rank_0
 from hocket.checkpoint.manifest import Manifest, rank_file
-from hocket.checkpoint.mean import why_no_mean
+from hocket.checkpoint.mean import mean_of_section, why_no_mean
 from hocket.checkpoint.tensor_file import StateFile, describe, write_state
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError
 from hocket.plugin import default_registry
 from hocket.session.handshake import flattened
-from hocket.session.state import load_mean, load_own, model_of, state_of
+from hocket.session.state import load_into
 
 if TYPE_CHECKING:
-    from hocket.session.session import Session
+    from hocket.session.base import TrainingSession
 
 __all__ = ["Resumed", "load_session", "save_session"]
 
@@ -49,7 +50,7 @@ class Resumed:
     exact: bool
 
 
-def save_session(session: Session, folder: Path, keep: int | None, more: Mapping[str, Any]) -> Path:
+def save_session(session: TrainingSession, folder: Path, keep: int | None, more: Mapping[str, Any]) -> Path:
     """Carry out `Session.save`."""
     session.end_step_to_save()
     peer, step = session.peer, session.step
@@ -64,7 +65,7 @@ def save_session(session: Session, folder: Path, keep: int | None, more: Mapping
         return folders.begin(folder, step).name
 
     path = folder / on_rank_0(peer, begin)
-    sizes = collectively(peer, lambda: write_state(path / rank_file(peer.rank), state_of(session, more)))
+    sizes = collectively(peer, lambda: write_state(path / rank_file(peer.rank), _state_of(session, more)))
 
     def end() -> None:
         _manifest(session, sizes).write(path)
@@ -75,7 +76,7 @@ def save_session(session: Session, folder: Path, keep: int | None, more: Mapping
     return path
 
 
-def load_session(session: Session, folder: Path, more: Mapping[str, Any]) -> Resumed:
+def load_session(session: TrainingSession, folder: Path, more: Mapping[str, Any]) -> Resumed:
     """Carry out `Session.load`."""
     peer = session.peer
     path = Path(on_rank_0(peer, lambda: str(folders.latest_complete(folder))))
@@ -91,32 +92,79 @@ def load_session(session: Session, folder: Path, more: Mapping[str, Any]) -> Res
         collectively(peer, check)
         manifest = Manifest.read(path)
         exact = manifest.ranks == peer.size
-        session.settle()
         session.enter_phase_of(manifest.step)
         if exact:
-            collectively(peer, lambda: load_own(session, files[0], more))
+            collectively(peer, lambda: _load_own(session, files[0], more))
             session.replicas_equal = manifest.replicas_equal
         else:
-            collectively(peer, lambda: load_mean(session, files, more))
+            collectively(peer, lambda: _load_mean(session, files, more))
         if peer.rank == 0:
             _tell(folder, path, manifest, files, peer.size)
     return Resumed(path, session.step, session.passes.ended, exact)
 
 
-def _manifest(session: Session, sizes: Sequence[int]) -> Manifest:
+def _state_of(session: TrainingSession, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this rank's state by sections."""
+    counters = session.counters
+    return {
+        "session": {
+            "step": session.step,
+            "skipped_steps": session.skipped_steps,
+            "bytes_sent": counters.bytes_sent,
+            "exchanges": counters.exchanges,
+            "under_way_s": counters.overlap.under_way_s,
+            "exposed_wait_s": counters.overlap.exposed_wait_s,
+        },
+        **session.state_dict(),
+        "random": randomness.to_plain(randomness.read(cuda=True)),
+        "passes": session.passes.state_dict(),
+        "more": {name: given.state_dict() for name, given in more.items()},
+    }
+
+
+def _load_own(session: TrainingSession, file: StateFile, more: Mapping[str, Any]) -> None:
+    """Continue where this rank was."""
+    _load_numbers(session, file)
+    session.load_state(file)
+    saved = file.read("more")
+    for name, given in more.items():
+        load_into(given, saved[name], f"{file.path}: more/{name}")
+    now = randomness.from_plain(file.read("random"))
+    session.passes.load_state_dict(file.read("passes"), now)
+    randomness.write(now)
+
+
+def _load_mean(session: TrainingSession, files: Sequence[StateFile], more: Mapping[str, Any]) -> None:
+    """Continue from the mean of another number of ranks."""
+    first = files[0]
+    _load_numbers(session, first)
+    session.load_mean(files)
+    saved = mean_of_section(files, "more")
+    for name, given in more.items():
+        load_into(given, saved[name], f"{first.path}: more/{name}")
+    session.passes.ended = first.read("passes")["ended"]
+
+
+def _load_numbers(session: TrainingSession, file: StateFile) -> None:
+    saved, counters = file.read("session"), session.counters
+    session.step, session.skipped_steps = saved["step"], saved["skipped_steps"]
+    counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
+    counters.overlap.under_way_s, counters.overlap.exposed_wait_s = (
+        saved["under_way_s"],
+        saved["exposed_wait_s"],
+    )
+
+
+def _manifest(session: TrainingSession, sizes: Sequence[int]) -> Manifest:
     return Manifest(
         step=session.step,
         ranks=session.size,
         replicas_equal=session.replicas_equal,
         optimizer=type(session.optimizer).__name__,
-        strategy=_strategy(session),
+        strategy=session.describe(),
         versions=_versions(),
         files={rank_file(rank): size for rank, size in enumerate(sizes)},
     )
-
-
-def _strategy(session: Session) -> dict[str, Any]:
-    return {key: value for key, value in session.strategy.resolved().items() if key != "name"}
 
 
 def _versions() -> dict[str, str]:
@@ -124,13 +172,13 @@ def _versions() -> dict[str, str]:
     return {**plugins, "hocket-core": hocket.__version__, "torch": torch.__version__}
 
 
-def _check(session: Session, manifest: Manifest, file: StateFile, more: Mapping[str, Any]) -> None:
+def _check(session: TrainingSession, manifest: Manifest, file: StateFile, more: Mapping[str, Any]) -> None:
     """Refuse a checkpoint of something else, before anything is changed."""
     where = file.path.parent
     if manifest.ranks == session.size:
-        _compare(f"{where}: strategy", flattened(_strategy(session)), flattened(manifest.strategy))
+        _compare(f"{where}: strategy", flattened(session.describe()), flattened(manifest.strategy))
     _compare(f"{where}: optimizer", {"": type(session.optimizer).__name__}, {"": manifest.optimizer})
-    expected = {name: describe(tensor) for name, tensor in flatten({"model": model_of(session)})[1].items()}
+    expected = {name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()}
     found = {name: file.describe(name) for name in file.names("model")}
     _compare(f"{file.path}", expected, found)
     if more.keys() != set(file.keys("more")):

@@ -12,7 +12,7 @@ from hocket.observation import Observer
 from hocket.observation.exchange import ExchangeRequest, OverlapClock
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.strategy.exchange import Exchange, Progress
+from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.transport.peer import Peer, Request
 
 __all__ = ["Counters", "OpenExchange"]
@@ -26,11 +26,17 @@ class Counters:
         bytes_sent: by this rank, as the collectives' algorithms count them.
         exchanges: how many segments were exchanged.
         overlap: how long exchanges were under way, and how much of that nothing hid.
+        outcomes: how many exchanges of gradients have ended.
+        active: the sum over them of the ranks whose contributions came in.
+        staleness_max: how many rounds late one of this rank's contributions came in, at most.
     """
 
     bytes_sent: float = 0.0
     exchanges: int = 0
     overlap: OverlapClock = field(default_factory=OverlapClock)
+    outcomes: int = 0
+    active: int = 0
+    staleness_max: int = 0
 
     @property
     def exposed_wait_s(self) -> float:
@@ -120,6 +126,10 @@ class OpenExchange:
         """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
         outcome = self.wait(segment)
         del self._requests[segment.index]
+        if self.exchange.slot == GRADIENTS:
+            self.counters.outcomes += 1
+            self.counters.active += outcome.num_active
+            self.counters.staleness_max = max(self.counters.staleness_max, outcome.staleness)
         self._stage_in(segment)
         return outcome
 
@@ -132,6 +142,11 @@ class OpenExchange:
     def end_round(self) -> None:
         """Count the round, once all segments are finished."""
         self.round += 1
+
+    def count_on(self, round: int) -> None:
+        """Go on from `round`, without what the channel has kept; nothing is under way."""
+        self.round = round
+        self.channel.count_on(round)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the round, the channel's state, and what has come but is not merged yet.

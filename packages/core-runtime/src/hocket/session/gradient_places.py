@@ -84,6 +84,7 @@ class SegmentPlace:
         stages: the exchanges that this rank takes it through, in order.
         first, last: the segment as the first of them sends it, and as the last one gives it.
         in_place: whether what comes back takes the place of what was sent.
+        divides: whether what comes back is divided by the weight that comes with it.
         at: how many of them are over; -1 before the first has begun.
     """
 
@@ -91,6 +92,7 @@ class SegmentPlace:
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
         self.in_place = self.last.incoming is self.first.outgoing
+        self.divides = all(opened.exchange.collective.divides_by_weight for opened, _ in stages)
         self.at = -1
         self.missing = 0
         # 1 for each parameter that has a gradient in this round, else 0.
@@ -162,7 +164,7 @@ class SegmentPlace:
         companions = self.last.incoming_companions
         weight = float(companions[WEIGHT])
         data = self.last.incoming[: self.last.numel]
-        if abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
+        if self.divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
             data.mul_(1 / weight)
         if self.casts:
             self.results.copy_(data)

@@ -184,6 +184,11 @@ class GradientMoment:
             self.takeover.give(segment, [bool(has) for has in place.present], self._factor)
         place.begin()
 
+    def exchange(self) -> None:
+        """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
+        self._begin_round(self._contribution_of_step())
+        self._finish_round()
+
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
         self._begin_round(NOTHING)

@@ -183,15 +183,20 @@ class ParameterMoment:
             exchange.debias()
 
     @torch.no_grad()
+    def merge_forward(self) -> None:
+        """Merge what overlap forward has under way, as the next forward would."""
+        for exchange in self.exchanges:
+            if exchange.overlap is Overlap.FORWARD:
+                exchange.merge_all()
+                exchange.debias()
+
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the open exchanges' state.
 
         What overlap forward has under way is merged, as the next forward would merge it.
         """
-        for exchange in self.exchanges:
-            if exchange.overlap is Overlap.FORWARD:
-                exchange.merge_all()
-                exchange.debias()
+        self.merge_forward()
         return {exchange.opened.exchange.name: {"weights": exchange.weights} for exchange in self.exchanges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

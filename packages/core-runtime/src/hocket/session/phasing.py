@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hocket.segment.segment import view_of
+from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
 
 if TYPE_CHECKING:
@@ -60,24 +60,19 @@ def send_residuals(
     late: LateGradients,
     takeover: Takeover | None,
 ) -> None:
-    """Give every rank the mean of what the ranks' residuals hold, and clear them; collective.
+    """Give every rank the mean of what the ranks' residuals and late contributions hold, and clear them; collective.
 
     Where the compressor applies momentum and weight decay, a residual holds velocity, which is stepped at once by
     the learning rate alone: as a gradient it would be given momentum a second time.
     """
     for each in opened:
-        packing = each.channel.packing
-        if packing is None or not packing.compressor.keeps_residual:
+        kept = [(segment, own) for segment in each.segments if (own := _take_kept(each, segment)) is not None]
+        if not kept:
             continue
         lane = each.peer.lane(f"{each.exchange.name} residuals")
-        for segment in each.segments:
-            residual = packing.states[segment.index].residual
-            if residual is None:
-                continue
-            own = residual.cpu().contiguous()
+        for segment, own in kept:
             total = torch.empty_like(own)
             lane.iallreduce(own.numpy(), total.numpy()).wait()
-            residual.zero_()
             for span in segment.spans:
                 parameter = parameters[span.name]
                 value = view_of(total, span).to(parameter.device, parameter.dtype)
@@ -86,3 +81,16 @@ def send_residuals(
                 else:
                     parameter.add_(value, alpha=-takeover.learning_rate(parameter))
         lane.close()
+
+
+def _take_kept(opened: OpenExchange, segment: Segment) -> Tensor | None:
+    """Take what an exchange holds back of a segment, on the CPU; None, on all ranks alike, if it holds nothing back."""
+    packing = opened.channel.packing
+    if packing is None or not packing.compressor.keeps_residual:
+        return opened.channel.take_late(segment)
+    residual = packing.states[segment.index].residual
+    if residual is None:
+        return None
+    own = residual.to("cpu", copy=True).contiguous()
+    residual.zero_()
+    return own

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import CheckpointError, HocketError, NonFiniteError, some
+from hocket.checkpoint.tensor_file import StateFile
+from hocket.engine.api import Loss, Stepper, StepResult
+from hocket.errors import CheckpointError, NonFiniteError, some
 from hocket.observation import Observer
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
-from hocket.session.batches import SessionData
-from hocket.session.checkpointing import Resumed, load_session, save_session
+from hocket.session.base import TrainingSession
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
 from hocket.session.opening import Opening
-from hocket.session.passes import Passes
 from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
-from hocket.session.streaming import StreamedSamples
+from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
 
@@ -36,19 +32,16 @@ __all__ = ["Session"]
 _log = logging.getLogger("hocket")
 
 
-class Session:
-    """What `hocket.attach` returns; use it as a context manager.
+class Session(TrainingSession):
+    """What `hocket.attach` returns where every rank holds a whole model; use it as a context manager.
 
     Attributes:
-        rank, size: this rank, and how many there are.
-        step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
-        skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
-        replicas_equal: whether all replicas hold the same bits after every step.
-        counters: bytes sent and seconds waited so far.
-        passes: over `data`: how many have ended, and the one under way.
         phase: the exchanges that are open.
         late: gradients that earlier phases have left for the next step.
+        stepper: what `train_batch` does; the engine sets it.
     """
+
+    stepper: Stepper
 
     def __init__(
         self,
@@ -61,17 +54,7 @@ class Session:
         initial_equal: bool,
         observer: Observer | None = None,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.strategy = strategy
-        self.peer = ranks.peer
-        self.rank, self.size = ranks.peer.rank, ranks.peer.size
-        self.step = 0
-        self.skipped_steps = 0
-        self.counters = Counters()
-        self.passes = Passes()
-        self.control = ranks.peer.lane("session")
-        self._streamed: StreamedSamples | None = None
+        super().__init__(model, optimizer, strategy, ranks.peer)
         self._ranks = ranks
         self._storage = storage
         self._on_nonfinite = on_nonfinite
@@ -88,7 +71,12 @@ class Session:
         self._observers = default_registry().hook
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
-        self._closed = False
+
+    def count_into(self, counters: Counters) -> None:
+        """Count what is sent, and waited for, from now on there, together with others."""
+        self.counters = counters
+        for opened in self.phase.opened:
+            opened.counters = counters
 
     def _open(self, strategy: Strategy) -> OpenPhase:
         """Open the exchanges of a phase; collective."""
@@ -113,10 +101,9 @@ class Session:
         self.phase = self._open(strategy)
 
     def enter_phase_of(self, step: int) -> None:
-        """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
+        self.settle()
         strategy = self.strategy.at(step)
         if strategy != self.phase.strategy:
-            self.settle()
             self.phase.close()
             self.phase = self._open(strategy)
 
@@ -127,36 +114,12 @@ class Session:
 
     @property
     def weight(self) -> float:
-        """How much this rank's current batch counts in means; 0 for a repetition, where it is out of data."""
         return self._weights.current
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
-    def data(self, loader: Iterable[Any], weight: Callable[[Any], float] | None = None) -> SessionData:
-        """Iterate over `loader`, as often on every rank as on the one with most batches.
-
-        Args:
-            loader: this rank's batches.
-            weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
-                by samples. Without it every batch counts the same, as in DistributedDataParallel.
-
-        With an exchange of samples batches travel from rank to rank, and the loader is the same one in every epoch; the
-        first call is collective then.
-
-        Raises:
-            HocketError: samples travel, and this is another loader than the first.
-        """
-        exchange = self.strategy.samples
-        if exchange is None:
-            return SessionData(self, loader, weight)
-        if self._streamed is None:
-            self._streamed = StreamedSamples(exchange, loader, self.peer)
-        elif loader is not self._streamed.loader:
-            raise HocketError(
-                "session.data was given another loader than before, and with samples in the strategy the first one's "
-                "batches travel from epoch to epoch: make one loader before the loop over epochs"
-            )
-        return SessionData(self, self._streamed, weight)
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        return self.stepper.step(batch, loss)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -177,16 +140,30 @@ class Session:
         """
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
 
+    def exchange_gradients(self) -> None:
+        """Exchange what the parameters' `.grad` holds, and bind it to what comes back.
+
+        For engines that compute gradients in another way than by a backward through the model, which does this itself.
+        """
+        self._storage.check()
+        if self.phase.gradients is not None:
+            self.phase.gradients.exchange()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Surround a step that an engine makes in place of the optimizer's own: what its hooks would do."""
+        self._before_step()
+        yield
+        self._after_step()
+
     def begin_batch(self, weight: float) -> None:
-        """Take note of a batch; `data` calls it."""
-        self._note_phase("forward" if self.phase.gradients is not None else "forward and backward")
+        self._note_forward()
         self._weights.begin_batch(weight)
         self._stepped_in_batch = False
         if self.phase.gradients is not None:
             self.phase.gradients.exchanged_in_step = 0
 
     def end_batch(self) -> None:
-        """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
         if self._stepped_in_batch or self._weights.accumulated:
             return
         if self.phase.gradients is not None and not self.phase.gradients.exchanged_in_step:
@@ -201,6 +178,15 @@ class Session:
             self.optimizer.step()
         else:
             self._end_step()
+
+    def delay(self, seconds: float) -> None:
+        """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
+        self._note_phase("delay")
+        self.peer.sleep(seconds)
+        self._note_forward()
+
+    def _note_forward(self) -> None:
+        self._note_phase("forward" if self.phase.gradients is not None else "forward and backward")
 
     def _note_phase(self, name: str) -> None:
         if self._observer is not None:
@@ -278,22 +264,17 @@ class Session:
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
         self.phase.settle()
 
     def consensus(self) -> Consensus:
-        """Set the parameters and floating-point buffers of every rank to the replicas' mean; collective.
-
-        Used in a `with` statement, each rank gets its own replica back at the end, to train on:
-
-            with session.consensus():
-                evaluate(model)
-        """
         self.settle()
         return Consensus(self)
 
+    def replica(self) -> AbstractContextManager[None]:
+        self.settle()
+        return nullcontext()
+
     def consensus_distance(self) -> float:
-        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
         self.settle()
         return distance_from_mean(self)
 
@@ -302,51 +283,9 @@ class Session:
         """The flat buffers that the trainable parameters are views of."""
         return self._storage.flats
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's `value` (JSON-able), by rank; collective."""
-        return [json.loads(data) for data in self.peer.allgather_bytes(json.dumps(value).encode())]
-
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
-        """Save all that training goes on from into a new directory of `folder`; collective, after a step.
-
-        Training goes on as if nothing had been saved. A kill at any time leaves the checkpoints that were complete.
-
-        Args:
-            folder: on a disk that all ranks share; made if it is not there.
-            keep: how many complete checkpoints are left in it, the newest; all where None.
-            more: what else has `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
-
-        Returns:
-            The checkpoint's directory.
-
-        Raises:
-            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written or holds
-                checkpoints of later steps, or gradients are being accumulated.
-        """
-        return save_session(self, Path(folder), keep, more)
-
-    def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
-        """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
-
-        With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
-        deterministic: the first pass over `session.data` leaves out the batches that were handed out already.
-        Another number of ranks continues from the replicas' mean, and a warning says what is lost.
-
-        Args:
-            folder: what `save` was given, or one checkpoint's directory.
-            more: the same names as were given to `save`; each object's `load_state_dict` is called.
-
-        Raises:
-            CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
-                or optimizer; names file, key, what was expected and what was found. A model that is refused is
-                left as it was.
-        """
-        return load_session(self, Path(folder), more)
-
     def end_step_to_save(self) -> None:
-        """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
         if self._weights.accumulated:
             raise CheckpointError(
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
@@ -356,10 +295,24 @@ class Session:
             self.end_batch()
             self._stepped_in_batch = True
 
+    def describe(self) -> dict[str, Any]:
+        return {key: value for key, value in self.strategy.resolved().items() if key != "name"}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return tensors_of(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return state_of(self)
+
+    def load_state(self, file: StateFile) -> None:
+        load_own(self, file)
+
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        load_mean(self, files)
+
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is under way and take the hooks off; collective. The model stays usable."""
         if self._closed:
             return
         self._closed = True
@@ -374,24 +327,13 @@ class Session:
         if self._observer is not None:
             self._observer.close()
 
+    def abandon(self) -> None:
+        self._unhook()
+        if self._observer is not None:
+            self._observer.abandon()
+
     def _unhook(self) -> None:
         self._weights.close()
         for handle in self._handles:
             handle.remove()
         self.phase.unhook()
-
-    def __enter__(self) -> Session:
-        if self._closed:
-            raise HocketError("this session is closed: attach again")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            # The other ranks may not be here: closing together would wait for them.
-            self._unhook()
-            if self._observer is not None:
-                self._observer.abandon()

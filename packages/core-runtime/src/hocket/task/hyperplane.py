@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -108,7 +107,9 @@ class HyperplaneSamples(BatchedSamples):
         """
         draws.check_seed(seed)
         self._coefficients = coefficients
-        self._noise = torch.from_numpy(_normal(num_samples, seed, split) * noise).to(torch.float32)
+        self._noise = torch.from_numpy(draws.normal(num_samples, "plane-e", seed, split) * noise).to(
+            torch.float32
+        )
         self._seed = seed
         self._split = split
 
@@ -127,15 +128,3 @@ class HyperplaneSamples(BatchedSamples):
         levels = torch.from_numpy(words.astype("<u8", copy=False).view(np.uint8)[:, :num])
         inputs = levels.to(torch.float32).mul_(2 * _INPUT_UNIT).sub_(255 * _INPUT_UNIT)
         return inputs, (inputs @ self._coefficients + noise).unsqueeze(1)
-
-
-def _normal(num: int, seed: int, split: int) -> NDArray[np.float64]:
-    """Return standard normal values, float64 [num].
-
-    Source: G. Box, M. Muller, "A Note on the Generation of Random Normal Deviates", 1958.
-    """
-    words = draws.words(num, "plane-e", seed, split)
-    halves = words >> np.uint64(32), words & np.uint64(2**32 - 1)
-    first, second = ((half + 0.5) / 2**32 for half in halves)
-    normal: NDArray[np.float64] = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
-    return normal

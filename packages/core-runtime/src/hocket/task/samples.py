@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -14,7 +16,14 @@ __all__ = ["BatchedSamples", "Scaling", "TensorSamples"]
 
 
 class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Samples of which a list of indices gives a whole batch in one vectorised read."""
+    """Samples of which a list of indices gives a whole batch in one vectorised read.
+
+    Attributes:
+        lengths: how long each sample is, int64 [num_samples], where that differs and a batch is padded to its longest:
+            batches are then made of samples of like length (`hocket.task.buckets`). None where all are alike.
+    """
+
+    lengths: NDArray[np.int64] | None = None
 
     @abstractmethod
     def __len__(self) -> int:

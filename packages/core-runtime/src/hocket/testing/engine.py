@@ -127,6 +127,7 @@ class EngineConformance:
                 seen.clear()
                 batch = _batch(session.rank, step)
                 result = stepper.step(batch, loss)
+                assert result is not None
                 outputs, targets = _joined(seen)
                 assert torch.equal(targets, batch[1])
                 torch.testing.assert_close(outputs, result.output, rtol=1e-12, atol=1e-13)
@@ -175,6 +176,7 @@ class EngineConformance:
                 return cross_entropy(output["logits"], target) + output["hidden"][0].square().mean()
 
             result = stepper.step(_batch(session.rank, 0), loss)
+            assert result is not None
             assert result.output.keys() == {"logits", "hidden"}
             assert not result.output["logits"].requires_grad
             assert not result.output["hidden"][0].requires_grad

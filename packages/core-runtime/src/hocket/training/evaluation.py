@@ -14,7 +14,7 @@ from hocket.task import Task
 from hocket.task.samples import BatchedSamples
 
 if TYPE_CHECKING:
-    from hocket.session import Session
+    from hocket.session import TrainingSession
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
 
@@ -63,7 +63,7 @@ def evaluate(model: nn.Module, task: Task, samples: Dataset[Any], indices: Seque
     return total
 
 
-def evaluate_together(session: Session, task: Task, samples: Any) -> Evaluation:
+def evaluate_together(session: TrainingSession, task: Task, samples: Any) -> Evaluation:
     """Evaluate one model that all ranks have, each on its share of the samples; collective."""
     mine = range(session.rank, len(samples), session.size)
     part = evaluate(session.model, task, samples, mine)

@@ -12,14 +12,16 @@ from typing import Any, TextIO
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
 from hocket.config.scheduler import build_scheduler
 from hocket.observation import Trace
-from hocket.session import Session, attach
+from hocket.session import TrainingSession, attach
 from hocket.task import Task, TaskData
-from hocket.task.shard import ShardSampler, loader
+from hocket.task.buckets import sampler_for
+from hocket.task.shard import loader
 from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
@@ -66,7 +68,14 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
     with (
         written.open("a+" if resume else "w") as metrics,
         attach(
-            model, optimizer, run.strategy, on_nonfinite=run.on_nonfinite.value, peer=peer, observer=observer
+            model,
+            optimizer,
+            run.strategy,
+            on_nonfinite=run.on_nonfinite.value,
+            peer=peer,
+            observer=observer,
+            engine=build_engine(run),
+            make_optimizer=lambda groups: build_optimizer(run.optimizer, groups),
         ) as session,
     ):
         summary = _Run(run, task, data, session, metrics, out / CHECKPOINTS, resume).train()
@@ -100,7 +109,7 @@ class _Run:
         run: RunConfig,
         task: Task,
         data: TaskData,
-        session: Session,
+        session: TrainingSession,
         metrics: TextIO,
         checkpoints: Path,
         resume: bool,
@@ -111,11 +120,12 @@ class _Run:
         self._session = session
         self._metrics = metrics
         self._checkpoints = checkpoints
-        self._stepper = build_engine(run).open(session)
         self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
         num_samples = len(data.train)
-        self._sampler = ShardSampler(num_samples, run.batch_size, session.rank, session.size, run.seed)
-        self._per_epoch = -(-num_samples // (run.batch_size * session.size))
+        self._sampler = sampler_for(
+            data.train, run.batch_size, session.data_rank, session.data_size, run.seed
+        )
+        self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
         self._done_in_epoch = 0
         self._losses = _Losses()
         self._start_s = session.peer.now()
@@ -156,10 +166,11 @@ class _Run:
             ):  # where samples travel, a rank's own stay those of the first epoch
                 self._sampler.set_epoch(epoch)
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
-                result = self._stepper.step(batch, self._task.loss)
+                self._pass_time(batch)
+                result = session.train_batch(batch, self._task.loss)
                 for scheduler in self._schedulers:
                     scheduler.step()
-                if session.weight:
+                if result is not None and session.weight:
                     self._losses.add(float(result.loss), len(batch[1]))
                 self._done_in_epoch += 1
                 ends_run = session.step >= self._steps
@@ -167,6 +178,20 @@ class _Run:
                 if ends_run:
                     return
             self._done_in_epoch = 0
+
+    def _pass_time(self, batch: Any) -> None:
+        """Charge computing to a virtual clock, and hold this rank up as the run's delays say."""
+        session, delays = self._session, self._run.delays
+        inputs = tree_leaves(batch[0])
+        seconds = self._run.compute.seconds(
+            sum(each.numel() for each in inputs if isinstance(each, torch.Tensor))
+        )
+        if seconds:
+            session.peer.elapse(seconds)
+        if delays is not None:
+            own = float(delays.of_step(session.step, session.size, self._run.seed)[session.rank])
+            if own:
+                session.delay(own)
 
     def _resume(self) -> None:
         resumed = self._session.load(self._checkpoints, run=self)
@@ -233,6 +258,10 @@ class _Run:
         session, seconds, row = self._session, self._seconds(), self._last_row
         accuracies = session.gather(self._own_accuracy(row))
         times = session.gather([session.counters.exposed_wait_s, session.counters.under_way_s])
+        counters = session.counters
+        outcomes, active, staleness = zip(
+            *session.gather([counters.outcomes, counters.active, counters.staleness_max]), strict=True
+        )
         exposed_s, under_way_s = (sum(of_rank) / session.size for of_rank in zip(*times, strict=True))
         return {
             "recipe": self._run.strategy.name,
@@ -251,6 +280,8 @@ class _Run:
             "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
             "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
             "consensus_distance": row["consensus_distance"],
+            "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
+            "staleness_max": max(staleness),
         }
 
     def _own_accuracy(self, row: dict[str, Any]) -> float | None:
@@ -259,5 +290,6 @@ class _Run:
             accuracy: float | None = row["valid_accuracy"]
             return accuracy
         valid: Any = self._data.valid
-        own: Evaluation = evaluate(self._session.model, self._task, valid, range(len(valid)))
+        with self._session.replica():
+            own: Evaluation = evaluate(self._session.model, self._task, valid, range(len(valid)))
         return own.mean("accuracy")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -219,6 +220,13 @@ class Peer(ABC):
     def elapse(self, seconds: float) -> None:  # noqa: B027 (nothing to do on a real clock)
         """Charge computing time to a virtual clock; nothing where the clock is the wall's."""
 
+    def sleep(self, seconds: float) -> None:
+        """Hold this rank up for `seconds`, 0 or more, without using a core; as `elapse` on a virtual clock.
+
+        Nothing is advanced meanwhile but by a progress thread, as where the rank computed.
+        """
+        time.sleep(seconds)
+
     def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
         """Have `call()` run when `seconds` have passed on a virtual clock; it may start operations, not wait.
 
@@ -247,6 +255,15 @@ class Peer(ABC):
             data: an array of `allocate`.
         """
         return False
+
+    def share(self, nbytes: int) -> Sequence[Array] | None:
+        """Return memory that all ranks of this peer read and write; collective, the same sizes on all ranks.
+
+        Returns:
+            For each rank `nbytes` zeroed bytes, as uint8, 64-byte aligned; None, on all ranks alike, where ranks share
+            no memory. What one writes others see in order on x86-64; elsewhere a lock has to order it.
+        """
+        return None
 
     def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         """Run `call()` in another thread of this rank, which has to end before the peer is closed.

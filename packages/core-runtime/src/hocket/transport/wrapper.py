@@ -135,6 +135,9 @@ class WrapperPeer(Peer):
     def elapse(self, seconds: float) -> None:
         self.held.elapse(seconds)
 
+    def sleep(self, seconds: float) -> None:
+        self.held.sleep(seconds)
+
     def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
         return self.held.call_later(seconds, call)
 
@@ -143,6 +146,9 @@ class WrapperPeer(Peer):
 
     def works_in_place(self, data: Array) -> bool:
         return self.held.works_in_place(data)
+
+    def share(self, nbytes: int) -> Sequence[Array] | None:
+        return self.held.share(nbytes)
 
     def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         return self.held.spawn(name, call, stop)

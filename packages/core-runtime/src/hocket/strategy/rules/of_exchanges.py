@@ -93,6 +93,14 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
         )
 
 
+def collective_takes_compressor(exchange: Exchange) -> Iterator[Refusal]:
+    """A collective may know more of its compressor than that it carries messages."""
+    try:
+        exchange.collective.check_compressor(exchange.compressor)
+    except ValueError as error:
+        yield refuse(exchange, "compressor", str(error))
+
+
 def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
     """A topology that nobody asks changes nothing, and a collective that asks needs one."""
     needs = exchange.collective.needs_topology
@@ -207,6 +215,7 @@ EXCHANGE_RULES = (
     period_of_all_ranks,
     thread_fits_collective,
     collective_carries_compressor,
+    collective_takes_compressor,
     topology_where_asked_for,
     gossip_averages,
     parameters_keep_what_is_not_sent,

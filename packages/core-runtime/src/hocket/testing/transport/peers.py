@@ -91,6 +91,9 @@ def look_at_the_clock(peer: Peer) -> None:
     peer.report_progress(1)
     peer.lane("a").ibarrier().wait()
     assert peer.now() >= before
+    before = peer.now()
+    peer.sleep(0.01)
+    assert peer.now() >= before + 0.01 - 1e-6
     assert isinstance(peer.describe_waiting(), str)
 
 

@@ -85,15 +85,19 @@ class MPIPeer(Peer):
     def _host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
         if capacity_bytes < SMALLEST_BYTES or self.size == 1:
             return None
-        own = self.memory.allocate(MARK_BYTES)
-        shared = None if own is None else find_shared(own, self._world_ranks, self.world_rank)
-        if shared is None:
+        marks = self.share(MARK_BYTES)
+        if marks is None:
             return None
-        return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, shared.views)))
+        return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, marks)))
 
     def allocate(self, nbytes: int) -> Array:
         memory = self.memory.allocate(nbytes) if self.size > 1 else None
         return super().allocate(nbytes) if memory is None else memory
+
+    def share(self, nbytes: int) -> Sequence[Array] | None:
+        own = self.memory.allocate(nbytes) if self.size > 1 else None
+        shared = None if own is None else find_shared(own, self._world_ranks, self.world_rank)
+        return None if shared is None else shared.views
 
     def works_in_place(self, data: Array) -> bool:
         if data.nbytes < SMALLEST_BYTES or self.size == 1:

@@ -94,6 +94,9 @@ class VirtualPeer(Peer):
             raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
         self._station.scheduler.sleep(self._station.rank, seconds)
 
+    def sleep(self, seconds: float) -> None:
+        self.elapse(seconds)
+
     def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
         self._station.scheduler.call_later(self._station.rank, seconds, call)
         return True

@@ -1,0 +1,61 @@
+"""The part of `hocket plan` for engines that share a model out over ranks: what each part costs its holder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.data import default_collate
+
+from hocket.cli.table import show_table
+from hocket.cli.units import format_bytes
+from hocket.config.optimizer import build_optimizer
+from hocket.config.run import RunConfig
+from hocket.engine import Engine, PlannedStage
+from hocket.task.api import Task
+
+__all__ = ["show_stages", "stages_of"]
+
+_HEADERS = ("stage", "modules", "parameters", "weights", "optimizer", "activations", "peak", "sent per batch")
+
+
+def stages_of(run: RunConfig, engine: Engine, task: Task) -> tuple[PlannedStage, ...]:
+    """Plan the parts of the model on a batch of the run's size; none where every rank holds a whole model."""
+    assert run.ranks is not None
+    if type(engine).plan_stages is Engine.plan_stages:
+        return ()
+    torch.manual_seed(run.seed)
+    model = task.model()
+    samples = task.data(run.seed).train
+    batch = default_collate([samples[index] for index in range(min(run.batch_size, len(samples)))])
+    optimizer = build_optimizer(run.optimizer, model.parameters())
+    return engine.plan_stages(model, optimizer, batch, task.loss, run.ranks)
+
+
+def show_stages(stages: Sequence[PlannedStage], replicas: int) -> None:
+    """Print a row for each."""
+    rows = [
+        (
+            str(number),
+            stage.name,
+            f"{stage.num_parameters:,}",
+            format_bytes(stage.weights_bytes),
+            format_bytes(stage.optimizer_bytes),
+            format_bytes(stage.activations_bytes),
+            format_bytes(stage.peak_bytes),
+            format_bytes(stage.sent_bytes),
+        )
+        for number, stage in enumerate(stages, 1)
+    ]
+    show_table(_HEADERS, rows, numbers=_HEADERS[2:])
+    print()
+    print(
+        "- Tensors of one holder of each stage, with one batch run on copies: all copies of its weights, what their\n"
+        "  optimizers keep, what batches under way keep for their backwards, and the most of all together, gradients\n"
+        "  included. The buffers of a strategy's exchanges come on top."
+    )
+    if replicas > 1:
+        print(
+            f"- The model is there {replicas} times. Exchanges take place stage by stage: what is planned for them\n"
+            "  above is of the whole model, and shared out over the ranks of a pipeline."
+        )

@@ -1,0 +1,47 @@
+"""What delays are: a pure function from the step to every rank's seconds."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Delays", "check_seconds"]
+
+
+class Delays(ABC):
+    """How long each rank is held up in each step, before its forward.
+
+    A frozen dataclass whose fields are its configuration. It holds no state and is told nothing but what is the same on
+    every rank, so that all ranks know all delays without a message, and a resumed run has those of one that was never
+    interrupted.
+    """
+
+    @abstractmethod
+    def of_step(self, step: int, size: int, seed: int) -> NDArray[np.float64]:
+        """Return every rank's delay in a step, in seconds, float64 [size], each finite and 0 or more.
+
+        Args:
+            step: counted from 0, the run's own.
+            size: how many ranks there are, one for which `check_size` passes.
+            seed: the run's, for those that draw; 0 to 2**64 - 1.
+        """
+
+    def check_size(self, size: int) -> None:  # noqa: B027 (most are defined for any number)
+        """Refuse a number of ranks for which these delays are not defined.
+
+        Raises:
+            ValueError: says which are.
+        """
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Refuse what is no delay.
+
+    Raises:
+        ValueError: negative, infinite or not a number; begins with `name`.
+    """
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value}; allowed: 0 or more, finite")

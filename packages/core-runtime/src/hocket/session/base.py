@@ -1,0 +1,256 @@
+"""What every session is to whoever trains with it, however an engine lets a batch flow through the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from hocket.checkpoint.tensor_file import StateFile
+from hocket.engine.api import Loss, StepResult
+from hocket.errors import HocketError
+from hocket.session.batches import SessionData
+from hocket.session.checkpointing import Resumed, load_session, save_session
+from hocket.session.exchanging import Counters
+from hocket.session.passes import Passes
+from hocket.session.streaming import StreamedSamples
+from hocket.strategy.strategy import Strategy
+from hocket.transport.peer import Peer
+
+__all__ = ["TrainingSession"]
+
+
+class TrainingSession(ABC):
+    """A model in training on one rank; use it as a context manager.
+
+    Attributes:
+        model, optimizer: what was attached.
+        peer: all ranks.
+        rank, size: this rank, and how many there are.
+        data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
+            replica of the model read the same share.
+        step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
+        skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
+        replicas_equal: whether all replicas hold the same bits after every step.
+        counters: bytes sent and seconds waited so far.
+        passes: over `data`: how many have ended, and the one under way.
+    """
+
+    replicas_equal: bool
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, peer: Peer
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.strategy = strategy
+        self.peer = peer
+        self.rank, self.size = peer.rank, peer.size
+        self.data_rank, self.data_size = peer.rank, peer.size
+        self.step = 0
+        self.skipped_steps = 0
+        self.counters = Counters()
+        self.passes = Passes()
+        self.control = peer.lane("session")
+        self._streamed: StreamedSamples | None = None
+        self._closed = False
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        """Train on one batch, as the engine does it: forward, backward and the optimizer's step.
+
+        Args:
+            batch: (input, target), as the loader yields them.
+            loss: called with the model's output and the target; returns the mean over the batch.
+
+        Returns:
+            What the batch gave; None where another rank has the model's output.
+        """
+
+    def data(self, loader: Iterable[Any], weight: Callable[[Any], float] | None = None) -> SessionData:
+        """Iterate over `loader`, as often on every rank as on the one with most batches.
+
+        Args:
+            loader: this rank's batches.
+            weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
+                by samples. Without it every batch counts the same, as in DistributedDataParallel.
+
+        With an exchange of samples batches travel from rank to rank, and the loader is the same one in every epoch; the
+        first call is collective then.
+
+        Raises:
+            HocketError: samples travel, and this is another loader than the first.
+        """
+        exchange = self.strategy.samples
+        if exchange is None:
+            return SessionData(self, loader, weight)
+        if self._streamed is None:
+            self._streamed = StreamedSamples(exchange, loader, self.peer)
+        elif loader is not self._streamed.loader:
+            raise HocketError(
+                "session.data was given another loader than before, and with samples in the strategy the first one's "
+                "batches travel from epoch to epoch: make one loader before the loop over epochs"
+            )
+        return SessionData(self, self._streamed, weight)
+
+    @property
+    @abstractmethod
+    def weight(self) -> float:
+        """How much this rank's current batch counts in means; 0 for a repetition, where it is out of data."""
+
+    @abstractmethod
+    def begin_batch(self, weight: float) -> None:
+        """Take note of a batch; `data` calls it."""
+
+    @abstractmethod
+    def end_batch(self) -> None:
+        """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
+
+    @abstractmethod
+    def delay(self, seconds: float) -> None:
+        """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
+
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
+
+    @abstractmethod
+    def consensus(self) -> AbstractContextManager[None]:
+        """Set the parameters and floating-point buffers of every rank to the replicas' mean; collective.
+
+        Used in a `with` statement, each rank gets its own replica back at the end, to train on:
+
+            with session.consensus():
+                evaluate(model)
+        """
+
+    @abstractmethod
+    def replica(self) -> AbstractContextManager[None]:
+        """Let the model hold this rank's replica, whole, in a `with` statement; collective."""
+
+    @abstractmethod
+    def consensus_distance(self) -> float:
+        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value` (JSON-able), by rank; collective."""
+        return [json.loads(data) for data in self.peer.allgather_bytes(json.dumps(value).encode())]
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+        """Save all that training goes on from into a new directory of `folder`; collective, after a step.
+
+        Training goes on as if nothing had been saved. A kill at any time leaves the checkpoints that were complete.
+
+        Args:
+            folder: on a disk that all ranks share; made if it is not there.
+            keep: how many complete checkpoints are left in it, the newest; all where None.
+            more: what else has `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written or holds
+                checkpoints of later steps, or gradients are being accumulated.
+        """
+        return save_session(self, Path(folder), keep, more)
+
+    def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
+        """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
+
+        With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
+        deterministic: the first pass over `session.data` leaves out the batches that were handed out already.
+        Another number of ranks continues from the replicas' mean, and a warning says what is lost.
+
+        Args:
+            folder: what `save` was given, or one checkpoint's directory.
+            more: the same names as were given to `save`; each object's `load_state_dict` is called.
+
+        Raises:
+            CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
+                or optimizer; names file, key, what was expected and what was found. A model that is refused is
+                left as it was.
+        """
+        return load_session(self, Path(folder), more)
+
+    @abstractmethod
+    def end_step_to_save(self) -> None:
+        """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the strategy as plain configuration, and what else a checkpoint's reader must have in common with
+        its writer.
+        """
+
+    @abstractmethod
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return parameters and buffers that this rank trains, by name, in their own memory."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return by sections what this rank trains: `model` as `tensors` returns it, `optimizer`, and more.
+
+        Tensors are the session's own, not copies.
+        """
+
+    @abstractmethod
+    def enter_phase_of(self, step: int) -> None:
+        """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
+
+    @abstractmethod
+    def load_state(self, file: StateFile) -> None:
+        """Continue from what `state_dict` returned on this rank.
+
+        Raises:
+            CheckpointError: something does not take its state.
+        """
+
+    @abstractmethod
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        """Continue from the mean of another number of ranks.
+
+        Args:
+            files: of all ranks that have saved.
+
+        Raises:
+            CheckpointError: something does not take its state, or there is no mean.
+        """
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way and take the hooks off; collective. The model stays usable."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Take the hooks off without the other ranks, which may not be here."""
+
+    def __enter__(self) -> Self:
+        if self._closed:
+            raise HocketError("this session is closed: attach again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # The other ranks may not be here: closing together would wait for them.
+            self.abandon()

@@ -1,0 +1,180 @@
+"""The Bible's text, from a file as the package has it, and a language model's loss over sentences."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import UserError
+from hocket.task import Bible
+from hocket.task.bible_text import FILE, _decompressed, read_verses
+
+HEADER = b"\x1f\x9d\x90"  # what `compress` writes before a stream of codes of up to 16 bits
+CLEAR = 256
+
+
+def compressed(text: bytes, clear_after: int = 10**9) -> bytes:
+    """Return what `compress` writes, without its header; the table is cleared once, after so many codes."""
+    bits: list[np.ndarray] = []
+    group: list[int] = []
+    width, table, before, num_codes = 9, {bytes([byte]): byte for byte in range(256)}, b"", 0
+
+    def put(code: int) -> None:
+        group.append(code)
+        bits.append((code >> np.arange(width)) & 1)
+
+    def fill_group() -> None:
+        while len(group) % 8:
+            put(0)
+        group.clear()
+
+    for byte in text:
+        longer = before + bytes([byte])
+        if longer in table:
+            before = longer
+            continue
+        put(table[before])
+        num_codes += 1
+        table[longer] = len(table) + 1  # 256 is no string
+        before = bytes([byte])
+        # The reader's table is one string behind.
+        if len(table) == 2**width:
+            fill_group()
+            width += 1
+        if num_codes == clear_after:
+            put(CLEAR)
+            fill_group()
+            width, table = 9, {bytes([byte]): byte for byte in range(256)}
+    if before:
+        put(table[before])
+    return np.packbits(np.concatenate(bits).astype(np.uint8), bitorder="little").tobytes() if bits else b""
+
+
+def bible_data(path: Path, text: bytes, block: int = 65536) -> None:
+    blocks = [compressed(text[start : start + block]) for start in range(0, len(text), block)]
+    table_at = 0x58
+    first = table_at + 4 + 4 * len(blocks)
+    starts = first + np.cumsum([0, *map(len, blocks)])[:-1]
+    head = bytes(table_at) + struct.pack(f">I{len(blocks)}I", len(blocks), *starts)
+    path.write_bytes(head + b"".join(blocks))
+
+
+VERSES = (
+    b"Holy Bible.  Textfile 930105.\n"
+    + b"Ge1:1 In the beginning God created the heaven and the earth.\n"
+    + b"Ge1:2 And he said, Who? I am. So it was\n1Sa1:3 and it is.\n" * 30
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    bible_data(tmp_path / "bible.data", VERSES, block=1000)
+    return str(tmp_path / "bible.data")
+
+
+@given(st.binary(max_size=40).flatmap(lambda part: st.integers(0, 60).map(lambda times: part * times)))
+def test_what_was_compressed_comes_back(text: bytes) -> None:
+    assert _decompressed(compressed(text)) == text
+
+
+@pytest.mark.parametrize("clear_after", [1, 8, 100, 300, 1000, 10**9])
+def test_streams_as_gzip_reads_them(clear_after: int) -> None:
+    """Codes of up to 13 bits, and tables that are cleared; the encoder above agrees with gzip, too."""
+    text = (np.random.default_rng(0).integers(97, 107, 30_000)).astype(np.uint8).tobytes()
+    stream = compressed(text, clear_after)
+    read = subprocess.run(["gzip", "-dc"], input=HEADER + stream, capture_output=True, check=True)
+    assert read.stdout == text
+    assert _decompressed(stream) == text
+
+
+def test_verses_are_one_text_without_their_numbers(file: str) -> None:
+    expected = b"In the beginning God created the heaven and the earth."
+    expected += b" And he said, Who? I am. So it was and it is." * 30
+    assert read_verses(file) == expected
+
+
+def test_sentences_reach_over_verses_and_the_last_are_held_out(file: str) -> None:
+    data = Bible(file=file).data(seed=0)
+    sentences = ["And he said, Who?", "I am.", "So it was and it is."]
+    assert (len(data.train), len(data.valid)) == (87, 4)
+    assert data.train.lengths.tolist()[:4] == [53, *(len(sentence) - 1 for sentence in sentences)]
+    inputs, targets = data.train[[1, 2]]
+    assert bytes(inputs[0].tolist()).decode() == sentences[0][:-1]
+    assert bytes(targets[0].tolist()).decode() == sentences[0][1:]
+    assert bytes(targets[1].tolist()).rstrip(b"\0").decode() == sentences[1][1:]
+    assert data.valid.lengths.tolist() == sorted(data.valid.lengths)
+
+
+def test_sentences_are_cut_and_stretches_are_alike(file: str) -> None:
+    assert Bible(file=file, longest=10).data(seed=0).train.lengths.max() == 9
+    stretches = Bible(file=file, length=64).data(seed=0)
+    assert set(stretches.train.lengths.tolist()) == {64}
+    inputs, targets = stretches.train[[0, 1]]
+    assert inputs.shape == targets.shape == (2, 64)
+    assert targets[0, -1] == inputs[1, 0]
+
+
+def test_loss_and_accuracy_are_means_over_sentences() -> None:
+    """Against a loop over sentences; padding counts for nothing."""
+    torch.manual_seed(0)
+    task = Bible(hidden=4)
+    target = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0]])
+    output = torch.randn(2, 4, 128)
+    output[0, :3, [5, 6, 7]] += 20 * torch.eye(3)
+    output[1, 2:, 0] += 20
+    losses, shares = [], []
+    for logits, wanted, length in zip(output, target, (4, 2), strict=True):
+        found = torch.log_softmax(logits[:length], dim=1)[torch.arange(length), wanted[:length]]
+        losses.append(-found.mean())
+        shares.append((logits[:length].argmax(dim=1) == wanted[:length]).float().mean())
+    torch.testing.assert_close(task.loss(output, target), torch.stack(losses).mean())
+    torch.testing.assert_close(task.metrics(output, target)["accuracy"], torch.stack(shares).sum())
+    assert task.loss(task.model()(target), target).item() == pytest.approx(np.log(128), abs=0.5)
+
+
+def test_a_missing_file_says_what_installs_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        Bible(file=str(tmp_path / "nowhere")).data(seed=0)
+    message = str(caught.value)
+    assert message.startswith(f"task.file: {tmp_path / 'nowhere'} cannot be read: No such file or directory.")
+    assert "apt install bible-kjv-text" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"no table", bytes(0x58) + struct.pack(">II", 1, 96) + b"\xff" * 9])
+def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(UserError, match=r"^task\.file: .*other (is not the|holds no verses).*bible-kjv-text"):
+        read_verses(str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 1}, "length is 1; allowed: 2 or more"),
+        ({"longest": 1}, "longest is 1; allowed: 2 or more"),
+        ({"hidden": 0}, "hidden is 0; allowed: 1 or more"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bible(**fields)
+
+
+@pytest.mark.skipif(not Path(FILE).is_file(), reason="needs Debian's package bible-kjv-text")
+def test_the_installed_text_is_whole() -> None:
+    data = Bible(longest=10**6).data(seed=0)
+    lengths = np.concatenate([data.train.lengths, data.valid.lengths]) + 1
+    assert read_verses(FILE).startswith(
+        b"In the beginning God created the heaven and the earth. And the earth"
+    )
+    assert read_verses(FILE).endswith(b"The grace of our Lord Jesus Christ be with you all. Amen.")
+    assert (len(read_verses(FILE)), len(lengths)) == (4_137_849, 29_710)
+    assert (lengths.min(), lengths.max()) == (4, 2298)
+    assert (lengths.mean(), lengths.std()) == (pytest.approx(138.3, abs=0.1), pytest.approx(102.1, abs=0.1))
