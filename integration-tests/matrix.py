@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from hocket.compressor import Compressor
 from hocket.compressor.none import NoCompression
 from hocket.errors import CompositionError
 from hocket.plugin import Kind, Registry, default_registry
@@ -32,6 +33,7 @@ __all__ = [
     "everything",
     "families",
     "gossip_recipes",
+    "is_repeatable",
     "recipes",
     "refused",
     "sized_recipes",
@@ -43,8 +45,8 @@ RANKS = (4, 6)
 #: Values for fields that a component does not work without, by type; the first that it takes are used.
 _CANDIDATES: dict[type, tuple[Any, ...]] = {int: (2, 1), float: (0.25, 1.0), bool: (True, False)}
 
-#: The toy is small: of a share of it, as top-k sends one, something must be left.
-_SHARES = {"density": 0.25}
+#: The toy is small: of a share of it, as top-k sends one, something must be left, and no layer may be too small.
+_SHARES = {"density": 0.25, "dense_below_kb": 0.0}
 
 Config = dict[str, Any]
 
@@ -95,6 +97,11 @@ def recipes(registry: Registry | None = None) -> list[str]:
 def sized_recipes() -> list[tuple[str, int]]:
     """Return the recipes with each number of ranks that they are defined for."""
     return [(name, ranks) for name in recipes() for ranks in RANKS if _fits(compose(name), ranks) is None]
+
+
+def is_repeatable(strategy: Strategy) -> bool:
+    """Return whether two runs give the same bits, and send as many bytes as planned: nothing depends on time."""
+    return not any(exchange.collective.depends_on_time for exchange in strategy.exchanges)
 
 
 def _fits(strategy: Strategy, ranks: int) -> CompositionError | None:
@@ -293,13 +300,14 @@ class _Pair:
 def _pairs(slot: str, registry: Registry) -> Iterator[_Pair]:
     topologies = choices(Kind.TOPOLOGY, registry)
     plain, wrappers = choices(Kind.COMPRESSOR, registry), wrapped(registry)
+    main = _first_of_relatives(plain, registry)
     for collective in choices(Kind.COLLECTIVE, registry):
         asks = asks_topology(collective.config["name"], registry)
         for topology in topologies if asks else [None]:
             first = topology in (None, topologies[0])
             for compressor in (*plain, *wrappers):
                 if _meet(slot, collective, first, compressor, compressor in plain):
-                    yield _pair(slot, collective, topology, first, compressor, compressor in plain)
+                    yield _pair(slot, collective, topology, first, compressor, compressor in main)
 
 
 def _meet(slot: str, collective: Choice, first: bool, compressor: Choice, is_plain: bool) -> bool:
@@ -315,10 +323,19 @@ def _meet(slot: str, collective: Choice, first: bool, compressor: Choice, is_pla
     return compressor.id == "none" if one_is_enough else True
 
 
+def _first_of_relatives(plain: list[Choice], registry: Registry) -> list[Choice]:
+    """Return of compressors that share a base, as casts do, the first: in how they travel they are alike."""
+    first: dict[type, Choice] = {}
+    for choice in plain:
+        bases = registry.resolve(Kind.COMPRESSOR, choice.config["name"]).__mro__
+        first.setdefault(bases[bases.index(Compressor) - 1], choice)
+    return list(first.values())
+
+
 def _pair(
-    slot: str, collective: Choice, topology: Choice | None, first: bool, compressor: Choice, is_plain: bool
+    slot: str, collective: Choice, topology: Choice | None, first: bool, compressor: Choice, is_main: bool
 ) -> _Pair:
-    is_main = is_plain and not compressor.is_switched
+    """Arrange a pair; `is_main` are compressors that are tried in every way."""
     keeps_residual = compressor.id.startswith("error_feedback+")
     overlapped = (is_main and (first or slot == "parameters")) or compressor.id.endswith("+topk")
     everywhere = (is_main or keeps_residual) and first and not collective.is_switched

@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 from checks import STEPS, trained
-from matrix import Cell, accepted, sized_recipes
+from matrix import Cell, accepted, is_repeatable, sized_recipes
 from trial import Toy, train_virtually
 
 import hocket
@@ -19,7 +19,13 @@ from hocket.session.planned import plan
 from hocket.strategy import Exchange, Strategy
 from hocket.transport.network import NetworkModel
 
-CELLS = [(cell, ranks) for slot in ("gradients", "parameters") for cell, ranks in accepted(slot)]
+CELLS = [
+    (cell, ranks)
+    for slot in ("gradients", "parameters")
+    for cell, ranks in accepted(slot)
+    if is_repeatable(cell.compose())
+]
+RECIPES = [(recipe, ranks) for recipe, ranks in sized_recipes() if is_repeatable(hocket.compose(recipe))]
 
 #: A multiple of the intervals and periods of all recipes.
 RECIPE_STEPS = 24
@@ -27,6 +33,12 @@ RECIPE_STEPS = 24
 
 def predicted(strategy: Strategy, ranks: int) -> float:
     return plan(strategy, Toy(), ranks, NetworkModel()).bytes_per_step
+
+
+def check_planned(strategy: Strategy, ranks: int, counted_bytes: float) -> None:
+    """Compare: to rounding, or, where a message's length is known on average only, within its bounds."""
+    equal_sizes = all(exchange.compressor.equal_sizes for exchange in strategy.exchanges)
+    assert counted_bytes == pytest.approx(predicted(strategy, ranks), rel=1e-9 if equal_sizes else 0.5)
 
 
 def is_made_of_messages(exchange: Exchange, ranks: int) -> bool:
@@ -52,15 +64,15 @@ def with_ids(cells: list[tuple[Cell, int]]) -> list[object]:
     return [pytest.param(cell, ranks, id=f"{cell.id}-{ranks}") for cell, ranks in cells]
 
 
-@pytest.mark.parametrize(("recipe", "ranks"), sized_recipes())
+@pytest.mark.parametrize(("recipe", "ranks"), RECIPES)
 def test_recipes_send_what_was_planned(recipe: str, ranks: int) -> None:
     run = train_virtually(recipe, ranks, RECIPE_STEPS)
-    assert run.counted_bytes == pytest.approx(predicted(hocket.compose(recipe), ranks), rel=1e-9)
+    check_planned(hocket.compose(recipe), ranks, run.counted_bytes)
 
 
 @pytest.mark.parametrize(("cell", "ranks"), with_ids(CELLS))
 def test_cells_send_what_was_planned(cell: Cell, ranks: int) -> None:
-    assert trained(cell, ranks).counted_bytes == pytest.approx(predicted(cell.compose(), ranks), rel=1e-9)
+    check_planned(cell.compose(), ranks, trained(cell, ranks).counted_bytes)
 
 
 @pytest.mark.parametrize(("cell", "ranks"), with_ids(carried(CELLS)))

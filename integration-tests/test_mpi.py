@@ -14,7 +14,7 @@ import mpi_rank
 import numpy as np
 import pytest
 from checks import check_numbers
-from matrix import accepted, recipes
+from matrix import accepted, is_repeatable, recipes
 from trial import Run, Toy
 
 import hocket
@@ -38,7 +38,7 @@ CELLS = (
     "gradients-reduce-none-hierarchy",
     "gradients-sparse_allreduce-error_feedback+topk-world-backward",
     "gradients-sparse_allreduce-momentum_correction+error_feedback+topk-world",
-    "gradients-sparse_allreduce-fp16-leaders",
+    "gradients-sparse_allreduce-bf16-leaders",
     "gradients-gossip-complete-topk-world",
     "parameters-gossip-random_matching-shared_random-world-forward",
     "parameters-gossip-complete-bf16-sharded",
@@ -89,8 +89,9 @@ def test_case(job: Job, name: str) -> None:
     assert told.exists(), f"the job ended with {job.status} before this case:\n{job.output}"
     run, strategy = read(told), hocket.compose(TARGETS[name])
     check_numbers(strategy, run)
-    planned = plan(strategy, Toy(), RANKS, NetworkModel()).bytes_per_step
-    assert run.counted_bytes == pytest.approx(planned, rel=1e-9)
+    if is_repeatable(strategy):
+        planned = plan(strategy, Toy(), RANKS, NetworkModel()).bytes_per_step
+        assert run.counted_bytes == pytest.approx(planned, rel=1e-9)
 
 
 def read(path: Path) -> Run:

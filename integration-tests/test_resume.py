@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matrix import Cell, accepted, recipes
+from matrix import Cell, accepted, is_repeatable, recipes
 from trial import Toy, batches, flat, loss_of, optimizer_for
 
 import hocket
@@ -17,6 +17,9 @@ from hocket.strategy import Strategy
 
 RANKS = 4
 STEPS = 10
+
+#: Whose runs give the same bits when nothing interrupts them.
+REPEATABLE = [recipe for recipe in recipes() if is_repeatable(hocket.compose(recipe))]
 
 #: The step after which one recipe follows another.
 PHASE = 5
@@ -80,7 +83,7 @@ def is_sparse(cell: Cell) -> bool:
 
 
 @pytest.mark.parametrize("step", [3, 9])
-@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("recipe", REPEATABLE)
 def test_recipes(recipe: str, step: int, tmp_path: Path) -> None:
     check(hocket.compose(recipe), tmp_path, step)
 
@@ -91,7 +94,7 @@ def test_compressors(cell: Cell, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [PHASE - 2, PHASE + 2])
-@pytest.mark.parametrize(("first", "second"), list(pairwise([*recipes(), recipes()[0]])))
+@pytest.mark.parametrize(("first", "second"), list(pairwise([*REPEATABLE, REPEATABLE[0]])))
 def test_phases(first: str, second: str, step: int, tmp_path: Path) -> None:
     check(in_phases(first, second), tmp_path, step)
 

@@ -1,0 +1,132 @@
+"""What lies where in the memory that the ranks of a host share for one segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hocket.transport.peer import Array, Peer
+from hocket_eager.host.linux import MUTEX_BYTES, RobustMutex
+
+__all__ = ["Layout", "Place", "Table"]
+
+_LINE = 64
+_WORD = 8
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
+
+
+class Place:
+    """One rank's part.
+
+    Attributes:
+        mutex: guards what follows, but `slot` and `slot_round` and `slot_active`.
+        holder: [1] the rank that holds the mutex; -1 for none.
+        oldest, newest: [1] the steps of the oldest and the newest gradient in `send`; `oldest` is -1 if it holds none.
+        accepted_step, accepted_round: [1] the newest step whose gradient a round has taken, and that round; or -1.
+        staleness_max: [1] how many rounds late a gradient has come in, at most.
+        fetched: [1] so many rounds' results this rank has been handed, or owed.
+        send: [numel] the gradients that no round has taken, added up.
+        owed: [numel] the sum of results that this rank was to be handed and that are in no slot any more; empty where
+            only the newest counts.
+        owes: [1] whether `owed` holds anything.
+        slot: [numel] the result of round `slot_round`, one of those with this rank's number modulo the number of ranks.
+        slot_round, slot_active: [1] that round, and how many ranks were active in it.
+    """
+
+    def __init__(self, memory: Array, numel: int, dtype: np.dtype[np.generic], sums: bool) -> None:
+        data_bytes = _lines(numel * dtype.itemsize)
+        self.mutex = RobustMutex(memory[:MUTEX_BYTES])
+        words = memory[MUTEX_BYTES : MUTEX_BYTES + 2 * _LINE].view(np.int64)
+        (
+            self.holder,
+            self.oldest,
+            self.newest,
+            self.accepted_step,
+            self.accepted_round,
+            self.staleness_max,
+            self.fetched,
+            self.owes,
+            self.slot_round,
+            self.slot_active,
+        ) = (words[i : i + 1] for i in range(10))
+        start = MUTEX_BYTES + 2 * _LINE
+        arrays = [
+            memory[start + i * data_bytes : start + i * data_bytes + numel * dtype.itemsize].view(dtype)
+            for i in range(2 + sums)
+        ]
+        self.send, self.slot = arrays[:2]
+        self.owed = arrays[2] if sums else self.send[:0]
+
+    @staticmethod
+    def nbytes(numel: int, dtype: np.dtype[np.generic], sums: bool) -> int:
+        """Return how many bytes it takes."""
+        return MUTEX_BYTES + 2 * _LINE + (2 + sums) * _lines(numel * dtype.itemsize)
+
+    def initialise(self) -> None:
+        """Make it a place where nothing is; by its rank, before any other uses it."""
+        self.mutex.initialise()
+        for word in (self.holder, self.oldest, self.newest, self.accepted_step, self.accepted_round):
+            word[0] = -1
+        self.slot_round[0] = -1
+
+
+class Table:
+    """What all ranks have in common.
+
+    Attributes:
+        mutex: guards what follows.
+        holder: [1] the rank that holds the mutex; -1 for none.
+        rounds: [1] how many rounds have ended.
+        gone: [1] how many ranks have left for good.
+        word: uint32 [1], another number after each round.
+        arrived: [size] in how many rounds each rank's application has taken part.
+    """
+
+    def __init__(self, memory: Array, size: int) -> None:
+        self.mutex = RobustMutex(memory[:MUTEX_BYTES])
+        words = memory[MUTEX_BYTES : MUTEX_BYTES + _LINE].view(np.int64)
+        self.holder, self.rounds, self.gone = (words[i : i + 1] for i in range(3))
+        self.word = words[3:4].view(np.uint32)[:1]
+        self.arrived = memory[MUTEX_BYTES + _LINE : MUTEX_BYTES + _LINE + size * _WORD].view(np.int64)
+
+    @staticmethod
+    def nbytes(size: int) -> int:
+        """Return how many bytes it takes."""
+        return MUTEX_BYTES + _LINE + _lines(size * _WORD)
+
+    def initialise(self) -> None:
+        """Make it the table before the first round; by one rank, before any other uses it."""
+        self.mutex.initialise()
+        self.holder[0] = -1
+
+
+class Layout:
+    """The table, in the first rank's memory, and each rank's place.
+
+    Args:
+        rank: this rank.
+        memory: every rank's, uint8, zeroed, as of `Peer.share`.
+        numel, dtype: of a gradient.
+        sums: whether ranks are handed the sums of rounds.
+    """
+
+    def __init__(
+        self, rank: int, memory: Sequence[Array], numel: int, dtype: np.dtype[np.generic], sums: bool
+    ) -> None:
+        size = len(memory)
+        self.table = Table(memory[0], size)
+        start = Table.nbytes(size)
+        self.places = [Place(of_rank[start:], numel, dtype, sums) for of_rank in memory]
+        self.own = self.places[rank]
+        self.own.initialise()
+        if rank == 0:
+            self.table.initialise()
+
+    @staticmethod
+    def allocate(peer: Peer, numel: int, dtype: np.dtype[np.generic], sums: bool) -> Sequence[Array] | None:
+        """Return memory for it; None where the ranks share none. Collective."""
+        return peer.share(Table.nbytes(peer.size) + Place.nbytes(numel, dtype, sums))

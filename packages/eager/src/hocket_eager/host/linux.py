@@ -1,0 +1,129 @@
+"""Locks and waits between processes that share memory: glibc's robust mutexes and Linux's futexes, by ctypes.
+
+A mutex is robust: the kernel releases that of a process which has died, and tells whoever comes next. A futex lets a
+process sleep until another says that a number in shared memory has changed; it costs nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import time
+
+from hocket.transport.peer import Array
+
+__all__ = ["MUTEX_BYTES", "OwnerDiedError", "RobustMutex", "is_available", "wait_for_change", "wake_all"]
+
+#: A pthread_mutex_t takes 40 bytes on x86-64 and 48 on others.
+MUTEX_BYTES = 64
+
+# Numbers of the system call, by machine.
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 0)
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_EVERYBODY = 2**31 - 1
+_PROCESS_SHARED, _ROBUST = 1, 1
+
+# Calls through the first keep the interpreter's lock, and are for what does not block.
+_at_once = ctypes.PyDLL(None, use_errno=True)
+_blocking = ctypes.CDLL(None, use_errno=True)
+
+
+class OwnerDiedError(Exception):
+    """The process that held a mutex has died; what it guards may be half done."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _timespec(seconds: float) -> _Timespec:
+    whole = int(seconds)
+    return _Timespec(whole, int((seconds - whole) * 1e9))
+
+
+def is_available() -> bool:
+    """Return whether this system has them; the same on all processes of a host."""
+    return bool(_FUTEX) and hasattr(_at_once, "pthread_mutexattr_setrobust")
+
+
+class RobustMutex:
+    """A lock between processes.
+
+    Args:
+        memory: MUTEX_BYTES bytes, uint8, shared by all of them and 64-byte aligned.
+    """
+
+    __slots__ = ("_address", "_memory")
+
+    def __init__(self, memory: Array) -> None:
+        self._memory = memory
+        self._address = ctypes.c_void_p(memory.ctypes.data)
+
+    def initialise(self) -> None:
+        """Make the memory a mutex; by one process, before any uses it."""
+        attributes = ctypes.create_string_buffer(64)
+        _at_once.pthread_mutexattr_init(attributes)
+        _at_once.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+        _at_once.pthread_mutexattr_setrobust(attributes, _ROBUST)
+        status = _at_once.pthread_mutex_init(self._address, attributes)
+        if status:
+            raise OSError(status, os.strerror(status))
+
+    def acquire(self, longest_s: float) -> bool:
+        """Take the lock, and return whether that was possible within `longest_s`.
+
+        Raises:
+            OwnerDiedError: who held it has died, now or before; it is not taken, and will not be any more.
+        """
+        status = _at_once.pthread_mutex_trylock(self._address)
+        if status == errno.EBUSY and longest_s > 0:
+            until = _timespec(time.time() + longest_s)
+            status = _blocking.pthread_mutex_timedlock(self._address, ctypes.byref(until))
+        if status == errno.EOWNERDEAD:
+            # Released without being declared consistent: nobody gets it any more, and everybody is told.
+            _at_once.pthread_mutex_unlock(self._address)
+        if status in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE):
+            raise OwnerDiedError
+        if status not in (0, errno.EBUSY, errno.ETIMEDOUT):
+            raise OSError(status, os.strerror(status))
+        return status == 0
+
+    def release(self) -> None:
+        """Give the lock back; by the thread that took it."""
+        _at_once.pthread_mutex_unlock(self._address)
+
+
+def wait_for_change(word: Array, value: int, longest_s: float) -> None:
+    """Sleep until another process calls `wake_all` for `word`, at most `longest_s`; not if it is not `value` any more.
+
+    It may return for no reason.
+
+    Args:
+        word: uint32 [1] in shared memory.
+        value: what it held when the caller looked.
+        longest_s: seconds.
+    """
+    _blocking.syscall(
+        ctypes.c_long(_FUTEX),
+        ctypes.c_void_p(word.ctypes.data),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_uint32(value),
+        ctypes.byref(_timespec(longest_s)),
+        None,
+        ctypes.c_int(0),
+    )
+
+
+def wake_all(word: Array) -> None:
+    """Wake all that wait for `word`, which has been changed before."""
+    _at_once.syscall(
+        ctypes.c_long(_FUTEX),
+        ctypes.c_void_p(word.ctypes.data),
+        ctypes.c_int(_FUTEX_WAKE),
+        ctypes.c_int(_EVERYBODY),
+        None,
+        None,
+        ctypes.c_int(0),
+    )

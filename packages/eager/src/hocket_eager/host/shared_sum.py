@@ -1,0 +1,319 @@
+"""A partial sum in shared memory: whoever starts a round takes what the others have proposed, and adds it up alone.
+
+Each rank adds its gradients to a buffer that the others can read, under a lock of its own. A rank that comes to a
+round, and by the rules starts it, takes all locks, adds up what is there into the round's slot, marks it as taken,
+and says that the round has ended. So nothing goes in twice or is lost, however many come at once; a result has one
+author, and the same bits for all; and rounds end in order. Ranks that compute are not woken and need no progress
+thread, and those that wait sleep until the round has ended.
+
+There is a slot for each rank, taken in turn: who reads one looks afterwards whether it has been written meanwhile, and
+then reads a newer one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from hocket.collective.api import Outcome
+from hocket.errors import ExchangeTimeoutError, PeerLostError
+from hocket.transport.peer import Array, Peer
+from hocket.transport.reduction import TreeSum
+from hocket.transport.threads import describe_wait
+from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
+from hocket_eager.host.layout import Layout, Place, Table
+from hocket_eager.host.linux import OwnerDiedError, is_available, wait_for_change, wake_all
+from hocket_eager.partial_sum import PartialSum
+from hocket_eager.rules import Missed, Rules, is_handed
+
+__all__ = ["SharedSum", "open_shared_sum"]
+
+# Until then the launcher's side can say which rank has died; its lock tells before.
+_TOLD_WITHIN_S = 2.0
+
+# Taking a lock orders what is read before and after it, where the processor does not.
+_fence = threading.Lock()
+
+
+def open_shared_sum(
+    peer: Peer, name: str, numel: int, dtype: np.dtype[np.generic], rules: Rules, missed: Missed
+) -> SharedSum | None:
+    """Open the rounds of a segment; None, on all ranks alike, where the ranks share no memory. Collective.
+
+    Args:
+        peer: the ranks.
+        name: the segment, for messages.
+        numel, dtype: of a gradient.
+        rules: when rounds start.
+        missed: what a late rank is handed.
+    """
+    if peer.size == 1 or not is_available():
+        return None
+    sums = missed is Missed.SUM
+    memory = Layout.allocate(peer, numel, dtype, sums)
+    if memory is None:
+        return None
+    layout = Layout(peer.rank, memory, numel, dtype, sums)
+    peer.allgather_bytes(b"")  # everybody has initialised its part
+    return SharedSum(peer, name, layout, rules, missed)
+
+
+class SharedSum(PartialSum):
+    """See `PartialSum`; of a process whose training thread alone uses it.
+
+    Args:
+        peer: the ranks, which are on one host.
+        name: the segment, for messages.
+        layout: their memory.
+        rules: when rounds start.
+        missed: what a late rank is handed.
+    """
+
+    def __init__(self, peer: Peer, name: str, layout: Layout, rules: Rules, missed: Missed) -> None:
+        self.name = name
+        self._peer = peer
+        self._rank, self._size = peer.rank, peer.size
+        self._table, self._places, self._own = layout.table, layout.places, layout.own
+        self._rules = rules
+        self._missed = missed
+        self._totals: dict[int, TreeSum] = {}
+
+    # -------------------------------------------------------------------------------------------- what it does
+
+    def propose(self, data: Array, step: int) -> None:
+        own = self._own
+        with self._holding(own):
+            if own.oldest[0] < 0:
+                np.copyto(own.send, data)
+                own.newest[0] = step
+                own.oldest[0] = step
+            else:
+                np.add(own.send, data, out=own.send)
+                own.newest[0] = step
+        with self._holding(self._table):
+            self._table.arrived[self._rank] = step + 1
+            self._start_if_it_may()
+
+    def ended(self, step: int) -> bool:
+        self._telling(self._peer.check_lost)
+        with _fence:
+            return int(self._table.rounds[0]) > step
+
+    def wait(self, step: int, timeout_s: float | None = None) -> None:
+        if self.ended(step):
+            return
+        peer = self._peer
+        peer.note_waiting(f"round {step}", self.name)
+        self._wait_until(lambda: self.ended(step), lambda: self._describe(step), timeout_s)
+        peer.note_computing()
+
+    def fetch(self, step: int, out: Array) -> Outcome:
+        if self._missed is Missed.SUM:
+            round, active = self._fetch_sum(out)
+        else:
+            round, active = self._fetch_newest(out)
+        own = self._own
+        included = own.accepted_step[0] == step and is_handed(int(own.accepted_round[0]), round, self._missed)
+        return Outcome(round, bool(included), active, staleness=int(own.staleness_max[0]))
+
+    def left(self) -> tuple[int | None, Array]:
+        own = self._own
+        with self._holding(own):
+            if own.oldest[0] < 0:
+                return None, np.zeros_like(own.send)
+            return int(own.oldest[0]), own.send.copy()
+
+    def put_back(self, oldest: int | None, data: Array) -> None:
+        own = self._own
+        with self._holding(own):
+            np.copyto(own.send, data)
+            own.oldest[0] = -1 if oldest is None else oldest
+
+    def resume(self, round: int) -> None:
+        with self._holding(self._table):
+            self.first_round = round
+            self._table.rounds[0] = max(int(self._table.rounds[0]), round)
+            self._table.arrived[self._rank] = round
+        with self._holding(self._own):
+            self._own.fetched[0] = max(int(self._own.fetched[0]), round)
+
+    def leave(self) -> None:
+        """Let nobody wait for this rank's application from now on."""
+        with self._holding(self._table):
+            self._table.gone[0] += 1
+            self._start_if_it_may()
+
+    def close(self) -> None:
+        self.leave()
+
+    # ------------------------------------------------------------------------------------------- how it does it
+
+    def _start_if_it_may(self) -> None:
+        """Carry out the round that is to come, if it may start; the table is held."""
+        table = self._table
+        round = int(table.rounds[0])
+        if self._rules.may_start(round, table.arrived) or (
+            table.gone[0] and bool(np.any(table.arrived > round))
+        ):
+            self._carry_out(round)
+            table.rounds[0] = round + 1
+            table.word[0] += 1
+            wake_all(table.word)
+
+    def _carry_out(self, round: int) -> None:
+        author = self._places[round % self._size]
+        with ExitStack() as held:
+            for place in self._places:
+                held.enter_context(self._holding(place))
+            if self._missed is Missed.SUM and author.slot_round[0] >= 0:
+                self._save_for_late_ranks(author)
+            given = [place for place in self._places if place.oldest[0] >= 0]
+            author.slot_round[0] = round
+            author.slot_active[0] = sum(int(place.newest[0]) == round for place in given)
+            if given:
+                self._sum_of(len(given), author.slot.dtype)([place.send for place in given], author.slot)
+            else:
+                author.slot[...] = 0
+            for place in given:
+                place.accepted_step[0] = place.newest[0]
+                place.accepted_round[0] = round
+                place.staleness_max[0] = max(place.staleness_max[0], round - place.oldest[0])
+                place.oldest[0] = -1
+
+    def _save_for_late_ranks(self, author: Place) -> None:
+        """Keep what a slot holds, which will be overwritten, for the ranks that have not been handed it."""
+        round = int(author.slot_round[0])
+        for place in self._places:
+            if place.fetched[0] == round:
+                if place.owes[0]:
+                    np.add(place.owed, author.slot, out=place.owed)
+                else:
+                    np.copyto(place.owed, author.slot)
+                place.owes[0] = 1
+                place.fetched[0] = round + 1
+
+    def _sum_of(self, count: int, dtype: np.dtype[np.generic]) -> TreeSum:
+        if count not in self._totals:
+            self._totals[count] = TreeSum(count, dtype)
+        return self._totals[count]
+
+    def _fetch_newest(self, out: Array) -> tuple[int, int]:
+        while True:
+            with _fence:
+                round = int(self._table.rounds[0]) - 1
+            author = self._places[round % self._size]
+            np.copyto(out, author.slot)
+            active = int(author.slot_active[0])
+            with _fence:
+                # The slot's next round begins when all rounds before it have ended.
+                if self._table.rounds[0] < round + self._size:
+                    return round, active
+
+    def _fetch_sum(self, out: Array) -> tuple[int, int]:
+        own = self._own
+        with self._holding(own):
+            # No round can be carried out meanwhile, as that takes this lock.
+            newest = int(self._table.rounds[0]) - 1
+            empty = not own.owes[0]
+            if own.owes[0]:
+                np.copyto(out, own.owed)
+                own.owes[0] = 0
+            for round in range(int(own.fetched[0]), newest + 1):
+                slot = self._places[round % self._size].slot
+                if empty:
+                    np.copyto(out, slot)
+                    empty = False
+                else:
+                    np.add(out, slot, out=out)
+            if empty:
+                out[...] = 0  # all rounds have been handed out
+            own.fetched[0] = newest + 1
+            return newest, int(self._places[newest % self._size].slot_active[0])
+
+    # ------------------------------------------------------------------------------------------------- waiting
+
+    @contextmanager
+    def _holding(self, what: Place | Table) -> Iterator[None]:
+        """Hold a lock.
+
+        Raises:
+            PeerLostError: a rank has died that held it, or another one.
+            ExchangeTimeoutError: a rank holds it for too long.
+        """
+        try:
+            if not what.mutex.acquire(0.0):
+                self._telling(lambda: self._wait_for_lock(what))
+        except OwnerDiedError:
+            raise self._lost(int(what.holder[0])) from None
+        what.holder[0] = self._rank
+        try:
+            yield
+        finally:
+            what.holder[0] = -1
+            what.mutex.release()
+
+    def _wait_for_lock(self, what: Place | Table) -> None:
+        self._wait_until(
+            lambda: what.mutex.acquire(CHECK_EVERY_S),
+            lambda: f"{self.name}, which rank {int(what.holder[0])} holds in shared memory",
+            None,
+            sleeps=False,
+        )
+
+    def _wait_until(
+        self,
+        over: Callable[[], bool],
+        describe: Callable[[], str],
+        timeout_s: float | None,
+        *,
+        sleeps: bool = True,
+    ) -> None:
+        """Block until `over()`; sleep between looks until a round ends, unless `over` does that itself."""
+        peer = self._peer
+        longest_s = peer.timeout_s if timeout_s is None else timeout_s
+        start_s = time.monotonic()
+        reported = False
+        while True:
+            value = int(self._table.word[0])
+            if over():
+                return
+            waited_s = time.monotonic() - start_s
+            if waited_s >= longest_s:
+                raise ExchangeTimeoutError(describe_wait(peer, describe(), f"no end after {longest_s:g} s"))
+            if waited_s > STALL_REPORT_AFTER_S and not reported:
+                reported = True
+                report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
+                print(f"hocket: {report}", file=sys.stderr, flush=True)
+            if sleeps:
+                wait_for_change(self._table.word, value, min(CHECK_EVERY_S, longest_s - waited_s))
+            else:
+                peer.check_lost()
+
+    def _describe(self, step: int) -> str:
+        """Say whom a round waits for."""
+        round = int(self._table.rounds[0])
+        missing = self._rules.missing(round, self._table.arrived)
+        return f"round {step} of {self.name}, for which there have not come: {missing}"
+
+    def _telling(self, call: Callable[[], None]) -> None:
+        """Call `call`; errors of a dead rank say which round was under way."""
+        try:
+            call()
+        except PeerLostError as error:
+            raise PeerLostError(f"{self.name}, round {int(self._table.rounds[0])}: {error}") from error
+
+    def _lost(self, holder: int) -> PeerLostError:
+        """Return what to raise where the holder of a lock has died."""
+        end_s = time.monotonic() + _TOLD_WITHIN_S
+        while time.monotonic() < end_s:
+            self._telling(self._peer.check_lost)  # knows the rank's number in the job
+            time.sleep(0.05)
+        round = int(self._table.rounds[0])
+        return PeerLostError(
+            f"{self.name}, round {round}: rank {holder} has died while it worked in shared memory"
+        )

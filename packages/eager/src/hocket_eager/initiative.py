@@ -1,0 +1,114 @@
+"""How a rank comes to start a round, by messages: the part of the schedule before the activation.
+
+Where the first of the candidates starts a round, each knows for itself that it may. Where it takes the last of them, or
+all ranks have to be within a bound, they tell a coordinator, which starts the round when the last has.
+
+Source: eager-SGD (Li et al.), sec. 4.2: "when a process joins the collective (i.e., internal activation), it checks
+whether it is the designated initiator: only in that case it keeps running the internal activation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.schedule import Gate, Logic, NoOp, Operation, Receive, Schedule, Send
+from hocket_eager.rules import Rules, Starts
+
+__all__ = ["Situation", "initiative", "is_coordinated", "num_notices"]
+
+_CANDIDATE, _FRESH = 0, 1
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a rank knows of itself, asked from the progress thread.
+
+    Attributes:
+        arrived: in how many rounds its application has taken part.
+        anyone: whether some rank has left for good, so that nobody can wait for it: then whoever arrives may start a
+            round.
+        first_round: what the schedule's first round counts as, in draws.
+    """
+
+    arrived: Callable[[], int]
+    anyone: Callable[[], bool]
+    first_round: Callable[[], int]
+
+
+def initiative(rank: int, rules: Rules, coordinator: int, situation: Situation) -> Schedule:
+    """Return this rank's part of deciding that a round starts: it ends where this rank is to start it, and else never.
+
+    Args:
+        rank: this rank.
+        rules: when rounds start.
+        coordinator: the rank that the others tell, where one is needed.
+        situation: this rank's.
+
+    Returns:
+        A schedule with the trigger `arrive` that ends with `start`.
+    """
+
+    def is_candidate(of: int) -> Callable[[int], bool]:
+        return lambda round: of in rules.of_round(situation.first_round() + round)
+
+    arrive = NoOp("arrive")
+    stand = Gate("stand", ("arrive",), is_open=is_candidate(rank))
+    anyone = Gate("anyone", ("arrive",), is_open=lambda round: situation.anyone())
+    if not is_coordinated(rules):
+        start = NoOp("start", ("stand", "anyone"), Logic.ANY)
+        return Schedule((arrive, stand, anyone, start), ("start",), trigger="arrive")
+    operations: list[Operation] = [arrive, stand, anyone]
+    bounded = rules.staleness is not None
+    if bounded:
+        bound = rules.staleness or 0
+        fresh = Gate(
+            "fresh",
+            is_open=lambda round: situation.arrived() + bound > situation.first_round() + round,
+        )
+        operations.append(fresh)
+    if rank != coordinator:
+        operations.append(Send("stand: tell", ("stand",), to=coordinator, tag=_CANDIDATE))
+        if bounded:
+            operations.append(Send("fresh: tell", ("fresh",), to=coordinator, tag=_FRESH))
+        operations.append(NoOp("start", ("anyone",)))
+        return Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+    others = [other for other in range(rules.size) if other != rank]
+    operations += [Receive(f"stand {other}", source=other, tag=_CANDIDATE) for other in others]
+    came = {rank: "stand", **{other: f"stand {other}" for other in others}}
+    operations.append(NoOp("first", tuple(came.values()), Logic.ANY))
+    needed = ["first"]
+    if rules.starts is Starts.LAST:
+        # Asked when a candidate has come, and not before: only then is it sure that a resumed run has said its round.
+        for other, name in came.items():
+            absent = Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
+            operations += [absent, NoOp(f"settled {other}", (name, absent.name), Logic.ANY)]
+            needed.append(f"settled {other}")
+    if bounded:
+        operations += [Receive(f"fresh {other}", source=other, tag=_FRESH) for other in others]
+        needed += ["fresh", *(f"fresh {other}" for other in others)]
+    operations.append(NoOp("agreed", tuple(needed)))
+    operations.append(NoOp("start", ("agreed", "anyone"), Logic.ANY))
+    return Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+
+
+def num_notices(rules: Rules) -> float:
+    """Return how many notices all ranks together send in a round with one initiator, on average over rounds.
+
+    2^ceil(log2 P) - 1 of them call everybody; the others are for the coordinator.
+    """
+    size = rules.size
+    calls = (1 << (size - 1).bit_length()) - 1
+    if not is_coordinated(rules):
+        return calls
+    fresh = size - 1 if rules.staleness is not None else 0
+    return calls + rules.candidates * (size - 1) / size + fresh
+
+
+def is_coordinated(rules: Rules) -> bool:
+    """Return whether it takes a coordinator to know that a round may start."""
+    return rules.staleness is not None or (rules.starts is Starts.LAST and rules.candidates > 1)
+
+
+def _not(holds: Callable[[int], bool]) -> Callable[[int], bool]:
+    return lambda round: not holds(round)

@@ -1,0 +1,165 @@
+"""A partial sum by messages: a persistent schedule, which progress threads carry out while applications compute.
+
+Source: eager-SGD (Li et al.), sec. 4: internal and external activation, persistent schedules, offloading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from hocket.collective.api import Outcome
+from hocket.errors import PeerLostError
+from hocket.progress import ProgressEngine
+from hocket.schedule import Compute, Schedule, activation_broadcast, chain
+from hocket.transport.peer import Array, Peer
+from hocket_eager.initiative import Situation, initiative
+from hocket_eager.partial_sum import PartialSum
+from hocket_eager.receive_buffer import ReceiveBuffer
+from hocket_eager.rules import Missed, Rules, is_handed
+from hocket_eager.send_buffer import SendBuffer
+
+__all__ = ["TRAILER_BYTES", "Leaving", "MessageSum"]
+
+_T = TypeVar("_T")
+
+#: Behind the data travels how many ranks are active, in the data's own dtype.
+TRAILER_BYTES = 8
+
+
+class Leaving:
+    """Whether a rank has left for good: the first that does tells all.
+
+    Args:
+        peer: the ranks; collective.
+        progress: the progress thread.
+        name: the exchange, for messages.
+    """
+
+    def __init__(self, peer: Peer, progress: ProgressEngine, name: str) -> None:
+        self.anyone = False
+        schedule = chain(
+            ("leaving", activation_broadcast(peer.rank, peer.size)),
+            ("noted", _once(self._note)),
+            persistent=True,
+        )
+        self._run = progress.open(schedule, peer, f"{name} leaving")
+
+    def tell(self) -> None:
+        """Say that this rank leaves."""
+        if not self.anyone:
+            self._run.start(0)
+
+    def close(self) -> None:
+        """Give the lane back; collective, once all have left."""
+        self._run.close()
+
+    def _note(self, round: int) -> None:
+        self.anyone = True
+        self._run.nudge()  # a round may start now that waited for a rank's application
+
+
+class MessageSum(PartialSum):
+    """See `PartialSum`.
+
+    Args:
+        peer: the ranks; collective.
+        progress: the progress thread.
+        name: the segment, for messages.
+        numel: elements of a gradient.
+        dtype: of floats.
+        rules: when rounds start.
+        missed: what a late rank is handed.
+        coordinator: the rank that others tell, where the rules need one.
+        allreduce: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
+        leaving: the exchange's.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        progress: ProgressEngine,
+        name: str,
+        numel: int,
+        dtype: np.dtype[np.generic],
+        rules: Rules,
+        missed: Missed,
+        coordinator: int,
+        allreduce: Callable[[int, int, Array], Schedule],
+        leaving: Leaving,
+    ) -> None:
+        self.name = name
+        self._arrived = 0
+        self._missed = missed
+        self._leaving = leaving
+        self._send = SendBuffer(numel, dtype)
+        self._receive = ReceiveBuffer(numel, dtype, missed)
+        self._total = np.zeros(numel + TRAILER_BYTES // dtype.itemsize, dtype)
+        self._numel = numel
+        situation = Situation(lambda: self._arrived, lambda: leaving.anyone, lambda: self.first_round)
+        schedule = chain(
+            ("arrival", initiative(peer.rank, rules, coordinator, situation)),
+            ("activation", activation_broadcast(peer.rank, peer.size)),
+            ("contribution", _once(self._contribute)),
+            ("sum", allreduce(peer.rank, peer.size, self._total)),
+            ("result", _once(self._publish)),
+            persistent=True,
+        )
+        self._run = progress.open(schedule, peer, name)
+
+    def propose(self, data: Array, step: int) -> None:
+        self._send.add(data, step)
+        self._arrived = step + 1
+        if self.ended(step):
+            self._run.nudge()  # the round under way may wait for this rank to come within its bound
+        else:
+            self._run.start(step - self.first_round)
+
+    def ended(self, step: int) -> bool:
+        return self._telling(lambda: self._run.ended(step - self.first_round))
+
+    def wait(self, step: int, timeout_s: float | None = None) -> None:
+        self._telling(lambda: self._run.wait(step - self.first_round, timeout_s))
+
+    def fetch(self, step: int, out: Array) -> Outcome:
+        local, active = self._receive.fetch(out)
+        round = self.first_round + local  # now, as a rank can take part before it has said where it resumes
+        send = self._send
+        included = send.accepted_step == step and is_handed(send.accepted_round, round, self._missed)
+        return Outcome(round, included, active, staleness=send.staleness_max)
+
+    def left(self) -> tuple[int | None, Array]:
+        return self._send.left()
+
+    def put_back(self, oldest: int | None, data: Array) -> None:
+        self._send.put_back(oldest, data)
+
+    def resume(self, round: int) -> None:
+        self.first_round = self._arrived = round
+
+    def close(self) -> None:
+        self._leaving.tell()
+        self._run.close()
+
+    def _contribute(self, round: int) -> None:
+        active = self._send.take(self.first_round + round, self._total[: self._numel])
+        self._total[self._numel :] = 0
+        self._total[self._numel] = active
+
+    def _publish(self, round: int) -> None:
+        active = int(self._total[self._numel])
+        self._receive.put(self._total[: self._numel], round, active)
+
+    def _telling(self, call: Callable[[], _T]) -> _T:
+        """Return what `call` does; errors of a dead rank say which round was under way."""
+        try:
+            return call()
+        except PeerLostError as error:
+            round = self.first_round + self._run.num_ended
+            raise PeerLostError(f"{self.name}, round {round}: {error}") from error
+
+
+def _once(call: Callable[[int], None]) -> Schedule:
+    return Schedule((Compute("compute", call=call),), ("compute",))

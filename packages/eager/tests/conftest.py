@@ -1,0 +1,33 @@
+"""What holds for all tests of the package; modules beside the tests are found here, also by ranks that tests start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from hocket.testing.job import Job
+
+# With --import-mode=importlib they are not by themselves.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# How long an example takes says nothing here: other processes share the machine.
+settings.register_profile("hocket", deadline=None)
+settings.load_profile("hocket")
+
+
+@pytest.fixture(scope="session", params=[2, 3, 5])
+def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
+    """How many ranks there are, and they, under mpiexec."""
+    if find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        job = Job(request.param)
+    yield request.param, job
+    job.close()

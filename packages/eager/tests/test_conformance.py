@@ -1,0 +1,30 @@
+"""The contract of collectives, where all ranks have to come: then a partial allreduce is an allreduce."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.testing.collective import CollectiveConformance
+from hocket.transport.peer import Array
+from hocket_eager import Algorithm, Missed, PartialAllreduce, Starts
+
+
+class _Full(CollectiveConformance):
+    slot = "gradients"
+
+    def expected(self, values: Array, round: int, segment: int) -> Array:
+        return np.broadcast_to(values.mean(axis=0), values.shape)
+
+
+class TestLastOfAll(_Full):
+    collective = PartialAllreduce(candidates=None, starts=Starts.LAST)
+
+
+class TestLastOfAllInARing(_Full):
+    collective = PartialAllreduce(
+        candidates=None, starts=Starts.LAST, missed=Missed.SUM, algorithm=Algorithm.RING
+    )
+
+
+class TestSoloThatNobodyMayBeLateFor(_Full):
+    collective = PartialAllreduce(candidates=None, staleness=0, algorithm=Algorithm.STAR)

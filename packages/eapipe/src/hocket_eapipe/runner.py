@@ -1,0 +1,236 @@
+"""The stages of one rank at work: which pass comes next, and what comes from and goes to other ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from hocket.engine import Loss, StepResult
+from hocket.errors import HocketError
+from hocket_eapipe.passing import MessageReceiver, MessageSender
+from hocket_eapipe.schedule import warm_up
+from hocket_eapipe.stage import Stage
+
+__all__ = ["Neighbours", "Runner"]
+
+
+@dataclass
+class _Batch:
+    """A batch between its forward and its last backward on this rank."""
+
+    number: int
+    weight: float
+
+
+@dataclass
+class Neighbours:
+    """The ranks before and after this one in its pipeline; None at its ends.
+
+    Attributes:
+        activations_from, activations_to: of forwards.
+        gradients_from, gradients_to: of backwards.
+    """
+
+    activations_from: MessageReceiver | None = None
+    activations_to: MessageSender | None = None
+    gradients_from: MessageReceiver | None = None
+    gradients_to: MessageSender | None = None
+
+    def release(self) -> None:
+        """Let go of the memory of what has left this rank."""
+        for sender in (self.activations_to, self.gradients_to):
+            if sender is not None:
+                sender.release()
+
+    def wait(self) -> None:
+        """Wait until everything has left this rank."""
+        for sender in (self.activations_to, self.gradients_to):
+            if sender is not None:
+                sender.wait()
+
+
+class Runner:
+    """Carries out the programs of this rank's stages, batch by batch.
+
+    With each batch every stage runs its forward, then the backward that its program says comes next (`schedule`). The
+    last stage is where the loss is: its rank has the result of a batch in the call that brings it.
+
+    Args:
+        stages: neighbouring ones, in order.
+        num_stages: N.
+        neighbours: where the others are.
+        flushes: whether a batch's backward follows its forward at every stage, so that none is under way between two.
+        micro_batches: how many a batch is cut into; 1 unless each is flushed.
+
+    Attributes:
+        batches: how many have come.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        num_stages: int,
+        neighbours: Neighbours,
+        *,
+        flushes: bool = False,
+        micro_batches: int = 1,
+    ) -> None:
+        self.stages = stages
+        self._neighbours = neighbours
+        self._micro_batches = micro_batches
+        self._is_first = stages[0].place.stage == 0
+        self._is_last = stages[-1].place.stage == num_stages - 1
+        self._ahead = [0 if flushes else warm_up(stage.place.stage, num_stages) for stage in stages]
+        #: The batches of each stage whose backward is to come.
+        self._under_way: list[deque[_Batch]] = [deque() for _ in stages]
+        #: Micro-batches of the batches under way, by number.
+        self._num_micro: dict[int, int] = {}
+        #: Gradients of what a stage of this rank has handed to the next one, which is here, too.
+        self._handed: dict[tuple[int, int, int], list[Tensor | None]] = {}
+        self.batches = 0
+
+    @property
+    def drained(self) -> bool:
+        """Whether no batch is under way on this rank."""
+        return not any(self._under_way)
+
+    def run(self, batch: Any, loss: Loss, weight: float) -> StepResult | None:
+        """Run one batch's forwards, and the backwards whose turn it is.
+
+        Args:
+            batch: (input, target); looked at by the first stage, the other one by the last.
+            loss: the mean over a (micro-)batch.
+            weight: how much the batch counts among pipelines.
+        """
+        self.batches += 1
+        number = self.batches
+        result = self._forwards(number, batch, loss)
+        for under_way in self._under_way:
+            under_way.append(_Batch(number, weight))
+        for position in reversed(range(len(self.stages))):
+            if len(self._under_way[position]) > self._ahead[position]:
+                self._backward(position)
+        return result
+
+    def drain(self) -> None:
+        """Run the backwards of all batches under way: the final phase; the other ranks of the pipeline do, too."""
+        while not self.drained:
+            for position in reversed(range(len(self.stages))):
+                if self._under_way[position]:
+                    self._backward(position)
+        self._neighbours.wait()
+        for stage in self.stages:
+            stage.weights.drained()
+
+    def evaluate(self, inputs: Any) -> None:
+        """Run all stages' modules as they are, without graph; the pipeline is drained, and all its ranks do it."""
+        value = inputs
+        if self._neighbours.activations_from is not None:
+            value = self._neighbours.activations_from.receive(0)
+        for stage in self.stages:
+            value = stage.evaluate(value)
+        if self._neighbours.activations_to is not None:
+            self._neighbours.activations_to.send(value, 0)
+            self._neighbours.activations_to.wait()
+
+    @contextmanager
+    def in_evaluation(self, except_for: Sequence[nn.Module]) -> Iterator[None]:
+        """Put the modules into evaluation mode, and some into training mode; back again at the end."""
+        modes = {module: module.training for stage in self.stages for module in stage.module.modules()}
+        for module in modes:
+            module.training = False
+        for module in except_for:
+            module.training = True
+        yield
+        for module, training in modes.items():
+            module.training = training
+
+    def _forwards(self, number: int, batch: Any, loss: Loss) -> StepResult | None:
+        parts = self._parts(batch)
+        self._num_micro[number] = len(parts)
+        results = []
+        for micro, (inputs, target, share) in enumerate(parts):
+            value, round = inputs, self._round(number, micro)
+            if not self._is_first:
+                assert self._neighbours.activations_from is not None
+                value = self._neighbours.activations_from.receive(round)
+            for stage in self.stages[:-1] if self._is_last else self.stages:
+                value = stage.forward(number, micro, value)
+            if self._is_last:
+                results.append(self.stages[-1].forward_loss(number, micro, value, target, loss, share))
+            else:
+                assert self._neighbours.activations_to is not None
+                self._neighbours.activations_to.send(value, round)
+        return _joined(results) if results else None
+
+    def _backward(self, position: int) -> None:
+        """Run a stage's next backward, of all its micro-batches, and its step."""
+        stage, batch = self.stages[position], self._under_way[position].popleft()
+        is_last = position == len(self.stages) - 1
+        for micro in range(self._num_micro[batch.number]):
+            round = self._round(batch.number, micro)
+            gradients: list[Tensor | None] | None
+            if not is_last:
+                gradients = self._handed.pop((position, batch.number, micro))
+            elif self._is_last:
+                gradients = None
+            else:
+                assert self._neighbours.gradients_from is not None
+                gradients = self._neighbours.gradients_from.receive(round)
+            self._neighbours.release()
+            found = stage.backward(batch.number, micro, gradients)
+            if position > 0:
+                self._handed[position - 1, batch.number, micro] = found
+            elif not self._is_first:
+                assert self._neighbours.gradients_to is not None
+                self._neighbours.gradients_to.send(found, round)
+        if position == 0:
+            del self._num_micro[batch.number]
+        stage.step(batch.number, batch.weight)
+
+    def _round(self, number: int, micro: int) -> int:
+        return number * self._micro_batches + micro
+
+    def _parts(self, batch: Any) -> list[tuple[Any, Any, float]]:
+        """Cut a batch into micro-batches: (input, target, share of the samples)."""
+        inputs, target = batch
+        if self._micro_batches == 1:
+            return [(inputs, target, 1.0)]
+        sizes = {
+            len(leaf) for leaf in tree_leaves((inputs, target)) if isinstance(leaf, Tensor) and leaf.dim()
+        }
+        if len(sizes) != 1:
+            raise HocketError(
+                f"batch {self.batches}: to make {self._micro_batches} micro-batches of it, it is cut along the first "
+                f"axis of all its tensors, which have {' and '.join(map(str, sorted(sizes))) or 'no'} samples: use "
+                "micro_batches: 1, or tensors of one batch size"
+            )
+        [size] = sizes
+        cuts = [size * part // self._micro_batches for part in range(self._micro_batches + 1)]
+        spans = [(start, stop) for start, stop in pairwise(cuts) if stop > start]
+        return [
+            (_slice(inputs, start, stop), _slice(target, start, stop), (stop - start) / size)
+            for start, stop in spans
+        ]
+
+
+def _slice(value: Any, start: int, stop: int) -> Any:
+    return tree_map(lambda x: x[start:stop] if isinstance(x, Tensor) and x.dim() else x, value)
+
+
+def _joined(results: Sequence[tuple[Tensor, Any]]) -> StepResult:
+    """Return a batch's result from those of its micro-batches."""
+    if len(results) == 1:
+        return StepResult(*results[0])
+    flat = [tree_flatten(output) for _, output in results]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    leaves = [torch.cat(c) if isinstance(c[0], Tensor) and c[0].dim() else c[0] for c in columns]
+    return StepResult(torch.stack([loss for loss, _ in results]).sum(), tree_unflatten(leaves, flat[0][1]))

@@ -1,0 +1,313 @@
+"""A session whose model is shared out: each rank trains its stages, each with a session over all that hold it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.checkpoint.tensor_file import StateFile
+from hocket.engine import Attachment, Loss, StepResult
+from hocket.errors import CheckpointError, CompositionError
+from hocket.session import Session, TrainingSession
+from hocket.session.attaching import attach_replica, broadcast_model
+from hocket.session.state import load_into
+from hocket.transport.peer import Peer
+from hocket_eapipe.absent import AbsentStages
+from hocket_eapipe.optimizers import Follower
+from hocket_eapipe.passing import MessageReceiver, MessageSender
+from hocket_eapipe.pipeline import Buffers, Pipeline, Policy
+from hocket_eapipe.reestimation import Reestimation
+from hocket_eapipe.runner import Neighbours, Runner
+from hocket_eapipe.splitting import split
+from hocket_eapipe.stage import Place, Stage
+from hocket_eapipe.weights import (
+    Elastic,
+    Fixed,
+    Flush,
+    Naive,
+    SpecTrain,
+    StagePart,
+    Stashing,
+    VerticalSync,
+    Weights,
+)
+from hocket_eapipe.weights.elastic import replicate
+
+__all__ = ["PipelineSession"]
+
+_NEWEST: dict[Policy, Callable[[StagePart, Follower], Weights]] = {
+    Policy.NAIVE: Naive,
+    Policy.STASHING: Stashing,
+    Policy.VERTICAL_SYNC: VerticalSync,
+    Policy.SPECTRAIN: SpecTrain,
+    Policy.FLUSH: Flush,
+}
+
+
+class PipelineSession(TrainingSession):
+    """One rank of a mesh of pipelines.
+
+    `train_batch` is called with every batch on every rank; those of one pipeline read the same batches
+    (`data_rank`). Only the last stage's rank gets results. `settle` drains the pipeline: it runs the backwards of all
+    batches under way, as `consensus`, `save` and `close` do.
+
+    The optimizer given to `attach` steps nothing: the stages' own follow its values (learning rate, ...), of all
+    groups, in each step. It is still called after each batch, without gradients, for its schedulers and hooks.
+
+    Attributes:
+        mesh: who holds which stage.
+        stages: of this rank, in order.
+    """
+
+    def __init__(self, engine: Pipeline, given: Attachment) -> None:
+        peer = given.peer if given.observer is None else given.observer.join(given.peer)
+        super().__init__(given.model, given.optimizer, given.strategy, peer)
+        self._engine = engine
+        self._observer = given.observer
+        try:
+            self.mesh = engine.mesh(peer.size)
+        except ValueError as error:
+            raise CompositionError(f"engine.{error}") from error
+        if given.strategy.samples is not None and self.mesh.processes > 1:
+            raise CompositionError(
+                "samples travel between ranks, and those of one pipeline have to read the same ones: use samples: "
+                "null, or pipelines of one rank"
+            )
+        self.data_rank, self.data_size = self.mesh.pipeline_of(self.rank), self.mesh.pipelines
+        if given.initial == "rank0":
+            broadcast_model(given.model, self.control)
+        self._modules = split(given.model, self.mesh.stages, engine.balance, engine.cuts)
+        place = self.mesh.place_of(self.rank)
+        data_peer = _group(peer, self.mesh.data_ranks(place))
+        pipe_peer = _group(peer, self.mesh.pipeline_ranks(self.data_rank))
+        self.stages = [self._open_stage(stage, given, data_peer) for stage in self.mesh.stages_of(place)]
+        self.replicas_equal = all(session.replicas_equal for session in self._sessions)
+        self._lanes = [pipe_peer.lane(name) for name in ("activations", "gradients", "model")]
+        self._absent = AbsentStages(self._modules, self.mesh, place, self._lanes[2])
+        self._runner = Runner(
+            self.stages,
+            self.mesh.stages,
+            self._neighbours(place),
+            flushes=engine.policy is Policy.FLUSH,
+            micro_batches=engine.micro_batches,
+        )
+        reestimates = engine.policy is Policy.ELASTIC and engine.buffers is Buffers.REESTIMATED
+        self._reestimation = Reestimation(self._runner) if reestimates else None
+        self._weight = 1.0
+
+    def _open_stage(self, stage: int, given: Attachment, data_peer: Peer) -> Stage:
+        module = self._modules[stage]
+        names = [name for name, _ in module.named_modules() if name]
+        span = f" ({_full(names[0])} to {_full(names[-1])})" if names else ""
+        place = Place(
+            f"stage {stage + 1} of {self.mesh.stages}{span}",
+            stage,
+            self.rank,
+            self.data_rank,
+            self._engine.seed,
+        )
+        parameters = {p: p for p in module.parameters() if p.requires_grad}
+        if not parameters:
+            return Stage(module, None, Fixed(), place)
+        leader = Follower(given.optimizer, parameters, given.make_optimizer)
+        session = attach_replica(
+            replace(given, model=module, optimizer=leader.optimizer, peer=data_peer, observer=None)
+        )
+        session.count_into(self.counters)
+        part = StagePart(module, session, stage, self.mesh.stages)
+        return Stage(module, session, self._weights(part, leader, given), place)
+
+    def _weights(self, part: StagePart, leader: Follower, given: Attachment) -> Weights:
+        engine = self._engine
+        if engine.policy is not Policy.ELASTIC:
+            return _NEWEST[engine.policy](part, leader)
+        master = part.parameters()
+        replicas = [replicate(part) for _ in range(self.mesh.stages)]
+        followers = [
+            Follower(given.optimizer, {master[name]: t for name, t in replica.items()}, given.make_optimizer)
+            for replica in replicas
+        ]
+        return Elastic(part, leader, followers, replicas, engine.alpha, engine.tau, engine.buffers)
+
+    def _neighbours(self, place: int) -> Neighbours:
+        found = Neighbours()
+        activations, gradients = self._lanes[:2]
+        device = next(
+            (p.device for stage in self.stages for p in stage.module.parameters()), torch.device("cpu")
+        )
+        if place > 0:
+            found.activations_from = MessageReceiver(
+                activations, place - 1, device, self.peer.now, self.counters
+            )
+            found.gradients_to = MessageSender(gradients, place - 1, self.counters)
+        if place < self.mesh.processes - 1:
+            found.activations_to = MessageSender(activations, place + 1, self.counters)
+            found.gradients_from = MessageReceiver(gradients, place + 1, device, self.peer.now, self.counters)
+        return found
+
+    @property
+    def _sessions(self) -> list[Session]:
+        """Of the stages that have parameters."""
+        return [stage.session for stage in self.stages if stage.session is not None]
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        self._absent.release()
+        if self._observer is not None:
+            self._observer.phase("forward and backward", self.peer.now())
+        if self._reestimation is not None:
+            self._reestimation.remember(batch[0])
+        result = self._runner.run(batch, loss, self._weight)
+        self.optimizer.step()
+        self.step += 1
+        if self._observer is not None:
+            self._observer.step_ended(self.step - 1, self.peer.now())
+        self.peer.report_progress(self.step)
+        return result
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    def begin_batch(self, weight: float) -> None:
+        self._weight = weight
+
+    def end_batch(self) -> None:
+        """Nothing: a batch's step comes when its backward has, some batches later."""
+
+    def delay(self, seconds: float) -> None:
+        self.peer.sleep(seconds)
+
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        self._runner.drain()
+        for session in self._sessions:
+            session.settle()
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Set the whole model, on every rank, to the mean of the pipelines' masters; collective.
+
+        The pipeline is drained. Used in a `with` statement, ranks give up again at its end what they do not train.
+        """
+        self.settle()
+        if self._reestimation is not None:
+            self._reestimation.carry_out()
+        own = [session.consensus() for session in self._sessions]
+        return self._whole(own)
+
+    def replica(self) -> AbstractContextManager[None]:
+        """Let the model hold this pipeline's master, whole, in a `with` statement; collective."""
+        self.settle()
+        return self._whole([])
+
+    def _whole(self, inner: Sequence[AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        self._absent.fetch()
+        return self._restored(inner)
+
+    @contextmanager
+    def _restored(self, inner: Sequence[AbstractContextManager[None]]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in inner:
+                stack.enter_context(context)
+            yield
+        self._absent.release()
+
+    def consensus_distance(self) -> float:
+        self.settle()
+        squares = sum(session.consensus_distance() ** 2 for session in self._sessions)
+        # Every pipeline tells each stage's once.
+        return math.sqrt(sum(self.gather(squares)) / self.mesh.pipelines)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def end_step_to_save(self) -> None:
+        """Drain the pipeline: what is under way is no part of a checkpoint."""
+        self.settle()
+
+    def describe(self) -> dict[str, Any]:
+        strategy = {key: value for key, value in self.strategy.resolved().items() if key != "name"}
+        engine = {field.name: getattr(self._engine, field.name) for field in fields(self._engine)}
+        return {**strategy, "engine": {**engine, "cuts": list(self._engine.cuts or ())}}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        parameters: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
+        for stage in self.stages:
+            parameters |= {_full(name): p.detach() for name, p in stage.module.named_parameters()}
+            buffers |= {_full(name): buffer for name, buffer in stage.module.named_buffers()}
+        return {"parameters": parameters, "buffers": buffers}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.tensors(),
+            "optimizer": self.optimizer.state_dict(),
+            "pipeline": {
+                "batches": self._runner.batches,
+                "stages": {stage.place.stage: stage.state_dict() for stage in self.stages},
+            },
+        }
+
+    def enter_phase_of(self, step: int) -> None:
+        self.settle()
+        for session in self._sessions:
+            session.enter_phase_of(step)
+
+    @torch.no_grad()
+    def load_state(self, file: StateFile) -> None:
+        state, model = file.read("pipeline"), file.read("model")
+        own = self.tensors()
+        for kind, tensors in own.items():
+            for name, tensor in tensors.items():
+                tensor.copy_(model[kind][name])
+        load_into(self.optimizer, file.read("optimizer"), f"{file.path}: optimizer")
+        self._runner.batches = state["batches"]
+        for stage in self.stages:
+            stage.load_state_dict(state["stages"][stage.place.stage], str(file.path))
+
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        raise CheckpointError(
+            f"{files[0].path.parent} is of {len(files)} ranks, and {self.size} run: a pipeline continues with as many "
+            "ranks as have saved. Start from the saved run's model.safetensors instead"
+        )
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
+        if self._closed:
+            return
+        self.settle()
+        self._closed = True
+        self._absent.fetch()
+        for session in self._sessions:
+            session.close()
+        for lane in (*self._lanes, self.control):
+            lane.close()
+        if self._observer is not None:
+            self._observer.close()
+
+    def abandon(self) -> None:
+        for session in self._sessions:
+            session.abandon()
+        if self._observer is not None:
+            self._observer.abandon()
+
+
+def _group(peer: Peer, ranks: Sequence[int]) -> Peer:
+    """Return this rank's endpoint among `ranks`, one of which it is; collective."""
+    group = peer.group(ranks)
+    assert group is not None
+    return group
+
+
+def _full(name: str) -> str:
+    """Return the name in the model of what a stage's module calls so."""
+    return name.replace("/", ".")

@@ -1,0 +1,228 @@
+"""One stage at work: the passes of its batches, under its weight policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from hocket import draws
+from hocket.engine import Loss
+from hocket.session import Session
+from hocket.session.state import load_beside_model, state_of
+from hocket_eapipe.passing import detached
+from hocket_eapipe.weights import Binding, Weights
+
+__all__ = ["Place", "Stage"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage is, for errors and random draws.
+
+    Attributes:
+        title: its number, of how many, and its modules.
+        stage: its number, from 0.
+        rank: who holds it.
+        pipeline: the number of its pipeline, from 0.
+        seed: of what its modules draw.
+    """
+
+    title: str
+    stage: int
+    rank: int
+    pipeline: int
+    seed: int
+
+
+@dataclass
+class _Pending:
+    """A forward whose backward is to come.
+
+    Attributes:
+        inputs: the tensors of the input that get a gradient.
+        outputs: those of the output that have one, or the loss.
+        binding: what the forward read.
+    """
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    binding: Binding
+
+
+class Stage:
+    """The stage's module under a weight policy; a batch may come in several micro-batches.
+
+    Attributes:
+        module: its parameters are the newest values, or the master's.
+        session: over all ranks that hold the stage; None where it has no trainable parameters.
+        weights: what its passes read.
+        place: where it is.
+    """
+
+    def __init__(self, module: nn.Module, session: Session | None, weights: Weights, place: Place) -> None:
+        self.module = module
+        self.session = session
+        self.weights = weights
+        self.place = place
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        # Looking for weights that are tied takes longer than a small layer.
+        self._has_ties = len(names) > len(list(module.parameters()))
+        self._draws = int(draws.words(1, "dropout", place.seed, place.pipeline, place.stage)[0])
+        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._gradients: dict[str, Tensor] = {}
+
+    def forward(self, batch: int, micro: int, value: Any) -> Any:
+        """Run a forward.
+
+        Args:
+            batch, micro: the batch, counted from 1, and the micro-batch, from 0.
+            value: what the stage before, or the loader, has handed over.
+
+        Returns:
+            What is to be handed to the next stage: the output without graph.
+        """
+        with self._told("forward", batch):
+            pending, output = self._run(batch, micro, value)
+            pending.outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+            self._pending[batch, micro] = pending
+            return detached(output)
+
+    def forward_loss(
+        self, batch: int, micro: int, value: Any, target: Any, loss: Loss, share: float
+    ) -> tuple[Tensor, Any]:
+        """Run the last stage's forward, and the loss.
+
+        Args:
+            target: the batch's.
+            share: what of the batch's samples the micro-batch has.
+
+        Returns:
+            The loss times the share, and the output, both without graph.
+        """
+        with self._told("forward", batch):
+            pending, output = self._run(batch, micro, value)
+            found = loss(output, target)
+            found = found if share == 1.0 else found * share
+            pending.outputs = [found]
+            self._pending[batch, micro] = pending
+            return found.detach(), tree_map_only(Tensor, Tensor.detach, output)
+
+    def backward(self, batch: int, micro: int, gradients: list[Tensor | None] | None) -> list[Tensor | None]:
+        """Run a backward, and keep the parameters' gradients for `step`.
+
+        Args:
+            gradients: of what `forward` returned, one for each tensor that requires one; None at the last stage.
+
+        Returns:
+            The gradients of the input, one for each tensor that required one.
+        """
+        pending = self._pending.pop((batch, micro))
+        parameters = pending.binding.parameters
+        wanted = [*pending.inputs, *parameters.values()]
+        if gradients is None:
+            reached: list[tuple[Tensor, Tensor | None]] = [(pending.outputs[0], None)]
+        else:
+            given = zip(pending.outputs, gradients, strict=True)
+            reached = [(output, gradient) for output, gradient in given if gradient is not None]
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        with self._told("backward", batch):
+            self.weights.before_backward(batch)
+            if reached and wanted:
+                outputs, of_outputs = zip(*reached, strict=True)
+                found = torch.autograd.grad(outputs, wanted, of_outputs, allow_unused=True)
+        of_inputs, of_parameters = found[: len(pending.inputs)], found[len(pending.inputs) :]
+        for name, gradient in zip(parameters, of_parameters, strict=True):
+            if gradient is not None:
+                kept = self._gradients.get(name)
+                # Not in place: autograd may have returned one tensor for two parameters.
+                self._gradients[name] = gradient if kept is None else kept + gradient
+        return list(of_inputs)
+
+    def step(self, batch: int, weight: float) -> None:
+        """Hand the batch's gradients to the weight policy, once all its micro-batches have had their backward."""
+        gradients, self._gradients = self._gradients, {}
+        with self._told("update", batch):
+            self.weights.apply(batch, gradients, weight)
+
+    def evaluate(self, value: Any) -> Any:
+        """Run the module as it is, without graph."""
+        with torch.no_grad():
+            return self.module(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it keeps beside the module's own tensors, while no batch is under way."""
+        session = {} if self.session is None else state_of(self.session)
+        return {
+            "session": {key: session[key] for key in session if key != "model"},
+            "weights": self.weights.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], where: str) -> None:
+        """Continue from what `state_dict` returned; `where` it comes from is for errors."""
+        if self.session is not None:
+            load_beside_model(self.session, state["session"].__getitem__, f"{where}: {self.place.title}")
+        self.weights.load_state_dict(state["weights"])
+
+    def _run(self, batch: int, micro: int, value: Any) -> tuple[_Pending, Any]:
+        binding = self.weights.forward(batch)
+        leaves, _ = tree_flatten(value)
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        # A module may overwrite its input, which autograd refuses for leaves.
+        given = tree_map_only(Tensor, lambda x: _Passed.apply(x) if x.requires_grad else x, value)
+        tensors: Mapping[str, Tensor] = {**binding.parameters, **binding.buffers}
+        with _seeded(self._draws, batch, micro), torch.enable_grad():
+            output = functional_call(self.module, dict(tensors), (given,), tie_weights=self._has_ties)
+        return _Pending(inputs, [], binding), output
+
+    @contextmanager
+    def _told(self, what: str, batch: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in the {what} of batch {batch} at {self.place.title}, on rank {self.place.rank}")
+            raise
+
+
+class _Passed(torch.autograd.Function):
+    """The identity, as a tensor that is no leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@contextmanager
+def _seeded(drawn: int, batch: int, micro: int) -> Iterator[None]:
+    """Let modules draw (dropout) what depends on stage and batch alone, whatever else this process draws.
+
+    Args:
+        drawn: a word of the stage's own.
+        batch, micro: whose forward it is.
+    """
+    # The finalizer of SplitMix64; torch's generator looks at the lower half alone.
+    word = (drawn + (batch << 16) + micro) * 0x9E3779B97F4A7C15 % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    seed = (word ^ word >> 32) & 0xFFFFFFFF
+    # Not torch.manual_seed: it notes for each kind of device that is not in use where it was called, in a millisecond.
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

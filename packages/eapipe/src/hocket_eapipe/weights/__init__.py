@@ -1,0 +1,19 @@
+"""The weight policies: which values of a stage's weights a batch's passes read, and where its gradient goes."""
+
+from hocket_eapipe.weights.api import Binding, Fixed, StagePart, Weights
+from hocket_eapipe.weights.elastic import Elastic
+from hocket_eapipe.weights.newest import Flush, Naive, Stashing, VerticalSync
+from hocket_eapipe.weights.spectrain import SpecTrain
+
+__all__ = [
+    "Binding",
+    "Elastic",
+    "Fixed",
+    "Flush",
+    "Naive",
+    "SpecTrain",
+    "StagePart",
+    "Stashing",
+    "VerticalSync",
+    "Weights",
+]

@@ -1,0 +1,105 @@
+"""What a weight policy is, on one stage."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.session import Session
+
+__all__ = ["Binding", "Fixed", "StagePart", "Tensors", "Weights", "alias", "copied"]
+
+#: Tensors by the names that a stage's module has for them.
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The tensors that a forward reads in place of the module's own.
+
+    Attributes:
+        parameters: the trainable ones, leaves that require gradients. Until the batch's backward nobody writes their
+            memory, but for policies that mean it.
+        buffers: those that are not the module's own.
+    """
+
+    parameters: Tensors
+    buffers: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """A stage's share of the model, and its place in the pipeline.
+
+    Attributes:
+        module: what the stage computes; its parameters are the newest values, or the master's.
+        session: over all ranks that hold this stage, with an optimizer over `module`: the strategy of the data axis.
+        stage: the number of the stage, from 0.
+        num_stages: N.
+    """
+
+    module: nn.Module
+    session: Session
+    stage: int
+    num_stages: int
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the trainable parameters by name."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+
+class Weights(ABC):
+    """The weights of one stage under one policy."""
+
+    @abstractmethod
+    def forward(self, batch: int) -> Binding:
+        """Return what the forward of a batch, counted from 1, reads; also for each of its micro-batches."""
+
+    def before_backward(self, batch: int) -> None:  # noqa: B027 (mostly what the forward read is what backward reads)
+        """Make what the batch's forward read hold what its backward is to read."""
+
+    @abstractmethod
+    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
+        """Take the gradient of a batch whose backward has just ended.
+
+        Args:
+            batch: counted from 1.
+            gradients: of what `forward` bound, by name, but for what has none; emptied, so that they are held
+                no longer than they are needed.
+            weight: how much the batch counts among the ranks that hold the stage; 0 for nothing.
+        """
+
+    def drained(self) -> None:  # noqa: B027
+        """Take note that no batch is under way, at any stage."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the policy keeps beside the module and its optimizer, while no batch is under way."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Continue from what `state_dict` returned."""
+
+
+class Fixed(Weights):
+    """What a stage without trainable parameters has."""
+
+    def forward(self, batch: int) -> Binding:
+        return Binding({})
+
+    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
+        """Nothing, as there are no gradients."""
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """Return a leaf over the same memory, with a version count of its own: autograd does not notice writes to it."""
+    return tensor.data.requires_grad_()
+
+
+@torch.no_grad()
+def copied(tensor: Tensor) -> Tensor:
+    """Return a leaf with the same values and strides in memory of its own."""
+    return tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()

@@ -1,0 +1,42 @@
+"""What holds for all tests of the package: one thread, as two give other bits, and the modules beside the tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from hocket.testing.job import Job
+
+# With --import-mode=importlib the modules beside the tests are not found by themselves.
+sys.path.insert(0, str(Path(__file__).parent))
+
+# How long an example takes says nothing here: other processes share the machine.
+settings.register_profile("hocket", deadline=None)
+settings.load_profile("hocket")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def job_of_4() -> Iterator[Job]:
+    """Four ranks under mpiexec."""
+    if find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        job = Job(4)
+    yield job
+    job.close()

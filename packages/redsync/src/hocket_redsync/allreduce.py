@@ -1,0 +1,119 @@
+"""The mean of all ranks' gradients, each parameter sparse or dense as is cheaper.
+
+Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, the cost model, and dense allreduce where
+compression does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hocket.collective.sparse_allreduce import SparseAllreduce
+from hocket_redsync.cost import CostModel
+
+if TYPE_CHECKING:
+    from hocket.collective.api import Channel
+    from hocket.compressor import Compressor, SegmentShape
+    from hocket.progress import ProgressEngine
+    from hocket.segment import Segment
+    from hocket.strategy.exchange import Exchange
+    from hocket.transport.network import NetworkModel
+    from hocket.transport.peer import Peer
+    from hocket_redsync.residual import ResidualCompressor
+
+__all__ = ["RedSyncAllreduce"]
+
+
+@dataclass(frozen=True)
+class RedSyncAllreduce(SparseAllreduce):
+    """Of each segment, sparse parameters are gathered in one message, and dense ones summed by an allreduce.
+
+    Only with compressors of RedSync. Where nothing is sparse this is the transport's own allreduce, between the
+    segment's own buffers. Bytes are counted as those of a message whose gather would send as much.
+
+    Attributes:
+        auto: whether the cost model decides for each parameter; if not, the compressor's policy does.
+        costs: of the machine. None: measured when a session opens, in some tenths of a second, and agreed on by all
+            ranks; a resumed run keeps its choices, another run may choose otherwise.
+    """
+
+    auto: bool = True
+    costs: CostModel | None = None
+
+    def open(
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+    ) -> Channel:
+        """Open a channel.
+
+        Raises:
+            ValueError: the compressor is none of RedSync's.
+        """
+        from hocket_redsync.channel import RedSyncChannel
+        from hocket_redsync.choosing import choose
+
+        own = _own(exchange.compressor)
+        costs = self.costs
+        if costs is None and self.auto:
+            from hocket_redsync.calibration import calibrate
+
+            costs = calibrate(peer, segments[0].outgoing.device)
+        costs = costs or _FREE
+        dense = [choose(own, segment, peer.size, costs, auto=self.auto).dense for segment in segments]
+        return RedSyncChannel(peer, segments, exchange.compressor, dense)
+
+    def check_compressor(self, compressor: Compressor) -> None:
+        """Refuse compressors that are none of RedSync's, nor wrappers around one."""
+        _own(compressor)
+
+    @property
+    def depends_on_time(self) -> bool:
+        return self.auto and self.costs is None
+
+    def message_bytes(
+        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> float:
+        """Return the bytes of a message whose gather would send as much as is sent, for the network planned with."""
+        from hocket_redsync.choosing import choose
+
+        costs = self.costs or CostModel.of_network(network)
+        return choose(_own(compressor), shape, size, costs, auto=self.auto).as_gathered(size)
+
+    def notes(
+        self, compressor: Compressor, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
+    ) -> list[str]:
+        """Return how much is sent sparse, and from how many ranks on dense would be better."""
+        from hocket_redsync.choosing import choose, first_dense_size
+
+        own, costs = _own(compressor), self.costs or CostModel.of_network(network)
+        choices = [choose(own, shape, size, costs, auto=self.auto) for shape in shapes]
+        num_parameters = sum(len(shape.spans) for shape in shapes)
+        num_dense = sum(len(choice.dense) for choice in choices)
+        first = first_dense_size(own, shapes, costs)
+        from_when = "for no number of ranks" if first is None else f"from {first} ranks on"
+        return [
+            f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} parameters "
+            f"sparse and {num_dense} dense. Dense would be better for all of them {from_when}. Selection and "
+            "decompression are in this, and not in the time above."
+        ]
+
+
+#: Without `auto` nobody asks what anything costs.
+_FREE = CostModel(0.0, 0.0, 0.0, 0.0)
+
+
+def _own(compressor: Compressor) -> ResidualCompressor:
+    """Return the compressor of RedSync that is within wrappers such as local clipping."""
+    from hocket.compressor import Wrapper
+    from hocket_redsync.residual import ResidualCompressor
+
+    inner = compressor
+    while isinstance(inner, Wrapper):
+        inner = inner.compressor
+    if not isinstance(inner, ResidualCompressor):
+        raise ValueError(
+            "redsync.allreduce chooses how RedSync's compressors send each parameter, and this compressor is none of "
+            "them: use compressor redsync.hybrid, or collective sparse_allreduce"
+        )
+    return inner

@@ -1,0 +1,88 @@
+"""Alternating signs quantisation: indices and one number, half the bytes.
+
+Source: Fang et al., "RedSync", section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from hocket.compressor import SegmentShape
+from hocket_redsync.message import Content, Form
+from hocket_redsync.residual import ResidualCompressor
+from hocket_redsync.selection import Method
+from hocket_redsync.state import ResidualState
+
+if TYPE_CHECKING:
+    from hocket.segment.partition import Span
+    from hocket.transport.peer import Array
+
+__all__ = ["Asq", "Feedback"]
+
+
+class Feedback(StrEnum):
+    """What stays in the residual where something was sent.
+
+    Attributes:
+        NOTHING: the paper's algorithm 1: a parameter's sum is kept, each element's own is not.
+        ERROR: what quantisation has changed: what was sent is subtracted, so each element's own sum is kept, too.
+    """
+
+    NOTHING = "nothing"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Asq(ResidualCompressor):
+    """On even rounds the k largest elements, on odd ones the k smallest, all replaced by their mean.
+
+    They are all of one sign; where fewer than k are, those are sent. The sets are trimmed, never sampled. The
+    output layer, the module that owns the model's last parameters, is sent with its values.
+
+    Attributes:
+        feedback: what stays where something was sent.
+        unquantised: patterns of names of other parameters that are sent with their values.
+    """
+
+    feedback: Feedback = Feedback.NOTHING
+    unquantised: list[str] = field(default_factory=list, hash=False)
+
+    def method_of(self, span: Span, nbytes: int) -> Method:
+        return Method.TRIMMED
+
+    def quantises(self, shape: SegmentShape, span: Span) -> bool:
+        return not (
+            _in_output_layer(shape, span) or any(fnmatchcase(span.name, name) for name in self.unquantised)
+        )
+
+    def _clear(self, state: ResidualState, contents: Sequence[Content], sent: Array) -> None:
+        if self.feedback is Feedback.NOTHING:
+            super()._clear(state, contents, sent)
+            return
+        import torch
+
+        for content in contents:
+            places = torch.from_numpy(content.indices).to(state.residual.device).long()
+            if content.form is Form.MEAN:
+                state.residual[places] -= float(content.values[0])
+            else:
+                state.residual[places] = 0
+
+
+def _in_output_layer(shape: SegmentShape, span: Span) -> bool:
+    """Return whether a parameter belongs to the module of the model's last one.
+
+    Segments of gradients are cut from the model's end, so that is the first of segment 0. A layout that is only
+    planned has no number, and counts as one without it.
+    """
+    if getattr(shape, "index", None) != 0:
+        return False
+    return _module(span) == _module(shape.spans[0])
+
+
+def _module(span: Span) -> str:
+    return span.name.rpartition(".")[0]

@@ -1,0 +1,87 @@
+"""Compressors that send a small share of the gradient and keep the rest: by one method, or by each parameter's size.
+
+Source: Fang et al., "RedSync", sections 2.1 and 3.1 (which method for which layers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, ClassVar
+
+from hocket_redsync.residual import ResidualCompressor
+from hocket_redsync.selection import Method
+
+if TYPE_CHECKING:
+    from hocket.segment.partition import Span
+
+__all__ = ["Exact", "Hybrid", "Sampled", "Threshold", "Trimmed"]
+
+
+@dataclass(frozen=True)
+class Hybrid(ResidualCompressor):
+    """The method by size: dense, trimmed, and sampled threshold for what is very large; or by name.
+
+    Attributes:
+        sampled_from_kb: a parameter with at least so much memory is searched for a threshold, in units of 1024 bytes.
+        methods: a method by pattern of parameters' names, as `{"*.bias": dense}`; the first that matches is taken,
+            whatever the size but `dense_below_kb`.
+
+    Raises:
+        ValueError: a field is not in its range, or a method is not known.
+    """
+
+    sampled_from_kb: float = 16384.0
+    methods: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sampled_from_kb >= 0:
+            raise ValueError(f"sampled_from_kb must be at least 0, not {self.sampled_from_kb}")
+        for pattern, method in self.methods.items():
+            if method not in set(Method):
+                raise ValueError(f"methods[{pattern!r}] must be one of {', '.join(Method)}, not {method}")
+
+    def method_of(self, span: Span, nbytes: int) -> Method:
+        for pattern, method in self.methods.items():
+            if fnmatchcase(span.name, pattern):
+                return Method(method)
+        return Method.SAMPLED if nbytes >= self.sampled_from_kb * 1024 else Method.TRIMMED
+
+
+@dataclass(frozen=True)
+class _Single(ResidualCompressor):
+    """One method for all parameters that are not sent whole."""
+
+    method: ClassVar[Method]
+
+    def method_of(self, span: Span, nbytes: int) -> Method:
+        return self.method
+
+
+@dataclass(frozen=True)
+class Exact(_Single):
+    """The k largest, by a partition of all elements in every step: what a simple implementation does."""
+
+    method = Method.EXACT
+
+
+@dataclass(frozen=True)
+class Trimmed(_Single):
+    """The k largest, among the few candidates that pass a floor."""
+
+    method = Method.TRIMMED
+
+
+@dataclass(frozen=True)
+class Threshold(_Single):
+    """All that reach one threshold, which k to 2 k elements do."""
+
+    method = Method.THRESHOLD
+
+
+@dataclass(frozen=True)
+class Sampled(_Single):
+    """All that reach a threshold that is searched in each sixth step."""
+
+    method = Method.SAMPLED

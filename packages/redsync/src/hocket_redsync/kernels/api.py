@@ -1,0 +1,173 @@
+"""What the kernels do: one pass over a parameter that accumulates its gradient and picks out what is large."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.transport.peer import Array
+
+__all__ = [
+    "MOMENTUM",
+    "NESTEROV",
+    "NOTHING_PASSES",
+    "PICK",
+    "PLAIN",
+    "SMALLEST_KEY",
+    "Found",
+    "Kernels",
+    "Memory",
+    "Ranking",
+    "Update",
+    "mode_of",
+]
+
+#: What a pass does before it picks, as the loops know it; advance.cu has the same numbers.
+PICK, PLAIN, MOMENTUM, NESTEROV = range(4)
+
+#: A floor that only NaN reaches, for float32 and float64 by their bytes: one above Inf.
+NOTHING_PASSES = {4: 0x7F800001, 8: 0x7FF0000000000001}
+
+#: The floor that everything but zeros reaches.
+SMALLEST_KEY = 1
+
+
+class Ranking(Enum):
+    """What makes an element large; its key is the bits of its value, seen as a whole number, after a flip and a mask.
+
+    Bits of non-negative floats are ordered as the floats are, denormals included, and comparing whole numbers needs
+    no care for NaN, so loops become vector instructions. An element whose key is at least a floor of 1 or more is
+    large; zeros never are, nor what has the other sign.
+
+    Source: RedSync, section 2.1 (magnitude) and 2.2 (the k largest, and in the next step the k smallest).
+    """
+
+    MAGNITUDE = "magnitude"
+    LARGEST = "largest"
+    SMALLEST = "smallest"
+
+    def flip_and_mask(self, itemsize: int) -> tuple[int, int]:
+        """Return what bits are combined with by xor, and then by and, as signed numbers of `itemsize` bytes."""
+        sign, rest = -(1 << (8 * itemsize - 1)), (1 << (8 * itemsize - 1)) - 1
+        return {"magnitude": (0, rest), "largest": (0, -1), "smallest": (sign, -1)}[self.value]
+
+    def keys(self, values: Array) -> Array:
+        """Return the keys of float32 or float64 values, as int32 or int64."""
+        integer = np.dtype(f"i{values.dtype.itemsize}").type
+        flip, mask = self.flip_and_mask(values.dtype.itemsize)
+        keys: Array = (values.view(integer) ^ integer(flip)) & integer(mask)
+        return keys
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """One parameter's share of a segment, all flat, [n], of one dtype (float32 or float64) and device.
+
+    Attributes:
+        given: this round's gradient G; only read.
+        residual: V.
+        velocity: u, or None where momentum is not corrected.
+        start: the place of the first element in the segment.
+    """
+
+    given: Tensor
+    residual: Tensor
+    velocity: Tensor | None
+    start: int
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a round does to a parameter's residual, in the order of torch's SGD.
+
+    g = G + decay * x; without momentum V <- V + g; with it u <- momentum * u + g, and V <- V + u, or with Nesterov
+    V <- V + (g + momentum * u).
+
+    Attributes:
+        momentum: m; 0 for none, which leaves u as it is.
+        nesterov: whether to look ahead.
+        decay: weight decay times what G has been multiplied by.
+        parameter: x, [n] in the segment's order; None where `decay` is 0.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    decay: float = 0.0
+    parameter: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.parameter is not None) == (self.decay != 0)
+
+
+def mode_of(update: Update | None) -> int:
+    """Return `PICK`, `PLAIN`, `MOMENTUM` or `NESTEROV`."""
+    if update is None:
+        return PICK
+    if not update.momentum:
+        return PLAIN
+    return NESTEROV if update.nesterov else MOMENTUM
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What passed a floor, in host memory.
+
+    Attributes:
+        indices: places in the segment, int32, as many as there was room for.
+        values: V there.
+        count: how many passed.
+    """
+
+    indices: Array
+    values: Array
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether there was room for all."""
+        return self.count == len(self.indices)
+
+
+class Kernels(ABC):
+    """The passes over memory on one kind of device. Without state: any thread may call them."""
+
+    @abstractmethod
+    def is_finite(self, data: Tensor) -> bool:
+        """Return whether no element of a flat tensor is NaN or Inf; one pass that reads."""
+
+    @abstractmethod
+    def advance(
+        self, memory: Memory, update: Update | None, ranking: Ranking, floor: int, capacity: int
+    ) -> Any:
+        """Update a parameter's residual and pick out what has a key of at least `floor`; all in one pass.
+
+        Args:
+            memory: the parameter's.
+            update: what to do first; None to pick only.
+            ranking: gives the keys.
+            floor: 1 or more.
+            capacity: how many there is room for.
+
+        Returns:
+            A handle for `collect`; on a GPU the pass may still be under way.
+        """
+
+    @abstractmethod
+    def collect(self, handles: Sequence[Any]) -> list[Found]:
+        """Return what the passes have found; waits for a device once, not for each."""
+
+    @abstractmethod
+    def sample(self, residual: Tensor, size: int) -> Array:
+        """Return about `size` elements of V, evenly spread, in host memory."""
+
+    @abstractmethod
+    def clear(self, flat: Tensor, indices: Array) -> None:
+        """Set a flat tensor to 0 at `indices`, int32 in host memory."""

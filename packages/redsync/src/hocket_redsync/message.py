@@ -1,0 +1,243 @@
+"""The message of a segment: for each parameter how many elements, in which form, and then all of them, in one buffer.
+
+    bytes        content
+    8 * t        for each of t parameters: how many elements, int32, and their form, int32
+    c * b        the companions, in the segment's dtype
+    v * b        values: those of the sparse parameters, then a mean for each quantised one, then the dense ones'
+    i * 4        places in the segment, int32: those of the sparse parameters' values, then of the quantised ones'
+    0 to 7       up to a multiple of 8
+
+c is the number of companions, b the bytes of the segment's dtype. A dense parameter sends all its values and no places,
+a quantised one places and one value. Numbers are in the machine's own byte order. The buffer says itself how long it
+is, so it may be received into a longer one.
+
+Source: Fang et al., "RedSync", section 2.3 (length, indices and values in one message) and 2.2 (quantised).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.compressor import Message, SegmentShape
+from hocket.compressor.shape import companions_bytes
+from hocket.transport.peer import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment import Segment
+
+__all__ = [
+    "Content",
+    "Form",
+    "add_packed",
+    "clear_packed",
+    "content_bytes",
+    "message_bytes",
+    "pack",
+    "unpack",
+]
+
+_HEADER_BYTES = 8
+_INDEX_BYTES = 4
+
+
+class Form(IntEnum):
+    """In what form a parameter's elements travel."""
+
+    SPARSE = 0
+    MEAN = 1
+    DENSE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a parameter sends.
+
+    Attributes:
+        form: in which.
+        count: how many elements it sends.
+        values: [count] of the segment's dtype; [1] for `MEAN`, the same for all.
+        indices: [count], int32, places in the segment, each once; empty for `DENSE`.
+    """
+
+    form: Form
+    count: int
+    values: Array
+    indices: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """A message, read: views of its payload.
+
+    Attributes:
+        header: [parameters, 2], counts and forms.
+        companions: [num_companions].
+        values, means, dense: in the order of the parameters.
+        indices: of `values`.
+        mean_indices: of what has a mean.
+    """
+
+    header: Array
+    companions: Array
+    values: Array
+    means: Array
+    dense: Array
+    indices: Array
+    mean_indices: Array
+
+    def counts(self, form: Form) -> Array:
+        """Return how many elements each parameter of a form sends, int64."""
+        return self.header[self.header[:, 1] == int(form), 0].astype(np.int64)
+
+
+def content_bytes(form: Form, count: float, itemsize: int) -> float:
+    """Return the bytes of `count` elements of one parameter in a message."""
+    match form:
+        case Form.DENSE:
+            return count * itemsize
+        case Form.MEAN:
+            return count * _INDEX_BYTES + itemsize
+        case Form.SPARSE:
+            return count * (itemsize + _INDEX_BYTES)
+
+
+def message_bytes(shape: SegmentShape, contents_bytes: float) -> int:
+    """Return the bytes of a segment's message whose parameters' elements take `contents_bytes`."""
+    nbytes = _HEADER_BYTES * len(shape.spans) + companions_bytes(shape) + contents_bytes
+    return int(-(-nbytes // 8) * 8)
+
+
+def pack(segment: Segment, contents: Sequence[Content]) -> Array:
+    """Return a payload, uint8, with the segment's outgoing companions.
+
+    Args:
+        contents: one for each parameter.
+    """
+    dtype = segment.outgoing_array.dtype
+    of_form = {form: [content for content in contents if content.form is form] for form in Form}
+    with_indices = of_form[Form.SPARSE] + of_form[Form.MEAN]
+    header = np.array([(content.count, content.form) for content in contents], dtype=np.int32)
+    pieces = [
+        header,
+        segment.outgoing_companions,
+        *(content.values for form in Form for content in of_form[form]),
+        *(content.indices for content in with_indices),
+    ]
+    payload = np.zeros(
+        message_bytes(segment, sum(content_bytes(c.form, c.count, dtype.itemsize) for c in contents)),
+        np.uint8,
+    )
+    start = 0
+    for piece in pieces:
+        payload[start : start + piece.nbytes] = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+        start += piece.nbytes
+    return payload
+
+
+def unpack(message: Message) -> _Parts:
+    """Return what a message holds; its payload may be followed by other bytes.
+
+    Raises:
+        ValueError: the payload is shorter than it says, or not of this segment.
+    """
+    segment, payload = message.segment, message.payload.view(np.uint8)
+    dtype = segment.outgoing_array.dtype
+    start = _HEADER_BYTES * len(segment.spans)
+    _check(message, start)
+    header = payload[:start].view(np.int32).reshape(-1, 2)
+    counts, forms = header.T.astype(np.int64)
+    sizes = np.array([span.numel for span in segment.spans])
+    masks = [forms == int(form) for form in Form]
+    whole = masks[Form.DENSE]
+    known = np.logical_or.reduce(masks).all() and (counts >= 0).all()
+    if not (known and (counts <= sizes).all() and (counts == sizes)[whole].all()):
+        raise ValueError(
+            f"a message for {segment.name} says that its parameters send {counts} of {sizes} elements"
+        )
+    num_sparse, num_mean, num_dense = (int(counts[mask].sum()) for mask in masks)
+    lengths = [
+        (segment.num_companions, dtype),
+        (num_sparse, dtype),
+        (int(masks[Form.MEAN].sum()), dtype),
+        (num_dense, dtype),
+        (num_sparse, np.dtype(np.int32)),
+        (num_mean, np.dtype(np.int32)),
+    ]
+    _check(message, start + sum(length * its.itemsize for length, its in lengths))
+    parts = []
+    for length, its in lengths:
+        stop = start + length * its.itemsize
+        parts.append(payload[start:stop].view(its))
+        start = stop
+    return _Parts(header, *parts)
+
+
+def _check(message: Message, needed: int) -> None:
+    given = message.payload.nbytes
+    if given < needed:
+        raise ValueError(
+            f"a message of {given} bytes for {message.segment.name} is of {needed} bytes by what it says"
+        )
+
+
+def add_packed(message: Message, weight: float, out: Tensor) -> None:
+    """Add weight * message to `out`, [numel + num_companions]: what `Compressor.accumulate` asks for.
+
+    Raises:
+        ValueError: the message is not of this segment.
+        IndexError: an index beyond the segment.
+    """
+    parts, segment = unpack(message), message.segment
+    spans = [span for span, form in zip(segment.spans, parts.header[:, 1], strict=True) if form == Form.DENSE]
+    if out.device.type == "cpu":
+        _add_on_cpu(parts, [span.start for span in spans], weight, out.detach().numpy(), segment.numel)
+        return
+    import torch
+
+    device, numel = out.device, segment.numel
+    values, means, dense, indices, mean_indices = (
+        torch.from_numpy(part).to(device)
+        for part in (parts.values, parts.means, parts.dense, parts.indices, parts.mean_indices)
+    )
+    out[:numel].index_add_(0, indices, values, alpha=weight)
+    repeats = torch.from_numpy(parts.counts(Form.MEAN)).to(device)
+    out[:numel].index_add_(
+        0, mean_indices, means.repeat_interleave(repeats, output_size=len(mean_indices)), alpha=weight
+    )
+    first = 0
+    for span in spans:
+        out[span.start : span.stop].add_(dense[first : first + span.numel], alpha=weight)
+        first += span.numel
+    out[numel:].add_(torch.from_numpy(parts.companions).to(device), alpha=weight)
+
+
+def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, numel: int) -> None:
+    from hocket_redsync.kernels.cpu import add_message
+
+    add_message(
+        out[:numel],
+        weight,
+        (np.array(starts, np.int64), parts.counts(Form.DENSE), parts.counts(Form.MEAN)),
+        (parts.values, parts.means, parts.dense),
+        (parts.indices, parts.mean_indices),
+    )
+    out[numel:] += out.dtype.type(weight) * parts.companions
+
+
+def clear_packed(message: Message, out: Tensor) -> None:
+    """Set the elements to 0 that a message carries: what `Compressor.clear_sent` asks for."""
+    import torch
+
+    parts = unpack(message)
+    for indices in (parts.indices, parts.mean_indices):
+        out.index_fill_(0, torch.from_numpy(indices).to(out.device).long(), 0)
+    for span, form in zip(message.segment.spans, parts.header[:, 1], strict=True):
+        if form == Form.DENSE:
+            out[span.start : span.stop] = 0

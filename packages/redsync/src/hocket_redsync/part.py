@@ -1,0 +1,158 @@
+"""One parameter of a segment in one round: how it is sent, and what that does to its residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket_redsync.kernels import Found, Memory, Ranking, Update
+from hocket_redsync.kernels.api import NOTHING_PASSES
+from hocket_redsync.message import Content, Form
+from hocket_redsync.selection import Method, Selected, capacity_of, most_selected, select
+from hocket_redsync.state import ResidualState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment import Segment
+    from hocket.transport.peer import Array
+
+__all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]
+
+#: The places of what is sent whole.
+NO_INDICES = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How one parameter is sent.
+
+    Attributes:
+        method: how its communication-set is found.
+        k: how many elements are wanted, 1 to numel, or 0 where there is none.
+        form: in what form they travel.
+    """
+
+    method: Method
+    k: int
+    form: Form
+
+    def expected_count(self, numel: int) -> float:
+        """Return how many elements it sends on average: the threshold methods' sets have k to 2 k."""
+        if self.form is Form.DENSE:
+            return numel
+        return min(numel, 1.5 * self.k) if self.method in {Method.THRESHOLD, Method.SAMPLED} else self.k
+
+    def most(self, numel: int) -> int:
+        """Return how many elements it sends at most."""
+        return numel if self.form is Form.DENSE else most_selected(self.method, self.k, numel)
+
+
+class Part:
+    """One parameter in one round.
+
+    Attributes:
+        position: its place in the segment's list.
+        sending: how it is sent.
+        memory: its own.
+        ranking: what is large in this round.
+        column: of its floor.
+    """
+
+    def __init__(self, position: int, sending: Sending, memory: Memory, round: int) -> None:
+        self.position = position
+        self.sending = sending
+        self.memory = memory
+        self.ranking, self.column = Ranking.MAGNITUDE, 0
+        if sending.form is Form.MEAN:
+            self.column = round % 2
+            self.ranking = (Ranking.LARGEST, Ranking.SMALLEST)[self.column]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all elements are sent."""
+        return self.sending.form is Form.DENSE
+
+    def advance(self, state: ResidualState) -> Any:
+        """Update V and u, and look for candidates."""
+        numel, dtype = len(self.memory.residual), self.memory.residual.dtype
+        update = state.update(self.position, dtype)
+        if self.is_whole:
+            return state.kernels.advance(self.memory, update, self.ranking, NOTHING_PASSES[dtype.itemsize], 0)
+        floor = int(state.floors[self.position, self.column])
+        capacity = capacity_of(self.sending.k, numel)
+        return state.kernels.advance(self.memory, update, self.ranking, floor, capacity)
+
+    def select(self, state: ResidualState, found: Found) -> Selected:
+        """Return the communication-set, and remember where the next round begins."""
+        floors, ages = state.floors[self.position], state.ages
+        selected = select(
+            state.kernels,
+            self.memory,
+            self.ranking,
+            self.sending.method,
+            self.sending.k,
+            found,
+            int(floors[self.column]),
+            int(ages[self.position]),
+        )
+        floors[self.column], ages[self.position] = selected.floor, selected.age
+        return selected
+
+    def send_all(self, values: Array, *, masking: bool) -> Content:
+        """Return all elements, and keep nothing of them."""
+        self.memory.residual.zero_()
+        # What is dense by its method was never selected: it has the momentum that it has without compression.
+        if masking and self.memory.velocity is not None and self.sending.method is not Method.DENSE:
+            self.memory.velocity.zero_()
+        return Content(Form.DENSE, len(values), values, NO_INDICES)
+
+
+def nothing_of(segment: Segment) -> Content:
+    """Return what a parameter sends that travels elsewhere."""
+    return Content(Form.SPARSE, 0, segment.outgoing_array[:0], NO_INDICES)
+
+
+def accelerate(memory: Memory, update: Update) -> None:
+    """Make of G what the optimizer would step with: in place, as the collective sends it from there."""
+    if update.parameter is not None:
+        memory.given.add_(update.parameter, alpha=update.decay)
+    if update.momentum:
+        assert memory.velocity is not None
+        memory.velocity.mul_(update.momentum).add_(memory.given)
+        if update.nesterov:
+            memory.given.add_(memory.velocity, alpha=update.momentum)
+        else:
+            memory.given.copy_(memory.velocity)
+
+
+def values_of(parts: Sequence[Tensor]) -> list[Array]:
+    """Return copies of flat tensors in host memory, brought there together."""
+    import torch
+
+    if not parts:
+        return []
+    together = torch.cat(list(parts)).cpu().numpy()
+    return np.split(together, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def nonfinite_of(segment: Segment, sendings: Sequence[Sending], elsewhere: frozenset[int]) -> list[Content]:
+    """Return contents that spoil the step as the gradient would: its NaN and Inf, as many as a message may hold."""
+    contents = []
+    for position, (span, sending) in enumerate(zip(segment.spans, sendings, strict=True)):
+        if position in elsewhere:
+            contents.append(nothing_of(segment))
+            continue
+        values = segment.outgoing_array[span.start : span.stop]
+        if sending.form is Form.DENSE:
+            contents.append(Content(Form.DENSE, len(values), values, NO_INDICES))
+            continue
+        bad = np.flatnonzero(~np.isfinite(values))[: sending.k]
+        values = values[bad]
+        if sending.form is Form.MEAN:
+            values = values[:1] if len(bad) else np.zeros(1, values.dtype)
+        contents.append(Content(sending.form, len(bad), values, (bad + span.start).astype(np.int32)))
+    return contents

@@ -1,0 +1,210 @@
+"""Residual gradient compression: what all the compressors of RedSync do with a segment.
+
+For each parameter: V <- V + G, with momentum correction V <- V + u; send some elements of V, and set V (and u, with
+factor masking) to 0 where they were sent. One pass over memory does the sum, the update of u and the search for what
+is large; see `hocket_redsync.selection` for what is searched, and `hocket_redsync.kernels` for the pass.
+
+Source: Fang et al., "RedSync", algorithm 1 and sections 2.1 and 2.4; momentum correction and factor masking are those
+of Y. Lin et al., "Deep Gradient Compression", ICLR 2018, sections 3.1 and 3.2.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.compressor import Compressor, Message, OptimizerTerms, SegmentShape
+from hocket.compressor.shape import count_of, dtype_of, numel_of
+from hocket.errors import HocketError
+from hocket_redsync.message import (
+    Content,
+    Form,
+    add_packed,
+    clear_packed,
+    content_bytes,
+    message_bytes,
+    pack,
+)
+from hocket_redsync.part import NO_INDICES, Part, Sending, accelerate, nonfinite_of, nothing_of, values_of
+from hocket_redsync.selection import Method, Selected
+from hocket_redsync.state import ResidualState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment import Segment
+    from hocket.segment.partition import Span
+    from hocket.transport.peer import Array
+
+__all__ = ["ResidualCompressor"]
+
+_BYTES_PER_KB = 1 << 10
+
+
+@dataclass(frozen=True)
+class ResidualCompressor(Compressor):
+    """Base of the compressors that keep what they do not send: a subclass says how each parameter is sent.
+
+    Nothing is lost: V before + G = V after + what was sent, bit for bit but where values are quantised. A round with
+    NaN or Inf in G sends these alone, and leaves the state as it was. Memory: a copy of the segment's data, another
+    one with momentum correction.
+
+    Attributes:
+        density: D; of a parameter's numel elements about k = D numel are sent, one at least; above 0, at most 1.
+            Where k elements with their places would take more bytes than all do, all are sent.
+        dense_below_kb: a parameter with less memory than this is sent whole, in units of 1024 bytes.
+        correct_momentum: whether to take over momentum and weight decay of torch's SGD, so that what is sent late
+            has the velocity that it would have had; as `momentum_correction` does around `error_feedback`, in a
+            third of the passes over memory. False where the optimizer keeps them: in hooks of
+            DistributedDataParallel, and with other optimizers.
+        masking: whether u is cleared where elements were selected and sent.
+
+    Raises:
+        ValueError: a field is not in its range.
+    """
+
+    density: float = 0.001
+    dense_below_kb: float = 128.0
+    correct_momentum: bool = True
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, not {self.density}")
+        if not self.dense_below_kb >= 0:
+            raise ValueError(f"dense_below_kb must be at least 0, not {self.dense_below_kb}")
+
+    @abstractmethod
+    def method_of(self, span: Span, nbytes: int) -> Method:
+        """Return how the communication-set of a parameter of `nbytes` bytes, at least `dense_below_kb`, is found."""
+
+    def quantises(self, shape: SegmentShape, span: Span) -> bool:
+        """Return whether a parameter's values travel as their mean."""
+        return False
+
+    @property
+    def reducible(self) -> bool:
+        return False
+
+    @property
+    def takes(self) -> frozenset[str]:
+        return frozenset({"momentum", "weight_decay"}) if self.correct_momentum else frozenset()
+
+    @property
+    def same_coordinates(self) -> bool:
+        return False
+
+    @property
+    def keeps_residual(self) -> bool:
+        return True
+
+    def sendings(self, shape: SegmentShape) -> list[Sending]:
+        """Return how each parameter of a segment is sent."""
+        return [self._sending(shape, span) for span in shape.spans]
+
+    def _sending(self, shape: SegmentShape, span: Span) -> Sending:
+        itemsize = dtype_of(shape).itemsize
+        nbytes = span.numel * itemsize
+        k = count_of(self.density, span.numel)
+        if nbytes < self.dense_below_kb * _BYTES_PER_KB or k == 0:
+            return Sending(Method.DENSE, k, Form.DENSE)
+        method = self.method_of(span, nbytes)
+        if method is Method.DENSE:
+            return Sending(method, k, Form.DENSE)
+        form = Form.MEAN if self.quantises(shape, span) else Form.SPARSE
+        if form is Form.SPARSE and content_bytes(form, k, itemsize) >= nbytes:
+            form = Form.DENSE
+        return Sending(method, k, form)
+
+    def init(self, segment: Segment) -> ResidualState:
+        return ResidualState(segment, corrects_momentum=self.correct_momentum)
+
+    def take(
+        self,
+        segment: Segment,
+        state: ResidualState,
+        terms: Sequence[OptimizerTerms | None],
+        scale: float,
+    ) -> None:
+        state.terms, state.scale = terms, scale
+
+    def compress(self, segment: Segment, state: ResidualState, round: int) -> Message:
+        """Return each parameter's communication-set.
+
+        Raises:
+            HocketError: momentum is to be corrected, and `take` was not called before.
+        """
+        if self.correct_momentum and len(state.terms) != len(segment.spans):
+            raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
+        sendings = self.sendings(segment)
+        finite = segment.finite
+        if finite is None:
+            finite = state.kernels.is_finite(segment.outgoing[: segment.numel])
+        if finite:
+            contents = self._contents(segment, state, sendings, round)
+        else:
+            contents = nonfinite_of(segment, sendings, state.elsewhere)
+        return Message(pack(segment, contents), segment, round)
+
+    def _contents(
+        self, segment: Segment, state: ResidualState, sendings: Sequence[Sending], round: int
+    ) -> list[Content]:
+        """Accumulate, select and clear."""
+        kernels = state.kernels
+        contents = [nothing_of(segment)] * len(sendings)
+        parts = [Part(i, s, state.memory(segment, segment.spans[i]), round) for i, s in enumerate(sendings)]
+        for part in parts:
+            if part.position in state.elsewhere:
+                accelerate(part.memory, state.update(part.position, segment.outgoing.dtype))
+        parts = [part for part in parts if part.position not in state.elsewhere]
+        founds = kernels.collect([part.advance(state) for part in parts])
+        dense = iter(values_of([part.memory.residual for part in parts if part.is_whole]))
+        for part, found in zip(parts, founds, strict=True):
+            if part.is_whole:
+                contents[part.position] = part.send_all(next(dense), masking=self.masking)
+            else:
+                selected = part.select(state, found)
+                contents[part.position] = self._content(state, part.sending, selected)
+        sent = np.concatenate([NO_INDICES, *(content.indices for content in contents)])
+        self._clear(state, contents, sent)
+        if self.masking and state.momentum is not None:
+            kernels.clear(state.momentum, sent)
+        return contents
+
+    def _content(self, state: ResidualState, sending: Sending, selected: Selected) -> Content:
+        count, values = len(selected.indices), selected.values
+        if sending.form is Form.MEAN:
+            values = np.array([values.mean(dtype=np.float64) if count else 0.0], dtype=values.dtype)
+        return Content(sending.form, count, values, selected.indices)
+
+    def _clear(self, state: ResidualState, contents: Sequence[Content], sent: Array) -> None:
+        """Take out of the residual what is sent: as in algorithm 1, all that was selected."""
+        state.kernels.clear(state.residual, sent)
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        add_packed(message, weight, out)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        clear_packed(message, out)
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        return float(self._bytes(shape, [s.expected_count(span.numel) for s, span in self._pairs(shape)]))
+
+    def max_payload_bytes(self, shape: SegmentShape) -> int:
+        return self._bytes(shape, [s.most(span.numel) for s, span in self._pairs(shape)])
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        copies = 2 if self.correct_momentum else 1
+        return copies * numel_of(shape) * dtype_of(shape).itemsize + 3 * 8 * len(shape.spans)
+
+    def _pairs(self, shape: SegmentShape) -> list[tuple[Sending, Span]]:
+        return list(zip(self.sendings(shape), shape.spans, strict=True))
+
+    def _bytes(self, shape: SegmentShape, counts: Sequence[float]) -> int:
+        itemsize = dtype_of(shape).itemsize
+        pairs = zip(self.sendings(shape), counts, strict=True)
+        return message_bytes(shape, sum(content_bytes(s.form, count, itemsize) for s, count in pairs))

@@ -1,0 +1,213 @@
+"""Which elements a parameter sends: from what passed a floor to the communication-set, and to the next floor.
+
+Every method needs one pass over the residual, the one that accumulates the gradient, if it knows a floor that a few
+times k elements pass. The step before knows one: residuals change little from step to step. Where none is known, or it
+turns out wrong, a sample of the residual gives one and a second pass, which only reads, picks out what passes it.
+
+Source: Fang et al., "RedSync", section 2.1 and algorithms 2 and 3. There, the floors are mean + r (max - mean) for r
+from a ladder (trimmed) or by bisection (threshold), each tried by a pass that counts. What is selected is the same:
+the k largest, or all that reach one threshold which k to 2 k elements reach. Our floor is read off the last step's
+candidates, and the exact place among these few is found by partitioning them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from hocket.transport.peer import Array
+from hocket_redsync.kernels.api import NOTHING_PASSES, SMALLEST_KEY, Found, Kernels, Memory, Ranking
+
+__all__ = ["SAMPLED_INTERVAL", "Method", "Selected", "capacity_of", "most_selected", "search", "select"]
+
+#: In how many steps a threshold is used again before it is searched anew.
+SAMPLED_INTERVAL = 5
+
+# So many times k candidates are aimed at: fewer cost less, more are rarely too few in the next step.
+_AIM = 3
+_SAMPLE_SIZE = 1 << 16
+_LEAST_CAPACITY = 4096
+
+
+class Method(StrEnum):
+    """How a parameter's communication-set is found.
+
+    Attributes:
+        DENSE: all is sent, nothing is kept back.
+        EXACT: the k largest, by a partition of all elements: the reference, and what others do.
+        TRIMMED: the k largest.
+        THRESHOLD: all that reach one threshold, which k to 2 k elements do; the k largest where ties allow none.
+        SAMPLED: the same, with a threshold that is used in 5 more steps, and is searched at once where less than k
+            elements or more than 4 k reach it.
+    """
+
+    DENSE = "dense"
+    EXACT = "exact"
+    TRIMMED = "trimmed"
+    THRESHOLD = "threshold"
+    SAMPLED = "sampled"
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """What a parameter sends in a round, and where the next round begins.
+
+    Attributes:
+        indices: places in the segment, int32, each once, in no particular order.
+        values: V there.
+        floor: the key from which the next round of this ranking picks candidates.
+        age: in how many rounds the floor has served as the threshold that sends all that reach it; 0 where it only
+            picks candidates.
+    """
+
+    indices: Array
+    values: Array
+    floor: int
+    age: int = 0
+
+
+def most_selected(method: Method, k: int, numel: int) -> int:
+    """Return how many elements a parameter can send at most: k, 2 k or 4 k of its `numel`."""
+    factor = {Method.THRESHOLD: 2, Method.SAMPLED: 4}.get(method, 1)
+    return min(factor * k, numel)
+
+
+def capacity_of(k: int, numel: int) -> int:
+    """Return for how many candidates of `numel` elements there is room."""
+    return min(numel, max(_LEAST_CAPACITY, 16 * k))
+
+
+def select(
+    kernels: Kernels,
+    memory: Memory,
+    ranking: Ranking,
+    method: Method,
+    k: int,
+    found: Found,
+    floor: int,
+    age: int,
+) -> Selected:
+    """Return the communication-set of one parameter, whose residual is up to date.
+
+    Args:
+        kernels: those of the residual's device.
+        memory: the parameter's.
+        ranking: what makes an element large.
+        method: any but `DENSE`.
+        k: 1 to numel.
+        found: what passed `floor` when the residual was updated.
+        floor: the last round's.
+        age: the last round's.
+    """
+    if method is Method.EXACT:
+        return _exact(memory, ranking, k)
+    if age and found.complete and k <= found.count <= most_selected(method, k, len(memory.residual)):
+        # The last step with a threshold leaves a floor, from which the next one finds candidates.
+        last = age == SAMPLED_INTERVAL
+        following = _lower(floor, found.values.dtype.itemsize) if last else floor
+        return Selected(found.indices, found.values, following, 0 if last else age + 1)
+    if not found.complete or (found.count < k and floor != SMALLEST_KEY):
+        found, floor = search(kernels, memory, ranking, k)
+    return _among(found, floor, ranking, method, k)
+
+
+def _among(found: Found, floor: int, ranking: Ranking, method: Method, k: int) -> Selected:
+    """Return the communication-set among the candidates that passed a floor, of which there is room for all."""
+    keys, itemsize = ranking.keys(found.values), found.values.dtype.itemsize
+    if len(keys) < k:  # the others are zeros
+        return Selected(found.indices, found.values, SMALLEST_KEY)
+    threshold = None if method is Method.TRIMMED else _threshold(keys, k)
+    chosen = _largest(keys, k, found.indices) if threshold is None else np.flatnonzero(keys >= threshold)
+    if method is Method.SAMPLED and threshold is not None:
+        following, age = threshold, 1
+    else:
+        following = _key_at(keys, _AIM * k) if len(keys) > _AIM * k else _lower(floor, itemsize)
+        age = 0
+    return Selected(found.indices[chosen], found.values[chosen], following, age)
+
+
+def search(kernels: Kernels, memory: Memory, ranking: Ranking, k: int) -> tuple[Found, int]:
+    """Return candidates among which the k largest are, and the floor that they passed.
+
+    At least k, unless fewer elements are larger than zero: then all these, with the floor `SMALLEST_KEY`.
+    """
+    numel = len(memory.residual)
+    sampled = np.sort(ranking.keys(kernels.sample(memory.residual, min(_SAMPLE_SIZE, numel))))[::-1]
+    # The sample's element of this rank is reached by about _AIM * k of all.
+    rank, lowest, highest = _AIM * k * len(sampled) / numel, 0.0, float(len(sampled))
+    tried = set()
+    while True:
+        floor = max(SMALLEST_KEY, int(sampled[min(int(rank), len(sampled) - 1)]))
+        if floor in tried:
+            return _exhaustive(memory, ranking, k)
+        tried.add(floor)
+        handle = kernels.advance(memory, None, ranking, floor, capacity_of(k, numel))
+        [found] = kernels.collect([handle])
+        if not found.complete:
+            highest = rank
+        elif found.count >= k or floor == SMALLEST_KEY:
+            return found, floor
+        else:
+            lowest = rank
+        rank = (lowest + highest) / 2 if highest < len(sampled) else 4 * rank + 1
+
+
+def _exhaustive(memory: Memory, ranking: Ranking, k: int) -> tuple[Found, int]:
+    """Return all that reaches the k-th largest element if that is at most 2 k, else the k largest.
+
+    For where so many elements are equal that no element of a sample is a floor.
+    """
+    values = memory.residual.detach().cpu().numpy()
+    keys = ranking.keys(values)
+    floor = max(SMALLEST_KEY, _key_at(keys, k))
+    chosen = np.flatnonzero(keys >= floor)
+    if len(chosen) > 2 * k:
+        chosen = _largest(keys, k, np.arange(len(keys)))
+    indices = (chosen + memory.start).astype(np.int32)
+    return Found(indices, values[chosen], len(chosen)), floor
+
+
+def _exact(memory: Memory, ranking: Ranking, k: int) -> Selected:
+    values = memory.residual.detach().cpu().numpy()
+    keys = ranking.keys(values)
+    chosen = _largest(keys, k, np.arange(len(keys)))
+    chosen = chosen[keys[chosen] >= SMALLEST_KEY]
+    indices = (chosen + memory.start).astype(np.int32)
+    return Selected(indices, values[chosen], NOTHING_PASSES[values.dtype.itemsize])
+
+
+def _key_at(keys: Array, rank: int) -> int:
+    """Return the `rank`-th largest key, from 1 to n."""
+    place = len(keys) - rank
+    return int(np.partition(keys, place)[place])
+
+
+def _largest(keys: Array, k: int, indices: Array) -> Array:
+    """Return where the k largest keys are; of equal ones those with the lowest `indices`."""
+    if k >= len(keys):
+        return np.arange(len(keys))
+    threshold = _key_at(keys, k)
+    above = np.flatnonzero(keys > threshold)
+    ties = np.flatnonzero(keys == threshold)
+    wanted = k - len(above)
+    if wanted < len(ties):
+        ties = ties[np.argsort(indices[ties], kind="stable")[:wanted]]
+    return np.concatenate([above, ties])
+
+
+def _threshold(keys: Array, k: int) -> int | None:
+    """Return a key that k to 2 k of the candidates reach, with room on both sides if there is; None if none is."""
+    for rank in (k + k // 2, k):
+        if rank <= len(keys):
+            key = _key_at(keys, rank)
+            if np.count_nonzero(keys >= key) <= 2 * k:
+                return key
+    return None
+
+
+def _lower(floor: int, itemsize: int) -> int:
+    """Return the key of 0.85 times the value that has the key `floor`."""
+    value = np.array(floor, f"i{itemsize}").view(f"f{itemsize}") * np.dtype(f"f{itemsize}").type(0.85)
+    return max(SMALLEST_KEY, int(value.view(f"i{itemsize}")))

@@ -1,0 +1,76 @@
+"""What RedSync remembers of a segment between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hocket.compressor import OptimizerTerms, State, check_indexable
+from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
+from hocket_redsync.kernels.api import NOTHING_PASSES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hocket.segment import Segment
+    from hocket.segment.partition import Span
+
+__all__ = ["ResidualState"]
+
+
+class ResidualState(State):
+    """What is remembered of a segment: V, u, and for each parameter where its next selection begins.
+
+    Attributes:
+        kernels: those of the segment's device.
+        floors: int64 [parameters, 2], the keys from which candidates are picked; the second for the smallest.
+        ages: int64 [parameters], in how many rounds a floor has served as the threshold of `sampled`.
+        elsewhere: the positions of parameters that the collective sends whole, and messages leave out.
+        terms, scale: what the optimizer would do in this round.
+    """
+
+    def __init__(self, segment: Segment, *, corrects_momentum: bool) -> None:
+        import torch
+
+        check_indexable(segment)
+        self.kernels: Kernels = kernels_for(segment.outgoing.device)
+        data = segment.outgoing[: segment.numel]
+        nothing = NOTHING_PASSES[data.element_size()]
+        self._residual = torch.zeros_like(data)
+        self._velocity = torch.zeros_like(data) if corrects_momentum else None
+        self.floors = torch.full((len(segment.spans), 2), nothing, dtype=torch.int64)
+        self.ages = torch.zeros(len(segment.spans), dtype=torch.int64)
+        self.elsewhere: frozenset[int] = frozenset()
+        self.terms: Sequence[OptimizerTerms | None] = ()
+        self.scale = 0.0
+
+    @property
+    def residual(self) -> Tensor:
+        return self._residual
+
+    @property
+    def momentum(self) -> Tensor | None:
+        return self._velocity
+
+    def tensors(self) -> dict[str, Tensor]:
+        velocity = {} if self._velocity is None else {"momentum": self._velocity}
+        return {"residual": self._residual, **velocity, "floors": self.floors, "ages": self.ages}
+
+    def memory(self, segment: Segment, span: Span) -> Memory:
+        """Return the share of a parameter."""
+        place = slice(span.start, span.stop)
+        velocity = None if self._velocity is None else self._velocity[place]
+        return Memory(segment.outgoing[place], self._residual[place], velocity, span.start)
+
+    def update(self, position: int, dtype: torch.dtype) -> Update:
+        """Return what this round does to the residual of a parameter, [0 .. parameters)."""
+        terms = self.terms[position] if self.terms else None
+        if terms is None:  # the optimizer does it, or the parameter has no gradient: G is 0, u stays as it is
+            return Update()
+        decay = terms.weight_decay * self.scale
+        parameter = None
+        if decay:
+            x = terms.parameter
+            parameter = x.as_strided((x.numel(),), (1,), x.storage_offset()).to(dtype)
+        return Update(terms.momentum, terms.nesterov, decay, parameter)
