@@ -69,12 +69,13 @@ def medians(
         repeats: how many turns each side has that count; one more comes first, to warm up.
         before: called with the side's name before each repeat, and not measured.
         after: the same, after each repeat.
-        in_a_row: how often a side repeats in each of its turns. With more than one, the first two of a turn do not
-            count: training repeats one kind of step, and a step after another kind's finds none of its data in caches.
+        in_a_row: how often a side repeats in each of its turns. With more than one, the first third of a turn
+            does not count: training repeats one kind of step, and after another kind's the first steps find their
+            memory in no cache, or given back to the system.
     """
     barrier = peer.lane("start")
     seconds: dict[str, list[float]] = {name: [] for name, _ in sides}
-    settling = 2 if in_a_row > 1 else 0
+    settling = in_a_row // 3
     for turn in range(repeats + 1):
         for name, side in sides:
             for repeat in range(in_a_row):
