@@ -127,7 +127,7 @@ def test_a_lock_that_another_holds_too_long() -> None:
     held, enough = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with ranks[1]._holding(ranks[1]._own):
+        with ranks[1]._holding_own:
             held.set()
             enough.wait()
 

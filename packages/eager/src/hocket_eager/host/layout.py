@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hocket.transport.peer import Array, Peer
-from hocket_eager.host.linux import MUTEX_BYTES, RobustMutex
+from hocket_eager.host.linux import MUTEX_BYTES, Futex, RobustMutex
 
 __all__ = ["Layout", "Place", "Table"]
 
@@ -83,6 +83,7 @@ class Table:
         rounds: [1] how many rounds have ended.
         gone: [1] how many ranks have left for good.
         word: uint32 [1], another number after each round.
+        changed: tells processes of that.
         arrived: [size] in how many rounds each rank's application has taken part.
     """
 
@@ -91,6 +92,7 @@ class Table:
         words = memory[MUTEX_BYTES : MUTEX_BYTES + _LINE].view(np.int64)
         self.holder, self.rounds, self.gone = (words[i : i + 1] for i in range(3))
         self.word = words[3:4].view(np.uint32)[:1]
+        self.changed = Futex(self.word)
         self.arrived = memory[MUTEX_BYTES + _LINE : MUTEX_BYTES + _LINE + size * _WORD].view(np.int64)
 
     @staticmethod

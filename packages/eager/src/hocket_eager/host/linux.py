@@ -14,15 +14,15 @@ import time
 
 from hocket.transport.peer import Array
 
-__all__ = ["MUTEX_BYTES", "OwnerDiedError", "RobustMutex", "is_available", "wait_for_change", "wake_all"]
+__all__ = ["MUTEX_BYTES", "Futex", "OwnerDiedError", "RobustMutex", "is_available"]
 
 #: A pthread_mutex_t takes 40 bytes on x86-64 and 48 on others.
 MUTEX_BYTES = 64
 
 # Numbers of the system call, by machine.
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 0)
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_EVERYBODY = 2**31 - 1
+_NUMBER = ctypes.c_long({"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 0))
+_WAIT, _WAKE, _ZERO = ctypes.c_int(0), ctypes.c_int(1), ctypes.c_int(0)
+_EVERYBODY = ctypes.c_int(2**31 - 1)
 _PROCESS_SHARED, _ROBUST = 1, 1
 
 # Calls through the first keep the interpreter's lock, and are for what does not block.
@@ -45,7 +45,7 @@ def _timespec(seconds: float) -> _Timespec:
 
 def is_available() -> bool:
     """Return whether this system has them; the same on all processes of a host."""
-    return bool(_FUTEX) and hasattr(_at_once, "pthread_mutexattr_setrobust")
+    return bool(_NUMBER.value) and hasattr(_at_once, "pthread_mutexattr_setrobust")
 
 
 class RobustMutex:
@@ -95,35 +95,31 @@ class RobustMutex:
         _at_once.pthread_mutex_unlock(self._address)
 
 
-def wait_for_change(word: Array, value: int, longest_s: float) -> None:
-    """Sleep until another process calls `wake_all` for `word`, at most `longest_s`; not if it is not `value` any more.
-
-    It may return for no reason.
+class Futex:
+    """A number in shared memory, for whose change processes sleep.
 
     Args:
-        word: uint32 [1] in shared memory.
-        value: what it held when the caller looked.
-        longest_s: seconds.
+        word: uint32 [1] in memory that is shared.
     """
-    _blocking.syscall(
-        ctypes.c_long(_FUTEX),
-        ctypes.c_void_p(word.ctypes.data),
-        ctypes.c_int(_FUTEX_WAIT),
-        ctypes.c_uint32(value),
-        ctypes.byref(_timespec(longest_s)),
-        None,
-        ctypes.c_int(0),
-    )
 
+    __slots__ = ("_address", "_word")
 
-def wake_all(word: Array) -> None:
-    """Wake all that wait for `word`, which has been changed before."""
-    _at_once.syscall(
-        ctypes.c_long(_FUTEX),
-        ctypes.c_void_p(word.ctypes.data),
-        ctypes.c_int(_FUTEX_WAKE),
-        ctypes.c_int(_EVERYBODY),
-        None,
-        None,
-        ctypes.c_int(0),
-    )
+    def __init__(self, word: Array) -> None:
+        self._word = word
+        self._address = ctypes.c_void_p(word.ctypes.data)
+
+    def wait(self, value: int, longest_s: float) -> None:
+        """Sleep until another process calls `wake_all`, at most `longest_s`; not if the number is not `value` any more.
+
+        It may return for no reason.
+
+        Args:
+            value: what it held when the caller looked.
+            longest_s: seconds.
+        """
+        until = ctypes.byref(_timespec(longest_s))
+        _blocking.syscall(_NUMBER, self._address, _WAIT, ctypes.c_uint32(value), until, None, _ZERO)
+
+    def wake_all(self) -> None:
+        """Wake all that wait for the number, which has been changed before."""
+        _at_once.syscall(_NUMBER, self._address, _WAKE, _EVERYBODY, None, None, _ZERO)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from hocket.transport.reduction import TreeSum
 from hocket.transport.threads import describe_wait
 from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 from hocket_eager.host.layout import Layout, Place, Table
-from hocket_eager.host.linux import OwnerDiedError, is_available, wait_for_change, wake_all
+from hocket_eager.host.linux import OwnerDiedError, is_available
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Missed, Rules, is_handed
 
@@ -82,12 +82,15 @@ class SharedSum(PartialSum):
         self._rules = rules
         self._missed = missed
         self._totals: dict[int, TreeSum] = {}
+        self._holding_table = _Holding(self, self._table)
+        self._holding_places = [_Holding(self, place) for place in self._places]
+        self._holding_own = self._holding_places[self._rank]
 
     # -------------------------------------------------------------------------------------------- what it does
 
     def propose(self, data: Array, step: int) -> None:
         own = self._own
-        with self._holding(own):
+        with self._holding_own:
             if own.oldest[0] < 0:
                 np.copyto(own.send, data)
                 own.newest[0] = step
@@ -95,7 +98,7 @@ class SharedSum(PartialSum):
             else:
                 np.add(own.send, data, out=own.send)
                 own.newest[0] = step
-        with self._holding(self._table):
+        with self._holding_table:
             self._table.arrived[self._rank] = step + 1
             self._start_if_it_may()
 
@@ -123,28 +126,28 @@ class SharedSum(PartialSum):
 
     def left(self) -> tuple[int | None, Array]:
         own = self._own
-        with self._holding(own):
+        with self._holding_own:
             if own.oldest[0] < 0:
                 return None, np.zeros_like(own.send)
             return int(own.oldest[0]), own.send.copy()
 
     def put_back(self, oldest: int | None, data: Array) -> None:
         own = self._own
-        with self._holding(own):
+        with self._holding_own:
             np.copyto(own.send, data)
             own.oldest[0] = -1 if oldest is None else oldest
 
     def resume(self, round: int) -> None:
-        with self._holding(self._table):
+        with self._holding_table:
             self.first_round = round
             self._table.rounds[0] = max(int(self._table.rounds[0]), round)
             self._table.arrived[self._rank] = round
-        with self._holding(self._own):
+        with self._holding_own:
             self._own.fetched[0] = max(int(self._own.fetched[0]), round)
 
     def leave(self) -> None:
         """Let nobody wait for this rank's application from now on."""
-        with self._holding(self._table):
+        with self._holding_table:
             self._table.gone[0] += 1
             self._start_if_it_may()
 
@@ -163,13 +166,13 @@ class SharedSum(PartialSum):
             self._carry_out(round)
             table.rounds[0] = round + 1
             table.word[0] += 1
-            wake_all(table.word)
+            table.changed.wake_all()
 
     def _carry_out(self, round: int) -> None:
         author = self._places[round % self._size]
         with ExitStack() as held:
-            for place in self._places:
-                held.enter_context(self._holding(place))
+            for holding in self._holding_places:
+                held.enter_context(holding)
             if self._missed is Missed.SUM and author.slot_round[0] >= 0:
                 self._save_for_late_ranks(author)
             given = [place for place in self._places if place.oldest[0] >= 0]
@@ -216,7 +219,7 @@ class SharedSum(PartialSum):
 
     def _fetch_sum(self, out: Array) -> tuple[int, int]:
         own = self._own
-        with self._holding(own):
+        with self._holding_own:
             # No round can be carried out meanwhile, as that takes this lock.
             newest = int(self._table.rounds[0]) - 1
             empty = not own.owes[0]
@@ -237,9 +240,8 @@ class SharedSum(PartialSum):
 
     # ------------------------------------------------------------------------------------------------- waiting
 
-    @contextmanager
-    def _holding(self, what: Place | Table) -> Iterator[None]:
-        """Hold a lock.
+    def acquire(self, what: Place | Table) -> None:
+        """Take a lock.
 
         Raises:
             PeerLostError: a rank has died that held it, or another one.
@@ -251,11 +253,11 @@ class SharedSum(PartialSum):
         except OwnerDiedError:
             raise self._lost(int(what.holder[0])) from None
         what.holder[0] = self._rank
-        try:
-            yield
-        finally:
-            what.holder[0] = -1
-            what.mutex.release()
+
+    def release(self, what: Place | Table) -> None:
+        """Give a lock back."""
+        what.holder[0] = -1
+        what.mutex.release()
 
     def _wait_for_lock(self, what: Place | Table) -> None:
         self._wait_until(
@@ -290,7 +292,7 @@ class SharedSum(PartialSum):
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
             if sleeps:
-                wait_for_change(self._table.word, value, min(CHECK_EVERY_S, longest_s - waited_s))
+                self._table.changed.wait(value, min(CHECK_EVERY_S, longest_s - waited_s))
             else:
                 peer.check_lost()
 
@@ -317,3 +319,19 @@ class SharedSum(PartialSum):
         return PeerLostError(
             f"{self.name}, round {round}: rank {holder} has died while it worked in shared memory"
         )
+
+
+class _Holding:
+    """Holds a lock for a `with`; made once, as a rank that comes to a round finds nothing in its caches."""
+
+    __slots__ = ("_of", "_what")
+
+    def __init__(self, of: SharedSum, what: Place | Table) -> None:
+        self._of = of
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._of.acquire(self._what)
+
+    def __exit__(self, *error: object) -> None:
+        self._of.release(self._what)
