@@ -105,7 +105,7 @@ class SharedSum(PartialSum):
     def ended(self, step: int) -> bool:
         self._telling(self._peer.check_lost)
         with _fence:
-            return int(self._table.rounds[0]) > step
+            return self._table.rounds[0] > step
 
     def wait(self, step: int, timeout_s: float | None = None) -> None:
         if self.ended(step):
@@ -121,15 +121,15 @@ class SharedSum(PartialSum):
         else:
             round, active = self._fetch_newest(out)
         own = self._own
-        included = own.accepted_step[0] == step and is_handed(int(own.accepted_round[0]), round, self._missed)
-        return Outcome(round, bool(included), active, staleness=int(own.staleness_max[0]))
+        included = own.accepted_step[0] == step and is_handed(own.accepted_round[0], round, self._missed)
+        return Outcome(round, included, active, staleness=own.staleness_max[0])
 
     def left(self) -> tuple[int | None, Array]:
         own = self._own
         with self._holding_own:
             if own.oldest[0] < 0:
                 return None, np.zeros_like(own.send)
-            return int(own.oldest[0]), own.send.copy()
+            return own.oldest[0], own.send.copy()
 
     def put_back(self, oldest: int | None, data: Array) -> None:
         own = self._own
@@ -140,10 +140,10 @@ class SharedSum(PartialSum):
     def resume(self, round: int) -> None:
         with self._holding_table:
             self.first_round = round
-            self._table.rounds[0] = max(int(self._table.rounds[0]), round)
+            self._table.rounds[0] = max(self._table.rounds[0], round)
             self._table.arrived[self._rank] = round
         with self._holding_own:
-            self._own.fetched[0] = max(int(self._own.fetched[0]), round)
+            self._own.fetched[0] = max(self._own.fetched[0], round)
 
     def leave(self) -> None:
         """Let nobody wait for this rank's application from now on."""
@@ -159,13 +159,13 @@ class SharedSum(PartialSum):
     def _start_if_it_may(self) -> None:
         """Carry out the round that is to come, if it may start; the table is held."""
         table = self._table
-        round = int(table.rounds[0])
+        round = table.rounds[0]
         if self._rules.may_start(round, table.arrived) or (
             table.gone[0] and bool(np.any(table.arrived > round))
         ):
             self._carry_out(round)
             table.rounds[0] = round + 1
-            table.word[0] += 1
+            table.word[0] = (table.word[0] + 1) % 2**32
             table.changed.wake_all()
 
     def _carry_out(self, round: int) -> None:
@@ -177,7 +177,7 @@ class SharedSum(PartialSum):
                 self._save_for_late_ranks(author)
             given = [place for place in self._places if place.oldest[0] >= 0]
             author.slot_round[0] = round
-            author.slot_active[0] = sum(int(place.newest[0]) == round for place in given)
+            author.slot_active[0] = sum(place.newest[0] == round for place in given)
             if given:
                 self._sum_of(len(given), author.slot.dtype)([place.send for place in given], author.slot)
             else:
@@ -190,7 +190,7 @@ class SharedSum(PartialSum):
 
     def _save_for_late_ranks(self, author: Place) -> None:
         """Keep what a slot holds, which will be overwritten, for the ranks that have not been handed it."""
-        round = int(author.slot_round[0])
+        round = author.slot_round[0]
         for place in self._places:
             if place.fetched[0] == round:
                 if place.owes[0]:
@@ -208,10 +208,10 @@ class SharedSum(PartialSum):
     def _fetch_newest(self, out: Array) -> tuple[int, int]:
         while True:
             with _fence:
-                round = int(self._table.rounds[0]) - 1
+                round = self._table.rounds[0] - 1
             author = self._places[round % self._size]
             np.copyto(out, author.slot)
-            active = int(author.slot_active[0])
+            active = author.slot_active[0]
             with _fence:
                 # The slot's next round begins when all rounds before it have ended.
                 if self._table.rounds[0] < round + self._size:
@@ -221,12 +221,12 @@ class SharedSum(PartialSum):
         own = self._own
         with self._holding_own:
             # No round can be carried out meanwhile, as that takes this lock.
-            newest = int(self._table.rounds[0]) - 1
+            newest = self._table.rounds[0] - 1
             empty = not own.owes[0]
             if own.owes[0]:
                 np.copyto(out, own.owed)
                 own.owes[0] = 0
-            for round in range(int(own.fetched[0]), newest + 1):
+            for round in range(own.fetched[0], newest + 1):
                 slot = self._places[round % self._size].slot
                 if empty:
                     np.copyto(out, slot)
@@ -236,7 +236,7 @@ class SharedSum(PartialSum):
             if empty:
                 out[...] = 0  # all rounds have been handed out
             own.fetched[0] = newest + 1
-            return newest, int(self._places[newest % self._size].slot_active[0])
+            return newest, self._places[newest % self._size].slot_active[0]
 
     # ------------------------------------------------------------------------------------------------- waiting
 
@@ -251,7 +251,7 @@ class SharedSum(PartialSum):
             if not what.mutex.acquire(0.0):
                 self._telling(lambda: self._wait_for_lock(what))
         except OwnerDiedError:
-            raise self._lost(int(what.holder[0])) from None
+            raise self._lost(what.holder[0]) from None
         what.holder[0] = self._rank
 
     def release(self, what: Place | Table) -> None:
@@ -262,7 +262,7 @@ class SharedSum(PartialSum):
     def _wait_for_lock(self, what: Place | Table) -> None:
         self._wait_until(
             lambda: what.mutex.acquire(CHECK_EVERY_S),
-            lambda: f"{self.name}, which rank {int(what.holder[0])} holds in shared memory",
+            lambda: f"{self.name}, which rank {what.holder[0]} holds in shared memory",
             None,
             sleeps=False,
         )
@@ -281,7 +281,7 @@ class SharedSum(PartialSum):
         start_s = time.monotonic()
         reported = False
         while True:
-            value = int(self._table.word[0])
+            value = self._table.word[0]
             if over():
                 return
             waited_s = time.monotonic() - start_s
@@ -298,7 +298,7 @@ class SharedSum(PartialSum):
 
     def _describe(self, step: int) -> str:
         """Say whom a round waits for."""
-        round = int(self._table.rounds[0])
+        round = self._table.rounds[0]
         missing = self._rules.missing(round, self._table.arrived)
         return f"round {step} of {self.name}, for which there have not come: {missing}"
 
@@ -307,7 +307,7 @@ class SharedSum(PartialSum):
         try:
             call()
         except PeerLostError as error:
-            raise PeerLostError(f"{self.name}, round {int(self._table.rounds[0])}: {error}") from error
+            raise PeerLostError(f"{self.name}, round {self._table.rounds[0]}: {error}") from error
 
     def _lost(self, holder: int) -> PeerLostError:
         """Return what to raise where the holder of a lock has died."""
@@ -315,7 +315,7 @@ class SharedSum(PartialSum):
         while time.monotonic() < end_s:
             self._telling(self._peer.check_lost)  # knows the rank's number in the job
             time.sleep(0.05)
-        round = int(self._table.rounds[0])
+        round = self._table.rounds[0]
         return PeerLostError(
             f"{self.name}, round {round}: rank {holder} has died while it worked in shared memory"
         )
