@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,14 @@ from hypothesis import settings
 # How long an example takes says nothing here: other processes share the machine.
 settings.register_profile("hocket", deadline=None)
 settings.load_profile("hocket")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C be heard by what tests start: whoever runs them in the background of a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")
