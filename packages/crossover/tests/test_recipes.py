@@ -45,9 +45,7 @@ def test_virtual_ranks_mix_segment_by_segment(recipe: str, overlap: str, size: i
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        job = Job(8)
+    job = Job(8, Path(__file__).parent)
     yield job
     job.close()
 

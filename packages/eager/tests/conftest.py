@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -26,8 +25,6 @@ def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
     """How many ranks there are, and they, under mpiexec."""
     if find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        job = Job(request.param)
+    job = Job(request.param, Path(__file__).parent)
     yield request.param, job
     job.close()

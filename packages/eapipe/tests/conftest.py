@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,8 +34,6 @@ def job_of_4() -> Iterator[Job]:
     """Four ranks under mpiexec."""
     if find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        job = Job(4)
+    job = Job(4, Path(__file__).parent)
     yield job
     job.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -24,9 +23,7 @@ settings.load_profile("hocket")
 def _job(size: int) -> Iterator[Job]:
     if find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        job = Job(size)
+    job = Job(size, Path(__file__).parent)
     yield job
     job.close()
 

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from hocket.errors import UserError
 from hocket.task.api import Task, TaskData
+from hocket.task.recurrent import CharacterModel
 
 __all__ = ["Bible", "read_bible"]
 
@@ -69,21 +70,6 @@ class _Windows(Dataset[tuple[Tensor, Tensor]]):
         return window[:-1], window[1:]
 
 
-class _Model(nn.Module):
-    """An embedding, an LSTM and a linear layer over it."""
-
-    def __init__(self, num_characters: int, hidden: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(num_characters, hidden)
-        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
-        self.output = nn.Linear(hidden, num_characters)
-
-    def forward(self, characters: Tensor) -> Tensor:
-        states, _ = self.lstm(self.embedding(characters))
-        logits: Tensor = self.output(states)
-        return logits
-
-
 @dataclass(frozen=True)
 class Bible(Task):
     """Predict the next character; the last twentieth of the text is held out.
@@ -106,7 +92,7 @@ class Bible(Task):
         return TaskData(_Windows(text[:split], self.length), _Windows(text[split:], self.length))
 
     def model(self) -> nn.Module:
-        return _Model(128, self.hidden)
+        return CharacterModel(128, self.hidden)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output.flatten(0, 1), target.flatten())

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hocket.transport.launching import find_mpiexec
@@ -30,11 +32,14 @@ class Job:
 
     Args:
         size: how many.
+        modules: a folder in which they find modules too, for instance the tests' own.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, modules: Path | None = None) -> None:
+        found = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             find_mpiexec().command(size, [sys.executable, "-m", "hocket.testing.job"]),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
