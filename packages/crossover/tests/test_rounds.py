@@ -47,13 +47,14 @@ def test_ranks_that_are_some_rounds_apart_draw_once() -> None:
     assert len(set(drawn)) == len(drawn)
 
 
-def test_a_segment_that_was_not_foreseen_is_drawn_alone() -> None:
+def test_a_segment_that_was_not_foreseen_is_drawn_for_all_rounds_that_are_kept() -> None:
     draw = Draw()
     rounds = Rounds(draw, 8)
     rounds.of(0, 0)
     rounds.of(1, 0)
-    assert rounds.of(1, 9) == (1, 9)
-    assert draw.calls[2:] == [[(1, 9)]]
+    for round in range(2, 17):
+        assert rounds.of(round, 9) == (round, 9)
+    assert draw.calls[2:] == [[(round, 9) for round in range(2, 17)]]
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.kernels import mix
+from hocket.kernels import Mix
 from hocket.transport.reduction import weighted_sum
 
 Terms = list[list[tuple[int, float]]]
@@ -25,6 +25,11 @@ def expected(values: list[np.ndarray], terms: Terms) -> list[np.ndarray]:
     for out, own in zip(outs, terms, strict=True):
         weighted_sum([values[source].copy() for source, _ in own], [weight for _, weight in own], out)
     return outs
+
+
+def mix(values: list[np.ndarray], outs: list[np.ndarray], terms: Terms) -> list[int]:
+    values_at, outs_at = ([array.ctypes.data for array in arrays] for arrays in (values, outs))
+    return Mix(values_at, outs_at, terms, values[0].size, values[0].dtype)()
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,3 +64,5 @@ def test_nan_and_infinity_pass_through() -> None:
     values = [np.array([1, np.nan, np.inf, -np.inf], "f4"), np.array([1, 1, np.inf, np.inf], "f4")]
     mix(values, values, [[(0, 0.5), (1, 0.5)], [(1, 1.0)]])
     np.testing.assert_array_equal(values[0], np.array([1, np.nan, np.inf, np.nan], "f4"))
+    assert mix(values, values, [[(0, 1.0)], [(1, 1.0)]]) == [0, 1]
+    assert mix([values[0][:1], values[1]], values[:1], [[(0, 1.0)]]) == []

@@ -52,8 +52,14 @@ class Rounds(Generic[T]):
             self._asked[segment] = None
             known = self._kept[round]
             if segment not in known:
-                known.update(self._drawn(round, 1, [segment])[round])
+                self._add(segment, round)
             return known[segment]
+
+    def _add(self, segment: int, first: int) -> None:
+        """Draw a segment that was not foreseen, for all rounds from `first` on that are kept without it."""
+        lacking = [round for round, known in self._kept.items() if round >= first and segment not in known]
+        for round, drawn in zip(lacking, self._draw([(round, segment) for round in lacking]), strict=True):
+            self._kept[round][segment] = drawn
 
     def _begin(self, round: int) -> None:
         """Keep `round`, and those that come after it if they are small."""

@@ -11,48 +11,61 @@ import numpy as np
 from hocket.kernels.compiling import LINE_BYTES, compiled, end_streaming, pointer_to, stream_line
 from hocket.transport.peer import Array
 
-__all__ = ["mix"]
+__all__ = ["Mix"]
 
 # Elements at a time: what is read, and the results until all are there, stay in a core's first cache.
 _TILE = 256
 
 
-def mix(
-    values: Sequence[Array], outs: Sequence[Array], terms: Sequence[Sequence[tuple[int, float]]]
-) -> list[int]:
-    """Write into each of `outs` its weighted sum of `values`, with the bits of `reduction.weighted_sum`.
+class Mix:
+    """Weighted sums of several vectors into several, with the bits of `reduction.weighted_sum`.
 
-    Every product is rounded before it is added, and terms are added in order.
+    Every product is rounded before it is added, and terms are added in order. All that can be prepared is: what
+    calls it finds nothing in the caches, as training or the call before has just walked through memory.
 
     Args:
-        values: float32 or float64, [n] each, flat and contiguous.
-        outs: like `values`; all of them the memory of some of `values`, or none overlaps one.
+        values: addresses of flat, contiguous vectors, which the caller keeps alive.
+        outs: addresses like `values`, where to write; all of them among `values`, or no vector overlaps one.
         terms: for each of `outs`, at least one (index in `values`, weight).
-
-    Returns:
-        The indices in `values` of those that hold NaN or Inf and are the first term of some result.
+        numel: elements of each vector.
+        dtype: float32 or float64.
     """
-    numel, dtype = values[0].size, values[0].dtype
-    flat = [term for own in terms for term in own]
-    sources, targets = _addresses(values), _addresses(outs)
-    poison = np.zeros((len(values), _TILE), dtype=dtype)
-    aligned = not any(target % LINE_BYTES for target in targets)
-    _mix(
-        np.array(sources, dtype=np.uint64),
-        np.array(targets, dtype=np.uint64),
-        np.array([0, *itertools.accumulate(map(len, terms))], dtype=np.int64),
-        np.array([source for source, _ in flat], dtype=np.int64),
-        np.array([weight for _, weight in flat], dtype=dtype),
-        numel,
-        np.empty((len(outs), _TILE), dtype=dtype),
-        aligned and set(sources).isdisjoint(targets),
-        poison,
-    )
-    return np.flatnonzero(poison.any(axis=1)).tolist()
 
+    __slots__ = ("_arguments", "_nonfinite")
 
-def _addresses(arrays: Sequence[Array]) -> list[int]:
-    return [array.__array_interface__["data"][0] for array in arrays]
+    def __init__(
+        self,
+        values: Sequence[int],
+        outs: Sequence[int],
+        terms: Sequence[Sequence[tuple[int, float]]],
+        numel: int,
+        dtype: np.dtype[np.generic],
+    ) -> None:
+        sources = [source for own in terms for source, _ in own]
+        weights = [weight for own in terms for _, weight in own]
+        aligned = not any(out % LINE_BYTES for out in outs)
+        self._nonfinite = np.zeros(len(values), dtype=np.bool_)
+        self._arguments = (
+            np.array(values, dtype=np.uint64),
+            np.array(outs, dtype=np.uint64),
+            np.array([0, *itertools.accumulate(map(len, terms))], dtype=np.int64),
+            np.array(sources, dtype=np.int64),
+            np.array(weights, dtype=dtype),
+            numel,
+            np.empty((len(outs), _TILE), dtype=dtype),
+            aligned and set(values).isdisjoint(outs),
+            np.zeros((len(values), _TILE), dtype=dtype),
+            self._nonfinite,
+        )
+
+    def __call__(self) -> list[int]:
+        """Write the sums, once.
+
+        Returns:
+            The indices in `values` of those that hold NaN or Inf and are the first term of some result.
+        """
+        _mix(*self._arguments)
+        return [i for i, found in enumerate(self._nonfinite.tolist()) if found]
 
 
 @compiled
@@ -66,6 +79,7 @@ def _mix(
     tile: Array,
     streams: bool,
     poison: Array,
+    nonfinite: Array,
 ) -> None:
     for start in range(0, numel, _TILE):
         count = min(_TILE, numel - start)
@@ -95,5 +109,14 @@ def _mix(
                 out = numba.carray(pointer_to(outs[i] + offset, tile), count)
                 for k in range(count):
                     out[k] = tile[i, k]
+    _note(poison, nonfinite)
     if streams:
         end_streaming()
+
+
+@compiled
+def _note(poison: Array, nonfinite: Array) -> None:
+    """Note of which rows anything is NaN; all else is 0."""
+    for i in range(nonfinite.size):
+        for k in range(_TILE):
+            nonfinite[i] |= poison[i, k] != 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.memory import Shared, find_shared
-from hocket.transport.host.sharing import mix_share, sum_share
+from hocket.transport.host.sharing import share_of_mix, sum_share
 from hocket.transport.peer import Array, Terms
 from hocket.transport.reduction import TreeSum
 
@@ -44,7 +44,7 @@ class HostCollectives:
         if total is None:
             total = self._sums[send.dtype] = TreeSum(len(self._everyone), send.dtype)
         return self._lane.start(
-            f"allreduce of {send.dtype}[{send.size}] at {sends.place} into {receives.place}",
+            f"allreduce of {sends.what} into {receives.what}",
             partial(sum_share, self._lane.rank, total, sends.views, receives.views),
             touched=self._everyone,
             touching=self._everyone,
@@ -64,7 +64,7 @@ class HostCollectives:
             return ()
 
         return self._lane.start(
-            f"broadcast of {data.dtype}[{data.size}] at {shared.place} from rank {root}",
+            f"broadcast of {shared.what} from rank {root}",
             copy,
             touched=[root],
             touching=self._everyone if is_root else [],
@@ -77,15 +77,8 @@ class HostCollectives:
             return None
         members = sorted(terms)
         return self._lane.start(
-            f"mix of {data.dtype}[{data.size}] at {values.place} into {outs.place} with terms "
-            f"{[(member, list(terms[member])) for member in members]}",
-            partial(
-                mix_share,
-                self._lane.rank,
-                terms,
-                {member: values.views[member] for member in members},
-                {member: outs.views[member] for member in members},
-            ),
+            f"mix of {values.what} into {outs.what} with terms {members} {[terms[member] for member in members]}",
+            share_of_mix(self._lane.rank, terms, values, outs),
             touched=members,
             touching=members,
         )

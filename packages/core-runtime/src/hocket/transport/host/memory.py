@@ -54,11 +54,13 @@ class Shared:
 
     Attributes:
         views: the arrays, flat, by rank.
-        place: where they lie, the same on all ranks.
+        addresses: where the arrays begin, in this process, by rank.
+        what: dtype, size and place, the same on all ranks.
     """
 
     views: list[Array]
-    place: str
+    addresses: list[int]
+    what: str
 
 
 class _Members(Protocol):
@@ -145,7 +147,8 @@ def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Sh
                 else arena.parts[rank][start : start + array.nbytes].view(array.dtype)
                 for rank in world_ranks
             ]
-            return Shared(views, f"{arena.name}+{start}")
+            addresses = [view.ctypes.data for view in views]
+            return Shared(views, addresses, f"{flat.dtype}[{flat.size}] at {arena.name}+{start}")
     return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from hocket.transport.host.memory import Shared
 from hocket.transport.peer import Array, Terms
 from hocket.transport.reduction import TreeSum
 
-__all__ = ["mix_share", "share_of", "sum_share"]
+__all__ = ["share_of", "share_of_mix", "sum_share"]
 
 _CACHE_LINE_BYTES = 64
 
@@ -33,26 +34,30 @@ def sum_share(rank: int, total: TreeSum, sends: Sequence[Array], receives: Seque
     return []
 
 
-def mix_share(rank: int, terms: Terms, data: Mapping[int, Array], outs: Mapping[int, Array]) -> list[int]:
-    """Write everybody's weighted sum, for the elements of this rank's share among those that `terms` names.
+def share_of_mix(rank: int, terms: Terms, values: Shared, outs: Shared) -> Callable[[], list[int]]:
+    """Return a function that writes everybody's weighted sum, for this rank's share of the elements.
 
     Args:
-        rank: this rank.
-        terms: as in `Lane.imix`.
-        data: of each rank in `terms`, [n] floats.
-        outs: of each rank in `terms`; each its `data`, or other memory.
+        rank: this rank, one of those in `terms`.
+        terms: as in `Lane.imix`; its ranks share the work.
+        values: everybody's, [n] floats.
+        outs: where each rank's sum goes: its own of `values`, or other memory.
 
     Returns:
-        The ranks whose `data` holds NaN or Inf in this share.
+        To be called once; returns the ranks of `terms` whose values hold NaN or Inf in this share.
     """
-    from hocket.kernels import mix
+    from hocket.kernels import Mix
 
     members = sorted(terms)
     position = {member: i for i, member in enumerate(members)}
-    own = share_of(data[rank], position[rank], len(members))
-    nonfinite = mix(
-        [data[member][own] for member in members],
-        [outs[member][own] for member in members],
+    own_array = values.views[rank]
+    own = share_of(own_array, position[rank], len(members))
+    start = own.start * own_array.itemsize
+    mix = Mix(
+        [values.addresses[member] + start for member in members],
+        [outs.addresses[member] + start for member in members],
         [[(position[source], weight) for source, weight in terms[member]] for member in members],
+        own.stop - own.start,
+        own_array.dtype,
     )
-    return [members[i] for i in nonfinite]
+    return lambda: [members[i] for i in mix()]
