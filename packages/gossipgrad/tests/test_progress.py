@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,42 +19,49 @@ from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
 
 class _Watched(WrapperRequest):
-    """Notes which thread looks at it or waits for it."""
+    """Notes when it is looked at or waited for."""
 
-    __slots__ = ("_threads",)
+    __slots__ = ("_note",)
 
-    def __init__(self, held: Request, threads: set[int]) -> None:
+    def __init__(self, held: Request, note: Callable[[], None]) -> None:
         super().__init__(held)
-        self._threads = threads
+        self._note = note
 
     def done(self) -> bool:
-        self._threads.add(threading.get_ident())
+        self._note()
         return super().done()
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        self._threads.add(threading.get_ident())
+        self._note()
         return super().wait(timeout_s)
 
 
 class _WatchedLane(WrapperLane):
-    def __init__(self, held: Lane, threads: set[int]) -> None:
+    def __init__(self, held: Lane, note: Callable[[], None]) -> None:
         super().__init__(held)
-        self._threads = threads
+        self._note = note
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        return _Watched(super().isend(data, to, round), self._threads)
+        return _Watched(super().isend(data, to, round), self._note)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
-        return _Watched(super().irecv(data, source, round), self._threads)
+        return _Watched(super().irecv(data, source, round), self._note)
 
 
 class _WatchedPeer(WrapperPeer):
+    """Notes by which threads messages are looked at, and at which times of its clock."""
+
     def __init__(self, held: Peer) -> None:
         super().__init__(held)
         self.threads: set[int] = set()
+        self.looks_s: set[float] = set()
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
-        return _WatchedLane(held, self.threads)
+        return _WatchedLane(held, self._note)
+
+    def _note(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.looks_s.add(round(self.now(), 3))
 
 
 RECIPES = {"gossipgrad": "parameters.0.progress", "gossipgrad.gradients": "gradients.0.progress"}
@@ -102,6 +110,21 @@ def test_the_chosen_thread_looks_at_the_messages(recipe: str, progress: str) -> 
 
     in_training_thread = hocket.virtual(4, wrap=_WatchedPeer).run(body)
     assert in_training_thread == [progress == "inline"] * 4
+
+
+def test_what_is_one_step_late_is_looked_at_between_layers_of_both_passes() -> None:
+    """Else messages that need both ends would stand still."""
+
+    def body() -> set[float]:
+        watched = hocket.join()
+        assert isinstance(watched, _WatchedPeer)
+        train("gossipgrad", "samples=null", "parameters.0.overlap=delayed", layers=4, steps=1, charge_s=1.0)
+        return watched.looks_s
+
+    # 4 layers forward for 1 s each, then back for 2 s each.
+    layers_s = (0, 1, 2, 3, 5, 7, 9, 11)
+    for looks_s in hocket.virtual(4, network=NetworkModel(100.0), wrap=_WatchedPeer).run(body):
+        assert any(all(round(start_s + s, 3) in looks_s for s in layers_s) for start_s in looks_s)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

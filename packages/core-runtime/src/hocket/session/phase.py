@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hocket.session.forward_merge import ForwardMerge
-from hocket.session.forward_progress import ForwardProgress
 from hocket.session.opening import Opening
+from hocket.session.pass_progress import PassProgress
 from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
 from hocket.strategy.exchange import Overlap
@@ -49,13 +49,15 @@ class OpenPhase:
         self.parameters = opening.parameters()
         self.opened = opening.opened
         self._progress = opening.progress
-        overlaps = [(exchange, exchange.overlap) for exchange in self.parameters.exchanges]
-        self._hooks: list[ForwardMerge | ForwardProgress] = [
-            ForwardMerge(model, exchange) for exchange, overlap in overlaps if overlap is Overlap.FORWARD
+        exchanges = self.parameters.exchanges
+        overlaps = {exchange.overlap for exchange in exchanges}
+        self._hooks: list[ForwardMerge | PassProgress] = [
+            ForwardMerge(model, exchange) for exchange in exchanges if exchange.overlap is Overlap.FORWARD
         ]
-        if any(overlap is not Overlap.NONE for _, overlap in overlaps):
+        if overlaps - {Overlap.NONE}:
             # Set after those, so that a merge comes first.
-            self._hooks.append(ForwardProgress(model, self._progress))
+            backward = Overlap.DELAYED in overlaps and self.gradients is None
+            self._hooks.append(PassProgress(model, self._progress, backward=backward))
 
     @property
     def takeover(self) -> Takeover | None:
