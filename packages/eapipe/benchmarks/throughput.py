@@ -2,11 +2,11 @@
 
     python packages/eapipe/benchmarks/throughput.py [--stages 2] [--width 512] [--depth 16] [--repetitions 5]
 
-The same model with the same cuts, batches of the same samples, SGD with momentum. torch's schedule cuts a batch into
-micro-batches and is drained before each step, as policy flush does; the other policies take each micro-batch as a batch
-of its own, and step after each. The two sides take turns, the fastest turn of each counts; the table gives samples per
-second, and each policy's ratio to torch's. Reported, too: the peak of tensor bytes on each rank, and what `hocket plan`
-says of it.
+The same model with the same cuts, batches of as many samples, a step of SGD with momentum for each. torch's schedule
+cuts a batch into micro-batches and is drained before each step, as policy flush does; the other policies have several
+whole batches under way, and are drained at the end of a turn. The two sides take turns, the fastest of each counts;
+the table gives samples per second, and each policy's ratio to torch's. Reported, too: the peak of tensor bytes on each
+rank, and what `hocket plan` says of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import argparse
 import gc
 import os
 import socket
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ from torch.nn.functional import cross_entropy
 import hocket
 from hocket.engine import Loss
 from hocket.transport import join
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.launching import find_mpiexec, launch
 from hocket.transport.peer import Peer
 from hocket_eapipe import Balance, Pipeline
 from hocket_eapipe.memory import TensorBytes
@@ -41,7 +42,7 @@ CLASSES = 10
 POLICIES = ("flush", "stashing", "elastic")
 
 #: A turn of one side: this many batches of SAMPLES.
-BATCHES = 4
+BATCHES = 16
 
 
 def model(width: int, depth: int) -> nn.Sequential:
@@ -51,10 +52,10 @@ def model(width: int, depth: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, CLASSES))
 
 
-def batch(number: int, width: int, samples: int) -> tuple[Tensor, Tensor]:
+def batch(number: int, width: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(samples, width, generator=generator), torch.randint(
-        0, CLASSES, (samples,), generator=generator
+    return torch.randn(SAMPLES, width, generator=generator), torch.randint(
+        0, CLASSES, (SAMPLES,), generator=generator
     )
 
 
@@ -69,7 +70,7 @@ def torchs_turn(peer: Peer, width: int, depth: int) -> Callable[[], float]:
     stage = PipelineStage(own, peer.rank, peer.size, torch.device("cpu"))
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=cross_entropy)
     is_first, is_last = peer.rank == 0, peer.rank == peer.size - 1
-    batches = [batch(number, width, SAMPLES) for number in range(BATCHES)]
+    batches = [batch(number, width) for number in range(BATCHES)]
 
     def turn() -> float:
         return timed(peer, run)
@@ -89,9 +90,7 @@ def hockets_turn(peer: Peer, policy: str, width: int, depth: int) -> tuple[Calla
     """Return what takes a turn of a policy, and gives its seconds; and its peak of tensors, measured and planned."""
     flushes = policy == "flush"
     engine = Pipeline(policy=policy, micro_batches=MICRO_BATCHES if flushes else 1)
-    samples = SAMPLES if flushes else SAMPLES // MICRO_BATCHES
-    count = BATCHES if flushes else BATCHES * MICRO_BATCHES
-    batches = [batch(number, width, samples) for number in range(count)]
+    batches = [batch(number, width) for number in range(BATCHES)]
     loss: Loss = cross_entropy
     net = model(width, depth)
     planned = engine.plan_stages(net, sgd(net), batches[0], loss, peer.size)[peer.rank].peak_bytes
@@ -172,7 +171,8 @@ def main() -> None:
         return
     arguments = [f"--{key}={getattr(given, key)}" for key in ("width", "depth", "repetitions")]
     program = [sys.executable, __file__, "--rank", *arguments]
-    sys.exit(subprocess.run(find_mpiexec().command(given.stages, program), check=False).returncode)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(launch(find_mpiexec(), given.stages, program, folder=Path(folder)))
 
 
 if __name__ == "__main__":

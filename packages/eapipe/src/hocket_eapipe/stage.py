@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,8 @@ class Stage:
         self._draws = int(draws.words(1, "dropout", place.seed, place.pipeline, place.stage)[0])
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._gradients: dict[str, Tensor] = {}
+        #: The gradients that are the sum of some micro-batches', in memory that nothing else uses.
+        self._summed: set[str] = set()
 
     def forward(self, batch: int, micro: int, value: Any) -> Any:
         """Run a forward.
@@ -138,16 +140,26 @@ class Stage:
                 outputs, of_outputs = zip(*reached, strict=True)
                 found = torch.autograd.grad(outputs, wanted, of_outputs, allow_unused=True)
         of_inputs, of_parameters = found[: len(pending.inputs)], found[len(pending.inputs) :]
-        for name, gradient in zip(parameters, of_parameters, strict=True):
-            if gradient is not None:
-                kept = self._gradients.get(name)
-                # Not in place: autograd may have returned one tensor for two parameters.
-                self._gradients[name] = gradient if kept is None else kept + gradient
+        self._accumulate({n: g for n, g in zip(parameters, of_parameters, strict=True) if g is not None})
         return list(of_inputs)
+
+    def _accumulate(self, gradients: dict[str, Tensor]) -> None:
+        """Add a micro-batch's gradients to those of the batch."""
+        owned = [name for name in gradients if name in self._summed]
+        if owned:
+            torch._foreach_add_([self._gradients[n] for n in owned], [gradients.pop(n) for n in owned])
+        for name, gradient in gradients.items():
+            if name in self._gradients:
+                # The first sum is a tensor of its own: autograd may have returned one gradient for two parameters.
+                self._gradients[name] = self._gradients[name] + gradient
+                self._summed.add(name)
+            else:
+                self._gradients[name] = gradient
 
     def step(self, batch: int, weight: float) -> None:
         """Hand the batch's gradients to the weight policy, once all its micro-batches have had their backward."""
         gradients, self._gradients = self._gradients, {}
+        self._summed.clear()
         with self._told("update", batch):
             self.weights.apply(batch, gradients, weight)
 
@@ -176,9 +188,12 @@ class Stage:
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         # A module may overwrite its input, which autograd refuses for leaves.
         given = tree_map_only(Tensor, lambda x: _Passed.apply(x) if x.requires_grad else x, value)
-        tensors: Mapping[str, Tensor] = {**binding.parameters, **binding.buffers}
         with _seeded(self._draws, batch, micro), torch.enable_grad():
-            output = functional_call(self.module, dict(tensors), (given,), tie_weights=self._has_ties)
+            if binding.are_modules:
+                output = self.module(given)
+            else:
+                tensors: dict[str, Tensor] = {**binding.parameters, **binding.buffers}
+                output = functional_call(self.module, tensors, (given,), tie_weights=self._has_ties)
         return _Pending(inputs, [], binding), output
 
     @contextmanager

@@ -6,6 +6,7 @@ Source: Daily et al. 2018, sec. 4.3 and 4.4.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hocket.topology import Neighbours, Topology
 
@@ -25,6 +26,8 @@ class Dissemination(Topology):
     round, to and from different ranks where p > 2. The product of ceil(log2 p) rounds is positive; it is the exact
     mean where p is a power of two, and nowhere else. All segments have the same partners.
     """
+
+    differs_by_segment: ClassVar[bool] = False
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return the rank ahead, to send to, and the one behind, to receive from."""

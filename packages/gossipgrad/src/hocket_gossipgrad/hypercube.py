@@ -6,6 +6,7 @@ Source: Daily et al. 2018, sec. 4.3 and 4.4.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hocket.topology import Neighbours, Topology
 from hocket_gossipgrad.dissemination import num_dimensions
@@ -20,6 +21,8 @@ class Hypercube(Topology):
     W = (I + P) / 2, with P an exchange of pairs: symmetric and doubly stochastic. The product of log2 p rounds is
     the exact mean. All segments have the same partners.
     """
+
+    differs_by_segment: ClassVar[bool] = False
 
     def check_size(self, size: int) -> None:
         """Refuse all but powers of two, as other ranks would have partners beyond the last one.

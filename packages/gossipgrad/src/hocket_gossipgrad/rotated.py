@@ -60,6 +60,10 @@ class Rotated(Topology):
     def columns_sum_to_one(self) -> bool:  # type: ignore[override]
         return self.topology.columns_sum_to_one
 
+    @property
+    def differs_by_segment(self) -> bool:  # type: ignore[override]
+        return self.topology.differs_by_segment
+
     def check_size(self, size: int) -> None:
         """Refuse what the rotated topology refuses."""
         self.topology.check_size(size)

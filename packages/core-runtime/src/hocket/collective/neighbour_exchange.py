@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.topology import Topology, component_terms
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.topology import Neighbours, Topology, component_terms
+from hocket.transport.peer import Array, Lane, Peer, Request, Terms
 from hocket.transport.reduction import weighted_sum
 
 __all__ = ["GossipChannel"]
@@ -57,6 +58,8 @@ class GossipChannel(Channel):
         }
         self._received: dict[int, list[Array]] = {segment.index: [] for segment in segments}
         self._sent: dict[int, Array] = {}
+        #: The last round's, where it is the same for all segments.
+        self._common: _Plan | None = None
 
     def finds_nonfinite(self, segment: Segment) -> bool:
         return segment.index in self._shared
@@ -66,8 +69,8 @@ class GossipChannel(Channel):
             mixing = self._mix(segment, round)
             if mixing is not None:
                 return mixing
-        neighbours = self._topology.neighbours(self._rank, self._size, round, segment.index)
-        weights = [self._weight_of(source, segment.index, round) for source in neighbours.receive_from]
+        plan = self._plan(segment, round)
+        neighbours, weights = plan.neighbours, plan.weights
         message = self._message(segment, round)
         received = self._buffers(segment.index, message, len(weights))
         lane = self._lanes[segment.index]
@@ -89,14 +92,17 @@ class GossipChannel(Channel):
 
     def _mix(self, segment: Segment, round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
-        terms = component_terms(self._topology, self._rank, self._size, round, segment.index)
+        terms = self._plan(segment, round).terms
         lane = self._lanes[segment.index]
         request = lane.imix(segment.outgoing_array, segment.incoming_array, terms)
         return None if request is None else _Mixing(request, round, len(terms[self._rank]))
 
-    def _weight_of(self, source: int, segment: int, round: int) -> float:
-        given = self._topology.neighbours(source, self._size, round, segment)
-        return given.send_weights[given.send_to.index(self._rank)]
+    def _plan(self, segment: Segment, round: int) -> _Plan:
+        if self._topology.differs_by_segment:
+            return _Plan(self._topology, self._rank, self._size, round, segment.index)
+        if self._common is None or self._common.round != round:
+            self._common = _Plan(self._topology, self._rank, self._size, round, 0)
+        return self._common
 
     def _message(self, segment: Segment, round: int) -> Array:
         if self.packing is None:
@@ -141,6 +147,32 @@ class GossipChannel(Channel):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.packing is not None:
             self.packing.load_state_dict(state)
+
+
+class _Plan:
+    """What a rank does in a round, of one segment or of all; worked out as far as it is asked for."""
+
+    def __init__(self, topology: Topology, rank: int, size: int, round: int, segment: int) -> None:
+        self.round = round
+        self._topology = topology
+        self._asked = rank, size, round, segment
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Whom the rank sends to and receives from."""
+        return self._topology.neighbours(*self._asked)
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """With which weight each of those counts from whom the rank receives."""
+        rank, *asked = self._asked
+        given = [self._topology.neighbours(source, *asked) for source in self.neighbours.receive_from]
+        return [source.send_weights[source.send_to.index(rank)] for source in given]
+
+    @cached_property
+    def terms(self) -> Terms:
+        """What the ranks add up that share the work over shared memory."""
+        return component_terms(self._topology, *self._asked)
 
 
 class _Mixing(Request):

@@ -74,6 +74,7 @@ class OpenExchange:
     observer: Observer | None = None
     round: int = 0
     _requests: dict[int, Request] = field(default_factory=dict)
+    _expected: dict[int, float] = field(default_factory=dict)
 
     def started(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` is under way."""
@@ -82,9 +83,7 @@ class OpenExchange:
     def start(self, segment: Segment) -> None:
         """Send `segment.outgoing`, from now on not to be written, in this round."""
         segment.stage_out()
-        exchange, packing = self.exchange, self.channel.packing
-        # Nobody knows how long a message will be before it is packed, which belongs to the exchange's time.
-        expected_bytes = exchange.compressor.payload_bytes(segment)
+        packing = self.channel.packing
         request = ExchangeRequest(
             lambda: self._begin(segment),
             self.peer.now,
@@ -92,15 +91,24 @@ class OpenExchange:
             self.observer,
             segment.name,
             self.round,
-            exchange.collective.bytes_per_round(expected_bytes, self.peer.size, exchange.topology),
+            self._expected_bytes(segment),
         )
         self._requests[segment.index] = request
         self.progress.watch(request)
-        message_bytes = segment.wire_bytes if packing is None else packing.packed_bytes[segment.index]
-        self.counters.bytes_sent += exchange.collective.bytes_per_round(
-            message_bytes, self.peer.size, exchange.topology
-        )
+        if packing is None:
+            self.counters.bytes_sent += self._expected_bytes(segment)
+        else:
+            self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index])
         self.counters.exchanges += 1
+
+    def _expected_bytes(self, segment: Segment) -> float:
+        """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
+        if segment.index not in self._expected:
+            self._expected[segment.index] = self._bytes(self.exchange.compressor.payload_bytes(segment))
+        return self._expected[segment.index]
+
+    def _bytes(self, message_bytes: float) -> float:
+        return self.exchange.collective.bytes_per_round(message_bytes, self.peer.size, self.exchange.topology)
 
     def _begin(self, segment: Segment) -> Request:
         request = self.channel.start(segment, self.round)

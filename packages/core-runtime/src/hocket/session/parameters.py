@@ -12,6 +12,7 @@ parameters are multiplied by w before its step and divided by it afterwards (Ass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,7 +127,7 @@ class ParameterExchange:
 
     def _refuse_nonfinite(self, segment: Segment, target: Tensor) -> None:
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
-        if not bool(torch.isfinite(target.sum())):
+        if not math.isfinite(float(target.sum())):
             self._raise_nonfinite(segment, target, (self.opened.peer.rank,))
 
     def _raise_nonfinite(self, segment: Segment, values: Tensor, ranks: Sequence[int]) -> None:

@@ -160,6 +160,16 @@ class TopologyConformance:
         assert random.getstate() == python_state
         assert repr(np.random.get_state()) == repr(numpy_state)
 
+    @_EXAMPLES
+    @given(round=_ROUNDS, segment=_SEGMENTS)
+    def test_segments_differ_where_it_is_declared_alone(
+        self, topology: Topology, round: int, segment: int
+    ) -> None:
+        if not topology.differs_by_segment:
+            for size in self.possible_sizes():
+                one, other = (topology.neighbours(size - 1, size, round, s) for s in (0, segment))
+                assert one == other
+
     def test_a_rank_alone_keeps_its_value(self, topology: Topology) -> None:
         if 1 in self.possible_sizes():
             assert topology.mixing_matrix(1, 0, 0).tolist() == [[1.0]]

@@ -57,6 +57,9 @@ class Topology(ABC):
     #: Whether W's columns sum to 1, for every size, round and segment. Where they do not, the mean is not kept.
     columns_sum_to_one: ClassVar[bool] = True
 
+    #: Whether segments may have other neighbours than each other in a round. Where not, one is asked about for all.
+    differs_by_segment: ClassVar[bool] = True
+
     @property
     def doubly_stochastic(self) -> bool:
         """Whether W's rows and columns sum to 1, so that averaging keeps the ranks' mean and leads to it."""

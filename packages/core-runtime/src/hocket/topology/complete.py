@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hocket.topology.api import Neighbours, Topology
 
@@ -12,6 +13,8 @@ __all__ = ["Complete"]
 @dataclass(frozen=True)
 class Complete(Topology):
     """The complete graph: W[i, j] = 1/size, in every round and for every segment."""
+
+    differs_by_segment: ClassVar[bool] = False
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return all other ranks, cyclically from the next one, so that nobody is everyone's first."""

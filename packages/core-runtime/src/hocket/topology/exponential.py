@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from hocket.topology.api import Neighbours, Topology
 
@@ -34,6 +35,8 @@ class Exponential(Topology):
     Attributes:
         peers: one peer per round, as in SGP, or all.
     """
+
+    differs_by_segment: ClassVar[bool] = False
 
     peers: Peers = Peers.ONE
 

@@ -7,6 +7,7 @@ section 5: a ring with weight 1/3 for each of the three.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hocket.topology.api import Neighbours, Topology
 
@@ -21,6 +22,8 @@ class Ring(Topology):
     number of different ranks that meet. W is symmetric and doubly stochastic. The second largest eigenvalue,
     1/3 + 2/3 cos(2 pi / n), comes close to 1 as n grows: beyond some 16 ranks others mix faster.
     """
+
+    differs_by_segment: ClassVar[bool] = False
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return the next and the previous rank, the next one first."""

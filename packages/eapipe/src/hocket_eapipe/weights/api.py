@@ -25,10 +25,12 @@ class Binding:
         parameters: the trainable ones, leaves that require gradients. Until the batch's backward nobody writes their
             memory, but for policies that mean it.
         buffers: those that are not the module's own.
+        are_modules: whether all of them are the module's own, which can be called as it is.
     """
 
     parameters: Tensors
     buffers: Tensors = field(default_factory=dict)
+    are_modules: bool = False
 
 
 @dataclass(frozen=True)

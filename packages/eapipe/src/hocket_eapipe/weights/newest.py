@@ -28,10 +28,13 @@ class Newest(Weights):
         self._follower = follower
         self._parameters = part.parameters()
 
+    def merge(self) -> None:
+        """Write into the newest weights what a strategy has under way for the next forward."""
+        self._part.session.phase.parameters.merge_forward()
+
     def newest(self) -> Tensors:
         """Return the newest weights where they are."""
-        # What a strategy has under way for the next forward belongs to them.
-        self._part.session.phase.parameters.merge_forward()
+        self.merge()
         return {name: alias(parameter) for name, parameter in self._parameters.items()}
 
     def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
@@ -66,7 +69,8 @@ class Flush(Newest):
     """No weights change between a batch's forward and its backward, as no other batch comes between."""
 
     def forward(self, batch: int) -> Binding:
-        return Binding(self.newest())
+        self.merge()
+        return Binding(dict(self._parameters), are_modules=True)
 
 
 class Stashing(Newest):
