@@ -189,6 +189,21 @@ def test_a_sampled_threshold_that_no_longer_fits_is_searched_at_once() -> None:
         assert k <= len(sent) <= 4 * k
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", sorted(SHAPES.keys() - {"coarse"}))
+@pytest.mark.parametrize("k", [64, 1000])
+def test_the_next_round_finds_neither_too_few_candidates_nor_many(
+    shape: str, dtype: type[np.floating], k: int
+) -> None:
+    values = SHAPES[shape](np.random.default_rng(k), 1_000_000).astype(dtype)
+    floor = run(values, Method.TRIMMED, k).floor
+    assert (
+        1.5 * k
+        <= np.count_nonzero(np.abs(values) >= np.array(floor, f"i{values.itemsize}").view(dtype))
+        <= 6 * k
+    )
+
+
 @pytest.mark.parametrize("kind", [Exact, Trimmed, Threshold, Sampled])
 def test_no_weight_starves(kind: type[ResidualCompressor]) -> None:
     """Equal gradients everywhere, and room for a tenth: all are sent in turn, not the lowest indices for ever."""

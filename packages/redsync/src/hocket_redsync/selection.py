@@ -12,6 +12,7 @@ candidates, and the exact place among these few is found by partitioning them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,6 +28,7 @@ SAMPLED_INTERVAL = 5
 
 # So many times k candidates are aimed at: fewer cost less, more are rarely too few in the next step.
 _AIM = 3
+_MOST_FALL = 0.15
 _SAMPLE_SIZE = 1 << 16
 _LEAST_CAPACITY = 4096
 
@@ -105,27 +107,26 @@ def select(
         return _exact(memory, ranking, k)
     if age and found.complete and k <= found.count <= most_selected(method, k, len(memory.residual)):
         # The last step with a threshold leaves a floor, from which the next one finds candidates.
-        last = age == SAMPLED_INTERVAL
-        following = _lower(floor, found.values.dtype.itemsize) if last else floor
-        return Selected(found.indices, found.values, following, 0 if last else age + 1)
+        if age < SAMPLED_INTERVAL:
+            return Selected(found.indices, found.values, floor, age + 1)
+        following = _following(ranking.keys(found.values), found.values.dtype, k)
+        return Selected(found.indices, found.values, following)
     if not found.complete or (found.count < k and floor != SMALLEST_KEY):
         found, floor = search(kernels, memory, ranking, k)
-    return _among(found, floor, ranking, method, k)
+    return _among(found, ranking, method, k)
 
 
-def _among(found: Found, floor: int, ranking: Ranking, method: Method, k: int) -> Selected:
-    """Return the communication-set among the candidates that passed a floor, of which there is room for all."""
-    keys, itemsize = ranking.keys(found.values), found.values.dtype.itemsize
+def _among(found: Found, ranking: Ranking, method: Method, k: int) -> Selected:
+    """Return the communication-set among the candidates, of which there is room for all."""
+    keys = ranking.keys(found.values)
     if len(keys) < k:  # the others are zeros
         return Selected(found.indices, found.values, SMALLEST_KEY)
     threshold = None if method is Method.TRIMMED else _threshold(keys, k)
     chosen = _largest(keys, k, found.indices) if threshold is None else np.flatnonzero(keys >= threshold)
     if method is Method.SAMPLED and threshold is not None:
-        following, age = threshold, 1
-    else:
-        following = _key_at(keys, _AIM * k) if len(keys) > _AIM * k else _lower(floor, itemsize)
-        age = 0
-    return Selected(found.indices[chosen], found.values[chosen], following, age)
+        return Selected(found.indices[chosen], found.values[chosen], threshold, age=1)
+    following = _following(keys, found.values.dtype, k)
+    return Selected(found.indices[chosen], found.values[chosen], following)
 
 
 def search(kernels: Kernels, memory: Memory, ranking: Ranking, k: int) -> tuple[Found, int]:
@@ -207,7 +208,21 @@ def _threshold(keys: Array, k: int) -> int | None:
     return None
 
 
-def _lower(floor: int, itemsize: int) -> int:
-    """Return the key of 0.85 times the value that has the key `floor`."""
-    value = np.array(floor, f"i{itemsize}").view(f"f{itemsize}") * np.dtype(f"f{itemsize}").type(0.85)
-    return max(SMALLEST_KEY, int(value.view(f"i{itemsize}")))
+def _following(keys: Array, dtype: np.dtype[np.floating], k: int) -> int:
+    """Return the key that about `_AIM` times k elements reach, of which `keys` are the largest; at least k of them.
+
+    Where they are fewer, the value goes on falling with the logarithm of the rank as it does in their lower half, and
+    by 0.15 of itself at most: more than there are in the tails of uniform and normal values, and in heavy ones.
+    """
+    if len(keys) > _AIM * k:
+        return _key_at(keys, _AIM * k)
+    lowest, middle = (_value(_key_at(keys, rank), dtype) for rank in (len(keys), -(-len(keys) // 2)))
+    fall = (middle - lowest) * math.log2(_AIM * k / len(keys))
+    if not fall <= _MOST_FALL * lowest:  # also where the middle is Inf or NaN
+        fall = _MOST_FALL * lowest
+    return max(SMALLEST_KEY, int(np.array(lowest - fall, dtype).view(keys.dtype)))
+
+
+def _value(key: int, dtype: np.dtype[np.floating]) -> float:
+    """Return the value that has a key."""
+    return float(np.array(key, f"i{dtype.itemsize}").view(dtype))
