@@ -24,7 +24,7 @@ from typing import Any
 RANKS = (8, 16, 32)
 SEEDS = (0, 1, 2)
 SAMPLES = 60_000
-EPOCHS = 6
+EPOCHS = 4
 BATCH = 32
 LEARNING_RATE = 0.05
 

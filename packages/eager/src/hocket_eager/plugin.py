@@ -17,7 +17,12 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 @hookimpl
 def hocket_register(registry: Registrar) -> None:
-    """Register the collective and the recipes."""
+    """Register the collective, the benchmark and the recipes."""
     registry.collective("partial_allreduce", "hocket_eager.collective:PartialAllreduce")
+    registry.benchmark(
+        "partial_allreduce",
+        "hocket_eager.benchmark.partial_allreduce",
+        "latency of partial allreduces against MPI's, when ranks arrive one after the other",
+    )
     for recipe in sorted(_RECIPES.glob("*.yaml")):
         registry.recipe(recipe)

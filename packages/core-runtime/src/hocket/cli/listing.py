@@ -43,6 +43,9 @@ def _describe(plugin: Plugin, registry: Registry) -> Iterator[str]:
         names = [registration.name for registration in mine if registration.kind == kind]
         if names:
             yield f"  {kind.value:<13} {', '.join(names)}"
+    benchmarks = [b.name for b in registry.benchmarks() if b.plugin == plugin]
+    if benchmarks:
+        yield f"  {'benchmark':<13} {', '.join(benchmarks)}"
     recipes = [recipe for recipe in registry.recipes() if recipe.plugin == plugin]
     width = max((len(recipe.name) for recipe in recipes), default=0)
     for position, recipe in enumerate(recipes):

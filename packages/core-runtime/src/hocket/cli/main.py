@@ -109,6 +109,21 @@ def plan(
         analysis_command(run.strategy, run.ranks, compare, picture)
 
 
+@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, options_metavar="")
+@click.argument("name", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
+def bench(name: str | None, arguments: tuple[str, ...]) -> None:
+    """Run a paper's microbenchmark against what one would use instead; without a name, show which there are.
+
+    \b
+    hocket bench
+    hocket bench partial_allreduce --help
+    """
+    from hocket.cli.benchmarking import bench_command
+
+    bench_command(name, arguments)
+
+
 @cli.command()
 def plugins() -> None:
     """Show what is installed and what each plugin provides."""

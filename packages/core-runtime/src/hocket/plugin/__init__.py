@@ -13,12 +13,13 @@ which names a module with one function:
 from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin, core_version
 from hocket.plugin.kinds import Kind
 from hocket.plugin.markers import hookimpl
-from hocket.plugin.registrar import RecipeFile, Registrar, Registration
+from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration
 from hocket.plugin.registry import Registry, default_registry
 
 __all__ = [
     "CORE",
     "KNOWN_WORDS",
+    "Benchmark",
     "Kind",
     "Plugin",
     "RecipeFile",

@@ -1,4 +1,4 @@
-"""The registrar: what a plugin's hook receives, and through which it provides components and recipes."""
+"""The registrar: what a plugin's hook receives, and through which it provides components, recipes and benchmarks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from hocket.task.api import Task
     from hocket.topology.api import Topology
 
-__all__ = ["RecipeFile", "Registrar", "Registration", "Tables"]
+__all__ = ["Benchmark", "RecipeFile", "Registrar", "Registration", "Tables"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME_RULE = "a name has lower-case letters, digits and underscores, and no prefix"
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,33 @@ class RecipeFile:
     plugin: Plugin
 
 
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark as it was registered: its name with the plugin's prefix, a module to run and what it compares."""
+
+    name: str
+    module: str
+    description: str
+    plugin: Plugin
+
+
 @dataclass
 class Tables:
     """Everything that is registered, of all plugins."""
 
     components: dict[tuple[Kind, str], Registration] = field(default_factory=dict)
     recipes: dict[str, RecipeFile] = field(default_factory=dict)
+    benchmarks: dict[str, Benchmark] = field(default_factory=dict)
 
     def forget(self, plugin: Plugin) -> None:
         """Remove what `plugin` registered."""
         self.components = {key: c for key, c in self.components.items() if c.plugin != plugin}
         self.recipes = {name: r for name, r in self.recipes.items() if r.plugin != plugin}
+        self.benchmarks = {name: b for name, b in self.benchmarks.items() if b.plugin != plugin}
 
 
 class Registrar:
-    """Registers components and recipes under one plugin's word.
+    """Registers components, recipes and benchmarks under one plugin's word.
 
     A component is registered as a class, or as `"module:Class"` to be imported only when a config names it.
     It is a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the
@@ -124,11 +137,21 @@ class Registrar:
             raise ConfigError(f"recipe {name!r} of {self._plugin}: there is no file {path}")
         self._tables.recipes[name] = RecipeFile(name, path, self._plugin)
 
+    def benchmark(self, name: str, module: str, description: str) -> None:
+        """Provide a benchmark: a module that `hocket bench NAME` runs as a program, and a line on what it compares."""
+        full_name = self._prefixed(name)
+        what = f"benchmark {full_name!r} of {self._plugin}"
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{what}: {_NAME_RULE}")
+        if full_name in self._tables.benchmarks:
+            raise ConfigError(f"{what} is registered twice")
+        self._tables.benchmarks[full_name] = Benchmark(full_name, module, description, self._plugin)
+
     def _add(self, kind: Kind, name: str, component: type | str) -> None:
         full_name = self._prefixed(name)
         what = f"{kind} {full_name!r} of {self._plugin}"
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"{what}: a name has lower-case letters, digits and underscores, and no prefix")
+            raise ConfigError(f"{what}: {_NAME_RULE}")
         taken = self._tables.components.get((kind, full_name))
         if taken is not None:
             raise ConfigError(

@@ -13,7 +13,7 @@ from hocket.plugin import core, hookspecs
 from hocket.plugin.discovery import CORE, KNOWN_WORDS, FindEntryPoints, Plugin, import_plugin, installed
 from hocket.plugin.kinds import Kind, check_component, import_object
 from hocket.plugin.markers import PROJECT
-from hocket.plugin.registrar import RecipeFile, Registrar, Registration, Tables
+from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration, Tables
 
 __all__ = ["Registry", "default_registry"]
 
@@ -103,6 +103,10 @@ class Registry(Registrar):
     def recipes(self) -> tuple[RecipeFile, ...]:
         """Return the recipes registered so far, by name."""
         return tuple(self._tables.recipes[name] for name in sorted(self._tables.recipes))
+
+    def benchmarks(self) -> tuple[Benchmark, ...]:
+        """Return the benchmarks registered so far, by name."""
+        return tuple(self._tables.benchmarks[name] for name in sorted(self._tables.benchmarks))
 
     def installed(self) -> tuple[str, ...]:
         """Return the words of all installed plugins, loaded or not."""
