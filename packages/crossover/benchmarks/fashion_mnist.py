@@ -4,21 +4,20 @@
 
 16 virtual ranks train a small CNN with LARS, coefficient and momentum as in the paper, a linear warm-up over 40 % of
 the steps as there, then a cosine to zero, and label smoothing 0.1. Each cell of the table is a run of `hocket run` with
-a seed, whose folder keeps its configuration and its summary: what is there already is not run again. All cells of a
-column differ in their strategy alone. The accuracy is that of the replicas' mean.
+a seed; see `training_runs`. All cells of a column differ in their strategy alone. The accuracy is that of the replicas'
+mean.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "core-runtime" / "benchmarks"))
+from training_runs import Run, file_name, run_all, spread
 
 RANKS = 16
 SEEDS = (0, 1, 2)
@@ -60,15 +59,15 @@ class Cell:
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        return f"{self.method.replace(', ', '-').replace(' ', '-')}-{self.batch}-{self.rate:g}-{self.seed}"
+        return f"{file_name(self.method)}-{self.batch}-{self.rate:g}-{self.seed}"
 
-    def overrides(self) -> list[str]:
-        """Return the run's settings, as `hocket run` takes them."""
+    def command(self) -> list[str]:
+        """Return the recipe and the run's settings, as `hocket run` takes them."""
         steps = self.epochs * -(-self.samples // self.batch)
         warm_up = max(1, round(WARM_UP_FRACTION * steps))
         lars = f"lr: {self.rate}, momentum: 0.96, weight_decay: 5e-5, coefficient: 0.0025"
         return [
-            *(override.format(seed=self.seed) for override in METHODS[self.method][1:]),
+            *(word.format(seed=self.seed) for word in METHODS[self.method]),
             f"task={{name: fashion_mnist, network: cnn, label_smoothing: 0.1, train_samples: {self.samples}}}",
             f"optimizer={{name: hocket_crossover:LARS, {lars}}}",
             f"schedulers=[{{name: linearlr, start_factor: {1 / warm_up}, total_iters: {warm_up}}}, "
@@ -82,33 +81,11 @@ class Cell:
         ]
 
 
-def run(cell: Cell, out: Path) -> dict[str, float]:
-    """Train, unless it has been done, and return the run's summary."""
-    folder = out / cell.folder
-    if not (folder / "summary.json").exists():
-        command = [sys.executable, "-m", "hocket", "run", METHODS[cell.method][0], *cell.overrides()]
-        subprocess.run([*command, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    summary: dict[str, float] = json.loads((folder / "summary.json").read_text())
-    return summary
-
-
-def run_all(cells: list[Cell], out: Path, jobs: int) -> dict[Cell, float]:
-    """Run what is missing, and return the cells' validation accuracies in per cent, in their order."""
-    found = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run, cell, out): cell for cell in cells}
-        for future in as_completed(futures):
-            cell = futures[future]
-            found[cell] = 100 * future.result()["valid_accuracy"]
-            print(f"{len(found)}/{len(cells)} {cell.folder}: {found[cell]:.2f} %", flush=True)
-    return {cell: found[cell] for cell in cells}
-
-
-def table(found: dict[Cell, float], rows: Sequence[object], row_of: str) -> Iterator[str]:
+def table(found: dict[Cell, Run], rows: Sequence[object], row_of: str) -> Iterator[str]:
     """Yield the lines of a table in markdown: mean and deviation over seeds, a column for each global batch.
 
     Args:
-        found: accuracies in per cent.
+        found: the runs.
         rows: what the rows stand for, the values of the cells' field `row_of`.
     """
     batches = sorted({cell.batch for cell in found})
@@ -117,9 +94,10 @@ def table(found: dict[Cell, float], rows: Sequence[object], row_of: str) -> Iter
     for row in rows:
         columns = []
         for batch in batches:
-            values = [v for cell, v in found.items() if (getattr(cell, row_of), cell.batch) == (row, batch)]
-            spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-            columns.append(f"{statistics.mean(values):.2f}{spread}")
+            of_cell = [
+                run for cell, run in found.items() if (getattr(cell, row_of), cell.batch) == (row, batch)
+            ]
+            columns.append(spread([run.accuracy for run in of_cell]))
         yield f"| {row} | " + " | ".join(columns) + " |"
 
 

@@ -8,8 +8,7 @@ videos are needs no delays: a step takes as long as its longest sequence. Time p
 the machine's cores, and what else it does, do not show in it; it is that of the training without evaluations, on rank
 0.
 
-Each cell is a run of `hocket run` with a seed, whose folder keeps its configuration and its summary: what is there
-already is not run again.
+Each cell is a run of `hocket run` with a seed; see `training_runs`.
 
 Source: eager-SGD (Li et al.), sec. 7.2.3 (ResNet-32, 8 processes skewed by 50 to 400 ms) and 7.3 (LSTM on UCF101).
 """
@@ -17,15 +16,14 @@ Source: eager-SGD (Li et al.), sec. 7.2.3 (ResNet-32, 8 processes skewed by 50 t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "core-runtime" / "benchmarks"))
+from training_runs import Run, file_name, run_all, spread
 
 RANKS = 8
 SEEDS = (0, 1, 2)
@@ -81,14 +79,13 @@ class Cell:
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        word = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in self.method)
-        return f"{self.task}-{word}-{self.seed}"
+        return f"{self.task}-{file_name(self.method)}-{self.seed}"
 
-    def command(self, folder: Path) -> list[str]:
-        """Return the command that carries it out."""
+    def command(self) -> list[str]:
+        """Return the recipe and the run's settings, as `hocket run` takes them."""
         recipe, *overrides = {**METHODS, **OTHERS}[self.method]
         return [
-            *(sys.executable, "-m", "hocket", "run", recipe),
+            recipe,
             *(override.format(seed=self.seed) for override in overrides),
             *TASKS[self.task],
             *(TOY[self.task] if self.toy else ()),
@@ -96,36 +93,13 @@ class Cell:
             f"ranks={RANKS}",
             "transport=virtual",
             "log_every=1000000",
-            *("--out", str(folder)),
         ]
 
 
-def run(cell: Cell, out: Path) -> dict[str, Any]:
-    """Train, unless it has been done, and return the summary."""
-    folder = out / cell.folder
-    if not (folder / "summary.json").exists():
-        subprocess.run(cell.command(folder), check=True, stdout=subprocess.DEVNULL)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return summary
-
-
-def run_all(cells: list[Cell], out: Path, jobs: int) -> dict[Cell, dict[str, Any]]:
-    """Run what is missing, and return the summaries in the cells' order."""
-    found: dict[Cell, dict[str, Any]] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run, cell, out): cell for cell in cells}
-        for future in as_completed(futures):
-            cell = futures[future]
-            found[cell] = future.result()
-            accuracy = 100 * found[cell]["valid_accuracy"]
-            print(f"{len(found)}/{len(cells)} {cell.folder}: {accuracy:.2f} %", flush=True)
-    return {cell: found[cell] for cell in cells}
-
-
-def tables(found: dict[Cell, dict[str, Any]]) -> Iterator[str]:
+def tables(found: dict[Cell, Run]) -> Iterator[str]:
     """Yield the lines of a table in markdown for each task."""
     for task in dict.fromkeys(cell.task for cell in found):
-        of_task = {cell: summary for cell, summary in found.items() if cell.task == task}
+        of_task = {cell: run.summary for cell, run in found.items() if cell.task == task}
         yield f"{task}, {RANKS} ranks, mean and deviation over seeds:"
         yield ""
         yield "| strategy | time, s | times faster than sgd | accuracy, % | active ranks | staleness at most |"
@@ -137,17 +111,12 @@ def tables(found: dict[Cell, dict[str, Any]]) -> Iterator[str]:
             faster = f"{statistics.mean(sgd) / statistics.mean(seconds):.2f}" if sgd else ""
             active = [row["active_mean"] for row in rows if row["active_mean"] is not None]
             yield (
-                f"| {method} | {_spread(seconds)} | {faster} "
-                f"| {_spread([100 * row['valid_accuracy'] for row in rows])} "
+                f"| {method} | {spread(seconds)} | {faster} "
+                f"| {spread([100 * row['valid_accuracy'] for row in rows])} "
                 f"| {f'{statistics.mean(active):.2f}' if active else ''} "
                 f"| {max(row['staleness_max'] for row in rows)} |"
             )
         yield ""
-
-
-def _spread(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
 
 
 def main() -> None:

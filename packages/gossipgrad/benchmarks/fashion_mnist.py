@@ -5,7 +5,7 @@
 8, 16 and 32 virtual ranks train a small CNN with 32 samples per rank and step: weak scaling, equal epochs, and so the
 fewer steps the more ranks there are. All methods have the learning rate of a single device, as the paper gives to
 GossipGraD; `agd` has a second row with sqrt(ranks) times that, as the paper gives to AGD. Each cell is a run of `hocket
-run` with a seed, whose folder keeps its configuration and its summary: what is there already is not run again.
+run` with a seed; see `training_runs`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "core-runtime" / "benchmarks"))
+from training_runs import Run, file_name, run_all, spread
 
 RANKS = (8, 16, 32)
 SEEDS = (0, 1, 2)
@@ -66,14 +66,13 @@ class Cell:
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        word = "".join(letter if letter.isalnum() or letter in "._" else "-" for letter in self.method)
-        return f"{word}-{self.ranks}-{self.seed}"
+        return f"{file_name(self.method)}-{self.ranks}-{self.seed}"
 
-    def command(self, folder: Path) -> list[str]:
-        """Return the command that carries it out."""
+    def command(self) -> list[str]:
+        """Return the recipe and the run's settings, as `hocket run` takes them."""
         recipe, rate, overrides = METHODS[self.method]
         return [
-            *(sys.executable, "-m", "hocket", "run", recipe),
+            recipe,
             *(override.format(seed=self.seed) for override in overrides),
             f"task={{name: fashion_mnist, network: cnn, train_samples: {self.samples}}}",
             f"optimizer={{name: sgd, lr: {rate(self.ranks)}, momentum: 0.9}}",
@@ -83,7 +82,6 @@ class Cell:
             f"ranks={self.ranks}",
             "transport=virtual",
             "log_every=1000000",
-            *("--out", str(folder)),
         ]
 
 
@@ -102,37 +100,21 @@ class Found:
     distances: list[float]
 
 
-def run(cell: Cell, out: Path) -> Found:
-    """Train, unless it has been done, and read the results."""
-    folder = out / cell.folder
-    if not (folder / "summary.json").exists():
-        subprocess.run(cell.command(folder), check=True, stdout=subprocess.DEVNULL)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def read(run: Run) -> Found:
+    """Read a run's results."""
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     return Found(
-        100 * summary["valid_accuracy"],
-        [100 * accuracy for accuracy in summary["valid_accuracy_ranks"]],
+        run.accuracy,
+        [100 * accuracy for accuracy in run.summary["valid_accuracy_ranks"]],
         [row["consensus_distance"] for row in rows if "consensus_distance" in row],
     )
-
-
-def run_all(cells: list[Cell], out: Path, jobs: int) -> dict[Cell, Found]:
-    """Run what is missing, and return the results in the cells' order."""
-    found: dict[Cell, Found] = {}
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run, cell, out): cell for cell in cells}
-        for future in as_completed(futures):
-            cell = futures[future]
-            found[cell] = future.result()
-            print(f"{len(found)}/{len(cells)} {cell.folder}: {found[cell].consensus:.2f} %", flush=True)
-    return {cell: found[cell] for cell in cells}
 
 
 def tables(found: dict[Cell, Found]) -> Iterator[str]:
     """Yield the lines of three tables in markdown, each with a column for each number of ranks."""
     ranks = sorted({cell.ranks for cell in found})
     contents: dict[str, Callable[[list[Found]], str]] = {
-        "Accuracy of the replicas' mean, in per cent, mean and deviation over seeds": lambda of: _spread(
+        "Accuracy of the replicas' mean, in per cent, mean and deviation over seeds": lambda of: spread(
             [one.consensus for one in of]
         ),
         "Accuracy of single replicas, in per cent: mean, lowest and highest": lambda of: (
@@ -154,11 +136,6 @@ def tables(found: dict[Cell, Found]) -> Iterator[str]:
             )
             yield f"| {method} | " + " | ".join(columns) + " |"
         yield ""
-
-
-def _spread(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
 
 
 def _range(values: list[float]) -> tuple[float, float, float]:
@@ -183,7 +160,8 @@ def main() -> None:
         for ranks in (RANKS[:1] if given.toy else RANKS)
         for method in given.methods
     ]
-    text = "\n".join(tables(run_all(cells, given.out, given.jobs)))
+    found = {cell: read(run) for cell, run in run_all(cells, given.out, given.jobs).items()}
+    text = "\n".join(tables(found))
     (given.out / "tables.md").write_text(text)
     print(text)
 

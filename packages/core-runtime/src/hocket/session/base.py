@@ -153,8 +153,8 @@ class TrainingSession(ABC):
     def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
         """Save all that training goes on from into a new directory of `folder`; collective, after a step.
 
-        Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at any
-        time leaves the checkpoints that were complete.
+        Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
+        any time leaves the checkpoints that were complete.
 
         Args:
             folder: on a disk that all ranks share; made if it is not there.
