@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 SAMPLES = 60_000
 EPOCHS = 4
 BATCH = 32
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.02
 
 ROTATION = "parameters.0.topology.seed={seed}"
 
