@@ -55,6 +55,14 @@ if world.rank == 0:
 """
 
 
+@pytest.fixture(autouse=True, scope="module")
+def interruptible():
+    """Let Ctrl-C be heard by what tests start: whoever runs them in the background of a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def netlab(*arguments, **options):
     return subprocess.run(
         [NETLAB, *arguments], capture_output=True, text=True, timeout=100, check=False, **options
