@@ -12,6 +12,7 @@ from hocket.cli.table import show_table
 from hocket.config.component import build_component, component_name, telling_fields
 from hocket.config.document import Document, Origin
 from hocket.errors import ConfigError, UserError
+from hocket.pictures import NO_PICTURE, new_figure
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.placement import Placement
@@ -110,14 +111,10 @@ def _number(value: float) -> str:
 
 def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
     """Write the picture; say what is missing where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no picture: pip install 'hocket-core[plot]'")
+    figure = new_figure(9, 4)
+    if figure is None:
+        print(NO_PICTURE)
         return
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for color, (topology, mixing) in enumerate(found.items()):
         k = range(1, 1 + len(mixing.imbalance))

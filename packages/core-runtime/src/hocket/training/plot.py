@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hocket.pictures import new_figure
+
 __all__ = ["plot"]
 
 
 def plot(metrics: Path, picture: Path, title: str) -> bool:
     """Draw `metrics` (JSON lines) into `picture` (PNG); return False where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure = new_figure(8, 4.5)
+    if figure is None:
         return False
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     losses = figure.add_subplot()
     for key, label, style in (("train_loss", "training loss", "-"), ("valid_loss", "validation loss", "o-")):
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]

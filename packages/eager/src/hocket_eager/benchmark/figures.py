@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hocket.pictures import NO_PICTURE, new_figure
+
 __all__ = ["draw", "table"]
 
 
@@ -32,14 +34,10 @@ def table(found: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], picture: Path) -> None:
     """Draw latency and active ranks over sizes; say what is missing where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no picture: pip install 'hocket-core[plot]'")
+    figure = new_figure(10, 4)
+    if figure is None:
+        print(NO_PICTURE)
         return
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for side in dict.fromkeys(row["side"] for row in found["rows"]):
         rows = [row for row in found["rows"] if row["side"] == side]

@@ -1,0 +1,25 @@
+"""Figures that are drawn into files, where matplotlib is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["NO_PICTURE", "new_figure"]
+
+#: What is said where there is no figure.
+NO_PICTURE = "no picture: pip install 'hocket-core[plot]'"
+
+
+def new_figure(width: float, height: float) -> Figure | None:
+    """Return an empty figure of so many inches that needs no screen; None where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
