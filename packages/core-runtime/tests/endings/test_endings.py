@@ -40,7 +40,7 @@ def begin(start: Callable, tmp_path: Path) -> Callable:
         if launcher == "hocket":
             return start([sys.executable, str(HERE / "job.py"), str(RANKS), str(tmp_path / "pids"), *rank])
         environment = {**os.environ, "HOCKET_PID_FOLDER": str(tmp_path / "pids")}
-        return start(find_mpiexec().command(RANKS, rank), env=environment)
+        return start(find_mpiexec().command(RANKS, rank, folder=tmp_path / "launcher"), env=environment)
 
     return begin_job
 

@@ -54,7 +54,7 @@ def train(start: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
             "--out",
             str(tmp_path / "out"),
         ]
-        ranks = find_mpiexec().command(2, [*HOCKET, *arguments])
+        ranks = find_mpiexec().command(2, [*HOCKET, *arguments], folder=tmp_path / "launcher")
         environment = {**os.environ, PID_FOLDER_VARIABLE: str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"}
         return start(ranks, env=environment, cwd=tmp_path)
 

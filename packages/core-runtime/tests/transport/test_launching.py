@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,6 +81,26 @@ def test_ulfm_is_asked_for_where_it_is(vendor: str, version: str, tells: bool) -
     assert mpiexec.tells_of_deaths is tells
     assert ("ulfm" in mpiexec.command(2, ["a"], outliving=True)) is tells
     assert "ulfm" not in mpiexec.command(2, ["a"])
+
+
+def test_the_launchers_files_are_kept_apart_unless_the_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mpiexec = Mpiexec("/mpiexec", "openmpi", "")
+    assert str(tmp_path) in mpiexec.command(2, ["a"], folder=tmp_path)
+    assert str(tmp_path) not in Mpiexec("/mpiexec", "mpich", "").command(2, ["a"], folder=tmp_path)
+    monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", "/scratch")
+    assert mpiexec.command(2, ["a"], folder=tmp_path) == mpiexec.command(2, ["a"])
+
+
+@pytest.mark.mpi
+def test_a_job_starts_where_a_killed_one_has_left_its_files(tmp_path: Path) -> None:
+    # Named as the process that is to become mpiexec: its number is the shell's.
+    leave = 'mkdir -p "$TMPDIR/ompi.$$"; touch "$TMPDIR/ompi.$$/pmix.$(hostname).tool.$$"'
+    leave += '; touch "$TMPDIR/ompi.$$/pmix.$(hostname).tool"; exec "$0" "$@"'
+    command = find_mpiexec().command(2, ["true"], folder=tmp_path / "own")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(["sh", "-c", leave, *command], env=environment, check=True)
 
 
 def test_root_and_more_ranks_than_cores_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hocket.transport.launching import find_mpiexec
@@ -37,8 +38,10 @@ class Job:
 
     def __init__(self, size: int, modules: Path | None = None) -> None:
         found = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
+        self._folder = TemporaryDirectory(prefix="hocket-job-")
+        program = [sys.executable, "-m", "hocket.testing.job"]
         self._process = subprocess.Popen(
-            find_mpiexec().command(size, [sys.executable, "-m", "hocket.testing.job"]),
+            find_mpiexec().command(size, program, folder=Path(self._folder.name)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -84,6 +87,7 @@ class Job:
             self._process.terminate()
             self._process.wait()
         self._process.stdout.close()
+        self._folder.cleanup()
 
 
 def _serve() -> None:

@@ -29,6 +29,9 @@ _TERMINATION_TIMEOUT_S = 10.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _FIRST_WITH_ULFM = 5
+# A user's own choice of where Open MPI's files go: it takes no second one.
+_EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
+_LAUNCHERS = "launcher"
 # Seconds that a rank may take to end by itself after SIGTERM.
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
@@ -54,12 +57,17 @@ class Mpiexec:
         version = re.search(r"(\d+)\.\d+", self.version)
         return self.vendor == "openmpi" and version is not None and int(version[1]) >= _FIRST_WITH_ULFM
 
-    def command(self, ranks: int, program: Sequence[str], *, outliving: bool = False) -> list[str]:
+    def command(
+        self, ranks: int, program: Sequence[str], *, folder: Path | None = None, outliving: bool = False
+    ) -> list[str]:
         """Return the command that starts `ranks` ranks of `program` here, also more than there are cores.
 
         Args:
             ranks: how many.
             program: the command of one rank.
+            folder: for the launcher's own files, where it has any; its default is the system's temporary folder.
+                Open MPI's names them by its process number alone, leaves them there when it is killed, and does not
+                start where it finds some ("listener thread failed to start"): numbers come again.
             outliving: when a rank has died leave the others alive, if it can have them told. It then says more
                 than a reader wants, in lines that `JobOutput` keeps.
         """
@@ -68,6 +76,8 @@ class Mpiexec:
             options = ["--oversubscribe", "--bind-to", "none"]
             if os.geteuid() == 0:
                 options.append("--allow-run-as-root")
+            if folder is not None and _EVERYBODYS_FOLDER not in os.environ:
+                options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
             if outliving and self.tells_of_deaths:
                 # Silent about what a rank died of, unless asked.
                 options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
@@ -137,7 +147,7 @@ def launch(
         mpiexec: as `find_mpiexec` returns it.
         ranks: how many.
         program: the command of one rank.
-        folder: an existing folder for the ranks' process numbers.
+        folder: an existing folder for the ranks' process numbers and the launcher's own files.
         environment: variables to add.
     """
     variables = {
@@ -149,7 +159,7 @@ def launch(
     }
     # In a process group of its own: a terminal's Ctrl-C comes here, and is passed on once.
     job = subprocess.Popen(
-        mpiexec.command(ranks, program, outliving=True),
+        mpiexec.command(ranks, program, folder=folder / _LAUNCHERS, outliving=True),
         env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
