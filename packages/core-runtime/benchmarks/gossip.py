@@ -15,7 +15,7 @@ import numpy as np
 from measuring import medians, run_ranks
 
 from hocket.topology import Exponential, Ring, Topology, component_terms
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Mixing, Peer
 from hocket.transport.reduction import weighted_sum
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
@@ -42,7 +42,7 @@ def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callab
         weighted_sum([data, *received], weights, out)
 
     def mix(into: np.ndarray) -> None:
-        request = lane.imix(data, into, terms)
+        request = lane.imix([Mixing(data, into, terms)])
         assert request is not None
         request.wait()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.kernels import Mix
+from hocket.kernels import Mix, Sums
 from hocket.transport.reduction import weighted_sum
 
 Terms = list[list[tuple[int, float]]]
@@ -29,7 +29,7 @@ def expected(values: list[np.ndarray], terms: Terms) -> list[np.ndarray]:
 
 def mix(values: list[np.ndarray], outs: list[np.ndarray], terms: Terms) -> list[int]:
     values_at, outs_at = ([array.ctypes.data for array in arrays] for arrays in (values, outs))
-    return Mix(values_at, outs_at, terms, values[0].size, values[0].dtype)()
+    return Mix([Sums(values_at, outs_at, terms, values[0].size)], values[0].dtype)()
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,3 +66,27 @@ def test_nan_and_infinity_pass_through() -> None:
     np.testing.assert_array_equal(values[0], np.array([1, np.nan, np.inf, np.nan], "f4"))
     assert mix(values, values, [[(0, 1.0)], [(1, 1.0)]]) == [0, 1]
     assert mix([values[0][:1], values[1]], values[:1], [[(0, 1.0)]]) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    data=st.data(), sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 600)), min_size=1, max_size=4)
+)
+def test_sums_of_several_lengths_and_numbers(data: st.DataObject, sizes: list[tuple[int, int]]) -> None:
+    sums, all_values, all_expected = [], [], []
+    poisoned = data.draw(st.integers(0, sum(num for num, _ in sizes) - 1))
+    for num_vectors, numel in sizes:
+        terms = [*data.draw(terms_for(num_vectors))[:-1], [(i, 1.0) for i in range(num_vectors)]]
+        terms = [[(i, 0.5), *own] for i, own in enumerate(terms)]
+        values = [np.random.default_rng(numel + i).standard_normal(numel) for i in range(num_vectors)]
+        if len(all_values) <= poisoned < len(all_values) + num_vectors and numel:
+            values[poisoned - len(all_values)][-1] = np.inf
+        with np.errstate(invalid="ignore"):
+            all_expected += expected(values, terms)
+        addresses = [value.ctypes.data for value in values]
+        sums.append(Sums(addresses, addresses, terms, numel))
+        all_values += values
+    nonfinite = [i for i, value in enumerate(all_values) if not np.isfinite(value).all()]
+    assert Mix(sums, np.dtype(np.float64))() == nonfinite
+    for value, result in zip(all_values, all_expected, strict=True):
+        np.testing.assert_array_equal(value, result)

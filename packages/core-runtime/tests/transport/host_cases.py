@@ -16,7 +16,7 @@ from hocket.errors import TransportError
 from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology, component_terms
 from hocket.transport import mpi
 from hocket.transport.host import SMALLEST_BYTES, HostExchange
-from hocket.transport.peer import Lane, Peer, Terms
+from hocket.transport.peer import Lane, Mixing, Peer, Terms
 from hocket.transport.reduction import tree_sum, weighted_sum
 
 BIG = SMALLEST_BYTES // 4 + 1001  # float32 elements: enough for the host path to be taken
@@ -125,12 +125,35 @@ def mixes(peer: Peer) -> bool:
                 terms = component_terms(topology, peer.rank, peer.size, round, 0)
                 into = data if round % 2 else out
                 data[:] = contribution(peer.rank, round, numel, dtype)
-                request = lane.imix(data, into, terms)
+                request = lane.imix([Mixing(data, into, terms)])
                 assert request is not None
                 request.wait(20)
                 np.testing.assert_array_equal(into, mixed(terms, peer.rank, round, numel, dtype))
                 into[:] = -1
             lane.close()
+    return True
+
+
+def mixes_together(peer: Peer) -> bool:
+    """Several vectors of several lengths at once, each with components of its own; who gave NaN is found in any."""
+    lane = peer.lane("together", 4 * BIG)
+    vectors = [buffers(peer, BIG + 500 * i, "float32") for i in range(3)]
+    for round in range(6):
+        mixings = []
+        for number, (data, out) in enumerate(vectors):
+            data[:] = contribution(peer.rank, round + number, data.size, "float32")
+            terms = component_terms(RandomMatching(), peer.rank, peer.size, round, number)
+            mixings.append(Mixing(data, data if round % 2 else out, terms))
+        if round == 5 and peer.rank == 1:
+            vectors[2][0][-1] = np.nan
+        request = lane.imix(mixings)
+        assert request is not None
+        found = request.wait(20)
+        for number, (_, into, terms) in enumerate(mixings):
+            expected = mixed(terms, peer.rank, round + number, into.size, "float32")
+            np.testing.assert_array_equal(into[:-1], expected[:-1])
+        # Who is not in that component may have heard of it from one whom another vector connects it with.
+        assert found == (1,) if round == 5 and 1 in mixings[2].terms else found in ((), (1,)[: round // 5])
     return True
 
 
@@ -146,7 +169,7 @@ def mixes_in_another_order(peer: Peer) -> bool:
             lane, data, out = lanes[number]
             data[:] = contribution(peer.rank, round, BIG, "float32")
             terms = component_terms(RandomMatching(), peer.rank, peer.size, round, number)
-            request = lane.iallreduce(data, out) if number == 3 else lane.imix(data, out, terms)
+            request = lane.iallreduce(data, out) if number == 3 else lane.imix([Mixing(data, out, terms)])
             assert request is not None
             requests.append((number, terms, request))
         draws.shuffle(requests)
@@ -157,7 +180,7 @@ def mixes_in_another_order(peer: Peer) -> bool:
             np.testing.assert_array_equal(lanes[number][2], expected)
     lane, data, out = lanes[0]
     small = BIG // 10
-    assert lane.imix(data[:small], out[:small], {peer.rank: [(peer.rank, 1.0)]}) is None
+    assert lane.imix([Mixing(data[:small], out[:small], {peer.rank: [(peer.rank, 1.0)]})]) is None
     return True
 
 
@@ -170,7 +193,7 @@ def only_neighbours_wait(peer: Peer) -> bool:
     if peer.rank == lonely:
         data[:] = 8
         for _ in range(3):
-            request = lane.imix(data, data, {lonely: [(lonely, 0.5)]})
+            request = lane.imix([Mixing(data, data, {lonely: [(lonely, 0.5)]})])
             assert request is not None
             request.wait(20)
         assert (data == 1).all()
@@ -178,11 +201,11 @@ def only_neighbours_wait(peer: Peer) -> bool:
     if peer.rank != lonely:
         for _ in range(3):
             others = {r: [(r, 1.0)] for r in range(lonely)}
-            request = lane.imix(data, data, others)
+            request = lane.imix([Mixing(data, data, others)])
             assert request is not None
             request.wait(20)
         data[:] = 1
-    request = lane.imix(data, data, everyone)
+    request = lane.imix([Mixing(data, data, everyone)])
     assert request is not None
     request.wait(20)
     return bool((data == 1).all())
@@ -233,7 +256,7 @@ def falls_back(peer: Peer) -> str:
     assert not group.works_in_place(send)
     lane = group.lane("falls back", send.nbytes)
     send[:] = peer.rank
-    assert lane.imix(send, receive, {rank: [(rank, 1.0)] for rank in range(peer.size)}) is None
+    assert lane.imix([Mixing(send, receive, {rank: [(rank, 1.0)] for rank in range(peer.size)})]) is None
     lane.iallreduce(send, receive).wait(20)
     assert (receive == sum(range(peer.size))).all()
     lane.iallreduce(send, send).wait(20)
@@ -248,6 +271,7 @@ CASES = (
     broadcasts,
     mixes,
     mixes_in_another_order,
+    mixes_together,
     only_neighbours_wait,
     disagreement,
     groups,

@@ -42,6 +42,7 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
         ("broadcasts", 6),
         ("mixes", 32),
         ("mixes_in_another_order", 16),
+        ("mixes_together", 6),
         ("only_neighbours_wait", 4),
         ("groups", 0),  # a group may have one rank
     ],

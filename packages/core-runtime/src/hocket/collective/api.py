@@ -71,6 +71,18 @@ class Channel(ABC):
             A request whose result is an Outcome.
         """
 
+    def together(self, segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
+        """Return which of `segments` are best exchanged as one where all are started at once, on all ranks alike.
+
+        Returns:
+            Each segment once; those that are alone in theirs are for `start`, several for `start_together`.
+        """
+        return [[segment] for segment in segments]
+
+    def start_together(self, segments: Sequence[Segment], round: int) -> Request:
+        """Begin the exchange of several segments at once, as `start` does of one; see `together`."""
+        raise NotImplementedError
+
     @abstractmethod
     def flush(self) -> None:
         """Send what earlier rounds have kept back and wait for it; collective."""

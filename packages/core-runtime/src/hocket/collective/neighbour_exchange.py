@@ -12,7 +12,7 @@ from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
 from hocket.topology import Neighbours, Topology, component_terms
-from hocket.transport.peer import Array, Lane, Peer, Request, Terms
+from hocket.transport.peer import Array, Lane, Mixing, Peer, Request, Terms
 from hocket.transport.reduction import weighted_sum
 
 __all__ = ["GossipChannel"]
@@ -66,9 +66,9 @@ class GossipChannel(Channel):
 
     def start(self, segment: Segment, round: int) -> Request:
         if segment.index in self._shared:
-            mixing = self._mix(segment, round)
-            if mixing is not None:
-                return mixing
+            mixed = self._mix([segment], round)
+            if mixed is not None:
+                return mixed
         plan = self._plan(segment, round)
         neighbours, weights = plan.neighbours, plan.weights
         message = self._message(segment, round)
@@ -90,12 +90,30 @@ class GossipChannel(Channel):
 
         return _Combining(requests, combine, Outcome(round, included=True, num_active=1 + len(weights)))
 
-    def _mix(self, segment: Segment, round: int) -> Request | None:
+    def together(self, segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
+        shared: dict[Any, list[Segment]] = {}
+        alone = []
+        for segment in segments:
+            if segment.index in self._shared:
+                shared.setdefault(segment.outgoing_array.dtype, []).append(segment)
+            else:
+                alone.append([segment])
+        return [*shared.values(), *alone]
+
+    def start_together(self, segments: Sequence[Segment], round: int) -> Request:
+        mixing = self._mix(segments, round)
+        assert mixing is not None  # as `works_in_place` says
+        return mixing
+
+    def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
-        terms = self._plan(segment, round).terms
-        lane = self._lanes[segment.index]
-        request = lane.imix(segment.outgoing_array, segment.incoming_array, terms)
-        return None if request is None else _Mixing(request, round, len(terms[self._rank]))
+        mixings = [
+            Mixing(segment.outgoing_array, segment.incoming_array, self._plan(segment, round).terms)
+            for segment in segments
+        ]
+        request = self._lanes[segments[0].index].imix(mixings)
+        num_active = min(len(mixing.terms[self._rank]) for mixing in mixings)
+        return None if request is None else _Mixed(request, round, num_active)
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:
@@ -175,7 +193,7 @@ class _Plan:
         return component_terms(self._topology, *self._asked)
 
 
-class _Mixing(Request):
+class _Mixed(Request):
     """A mixing over shared memory, whose result names the ranks that gave NaN or Inf."""
 
     __slots__ = ("_num_active", "_request", "_round")

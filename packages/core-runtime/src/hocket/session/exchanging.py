@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hocket.collective.api import Channel, Outcome
@@ -82,24 +83,41 @@ class OpenExchange:
 
     def start(self, segment: Segment) -> None:
         """Send `segment.outgoing`, from now on not to be written, in this round."""
-        segment.stage_out()
-        packing = self.channel.packing
+        self._start([segment], segment.name)
+
+    def start_all(self) -> None:
+        """Send all segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
+        for group in self._together:
+            if len(group) == 1:
+                self.start(group[0])
+            else:
+                self._start(group, f"{self.exchange.name}[{len(group)} segments]")
+
+    @cached_property
+    def _together(self) -> Sequence[Sequence[Segment]]:
+        return self.channel.together(self.segments)
+
+    def _start(self, group: Sequence[Segment], name: str) -> None:
+        for segment in group:
+            segment.stage_out()
         request = ExchangeRequest(
-            lambda: self._begin(segment),
+            lambda: self._begin(group, name),
             self.peer.now,
             self.counters.overlap,
             self.observer,
-            segment.name,
+            name,
             self.round,
-            self._expected_bytes(segment),
+            sum(map(self._expected_bytes, group)),
         )
-        self._requests[segment.index] = request
         self.progress.watch(request)
-        if packing is None:
-            self.counters.bytes_sent += self._expected_bytes(segment)
-        else:
-            self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index])
-        self.counters.exchanges += 1
+        packing = self.channel.packing
+        for segment in group:
+            self._requests[segment.index] = request
+            if packing is None:
+                self.counters.bytes_sent += self._expected_bytes(segment)
+            else:
+                self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index])
+        self.counters.exchanges += len(group)
 
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
@@ -110,10 +128,13 @@ class OpenExchange:
     def _bytes(self, message_bytes: float) -> float:
         return self.exchange.collective.bytes_per_round(message_bytes, self.peer.size, self.exchange.topology)
 
-    def _begin(self, segment: Segment) -> Request:
-        request = self.channel.start(segment, self.round)
+    def _begin(self, group: Sequence[Segment], name: str) -> Request:
+        if len(group) == 1:
+            request = self.channel.start(group[0], self.round)
+        else:
+            request = self.channel.start_together(group, self.round)
         if self.exchange.progress is Progress.THREAD:
-            return self.progress.carry(request, self.peer, segment.name)
+            return self.progress.carry(request, self.peer, name)
         return request
 
     def arrived(self, segment: Segment) -> bool:

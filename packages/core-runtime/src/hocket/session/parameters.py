@@ -40,6 +40,10 @@ class ParameterExchange:
         self.opened = opened
         self.overlap = opened.exchange.overlap
         self._places = {s.index: (s, target) for s, target in zip(opened.segments, targets, strict=True)}
+        # The segments that are sent from where the parameters are, and whose combination lands there.
+        places = self._places.items()
+        self._sent = {i for i, (s, target) in places if s.outgoing.data_ptr() == target.data_ptr()}
+        self._landing = {i for i, (s, target) in places if s.incoming.data_ptr() == target.data_ptr()}
         self._step = 0
         #: The push-sum weight of each segment, by its index; empty where none travels.
         self.weights: dict[int, float] = {}
@@ -79,14 +83,17 @@ class ParameterExchange:
         """
         self._step = step
         self.bias()
-        for segment, target in self._places.values():
+        for index, (segment, target) in self._places.items():
             if not self.opened.channel.finds_nonfinite(segment):
                 self._refuse_nonfinite(segment, target)
-            if segment.outgoing.data_ptr() != target.data_ptr():
+            if index not in self._sent:
                 segment.outgoing[: segment.numel].copy_(target)
             if self.weights:
-                segment.outgoing_companions[WEIGHT] = self.weights[segment.index]
-            self.opened.start(segment)
+                segment.outgoing_companions[WEIGHT] = self.weights[index]
+            if self.overlap is not Overlap.NONE:
+                self.opened.start(segment)
+        if self.overlap is Overlap.NONE:
+            self.opened.start_all()
 
     def merge(self, index: int) -> None:
         """Finish segment number `index`, if it is under way, and write what came of it into the parameters."""
@@ -96,25 +103,29 @@ class ParameterExchange:
         outcome = self.opened.finish(segment)
         if outcome.nonfinite:
             self._raise_nonfinite(segment, target, outcome.nonfinite)
-        combined = segment.incoming[: segment.numel]
-        scale = self.opened.scale
         if self.weights:
             # With overlap delayed nothing has changed the weight since it was sent.
             self.weights[index] = float(segment.incoming_companions[WEIGHT])
-        if self.overlap is Overlap.DELAYED:
-            # What the parameters did since they were sent stays.
-            target.add_(combined.mul_(scale).sub_(segment.outgoing[: segment.numel]))
-        elif combined.data_ptr() == target.data_ptr():
-            if scale != 1.0:
-                target.mul_(scale)
-        elif combined.dtype == target.dtype:
-            torch.mul(combined, scale, out=target)
-        else:
-            target.copy_(combined.mul_(scale))
+        self._take(segment, target)
         if index in self._biased and self.overlap is Overlap.FORWARD:
             self._debias(index)
         if self.opened.idle:
             self.opened.end_round()
+
+    def _take(self, segment: Segment, target: Tensor) -> None:
+        scale = self.opened.scale
+        if segment.index in self._landing:
+            if scale != 1.0:
+                target.mul_(scale)
+            return
+        combined = segment.incoming[: segment.numel]
+        if self.overlap is Overlap.DELAYED:
+            # What the parameters did since they were sent stays.
+            target.add_(combined.mul_(scale).sub_(segment.outgoing[: segment.numel]))
+        elif combined.dtype == target.dtype:
+            torch.mul(combined, scale, out=target)
+        else:
+            target.copy_(combined.mul_(scale))
 
     def merge_all(self) -> None:
         """Finish and merge everything that is under way."""

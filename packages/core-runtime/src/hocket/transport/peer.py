@@ -26,7 +26,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,28 @@ if TYPE_CHECKING:
     from hocket.transport.signals import Doorbell, Event
     from hocket.transport.threads import ThreadRequest
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Array", "Lane", "Peer", "Request", "Terms", "is_same_memory"]
+__all__ = ["DEFAULT_TIMEOUT_S", "Array", "Lane", "Mixing", "Peer", "Request", "Terms", "is_same_memory"]
 
 Array = NDArray[Any]
 
 #: For each rank of a few, what its weighted sum is made of, in the order in which it is added: (rank, weight).
 Terms = Mapping[int, Sequence[tuple[int, float]]]
+
+
+class Mixing(NamedTuple):
+    """Weighted sums of a few ranks' vectors, which share the work.
+
+    Attributes:
+        data: float32 or float64 in memory of `Peer.allocate`, the same on every rank of the lane.
+        out: like `data`; the same memory, or memory that does not overlap it, on every rank alike.
+        terms: for each rank of this one's component its terms, at least one, the same on each of them. The result has
+            the bits of `reduction.weighted_sum`: products are rounded, and added in this order.
+    """
+
+    data: Array
+    out: Array
+    terms: Terms
+
 
 #: How long a wait lasts, in seconds, before it raises, where the caller does not say.
 DEFAULT_TIMEOUT_S = 300.0
@@ -114,21 +130,19 @@ class Lane(ABC):
             receive: like `send`; the same memory, or memory that does not overlap it, on every rank alike.
         """
 
-    def imix(self, data: Array, out: Array, terms: Terms) -> Request | None:
+    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
         """Put weighted sums of a few ranks' `data` into their `out`, if this lane has a better way than messages.
 
         Only the ranks in `terms` wait for each other. They are one of the round's connected components: every rank
         of the lane calls this once a round, with its own component, which may have other members in each round.
 
         Args:
-            data: float32 or float64 in memory of `Peer.allocate`, the same on every rank of the lane.
-            out: like `data`; the same memory, or memory that does not overlap it, on every rank alike.
-            terms: for each rank of the component its terms, at least one, the same on each of them. The result has
-                the bits of `reduction.weighted_sum`: products are rounded, and added in this order.
+            mixings: one or more, which are done together; as many on every rank of the lane, and of like vectors.
 
         Returns:
-            A request, whose result is the ranks of the component whose `data` held NaN or Inf, as a tuple; or None, on
-            all ranks alike, if messages are the way: nothing has been done then.
+            A request, whose result is the ranks of the components whose `data` held NaN or Inf, as a tuple, and maybe
+            others that one of these ranks has met; or None, on all ranks alike, if messages are the way: nothing has
+            been done then.
         """
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hocket.transport.gathering import check_gathering
 from hocket.transport.host import HostCollectives
 from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
 from hocket.transport.mpi.request import HostRequest, MPIRequest, Receive, begun
-from hocket.transport.peer import Array, Lane, Request, Terms, is_same_memory
+from hocket.transport.peer import Array, Lane, Mixing, Request, is_same_memory
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
@@ -79,8 +79,8 @@ class MPILane(Lane):
             lambda: self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data, other=root
         )
 
-    def imix(self, data: Array, out: Array, terms: Terms) -> Request | None:
-        exchange = None if self._host is None else self._host.mix(data, out, terms)
+    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
+        exchange = None if self._host is None else self._host.mix(mixings)
         return None if exchange is None else HostRequest(self, exchange, "mixing")
 
     def iallgather(self, send: Array, receive: Array) -> Request:
