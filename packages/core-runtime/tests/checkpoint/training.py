@@ -6,6 +6,9 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +168,12 @@ class Training:
             return Stateful(samples, 4)
         if self.loader == "generator":
             return DataLoader(samples, 4, shuffle=True, generator=torch.Generator().manual_seed(self.seed))
-        return DataLoader(samples, 4, shuffle=len(samples) > 0, num_workers=int(self.loader[-1]))
+        num_workers = int(self.loader[-1])
+        # A fork of a process with threads, as virtual ranks and pytest-xdist are, can find a lock taken for ever.
+        context = _forkserver() if num_workers else None
+        return DataLoader(
+            samples, 4, shuffle=len(samples) > 0, num_workers=num_workers, multiprocessing_context=context
+        )
 
     @staticmethod
     def _result(
@@ -174,6 +182,13 @@ class Training:
         state = {name: value.clone() for name, value in model.state_dict().items()}
         momenta = [v.clone() for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
         return Result(losses, state, momenta, resumed)
+
+
+@cache
+def _forkserver() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    return context
 
 
 def on_ranks(size: int, training: Training, **given: Any) -> list[Result]:
