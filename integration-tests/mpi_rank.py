@@ -26,8 +26,7 @@ def main(folder: Path, steps: int) -> None:
     peer.timeout_s = _TIMEOUT_S
     for number, target in enumerate(json.loads((folder / "strategies.json").read_text())):
         told = train(hocket.compose(target), steps)
-        plain = json.dumps([told.parameters.tolist(), told.losses, told.bytes_sent])
-        of_ranks = [json.loads(each) for each in peer.allgather_bytes(plain.encode())]
+        of_ranks = peer.gather([told.parameters.tolist(), told.losses, told.bytes_sent])
         if peer.rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(of_ranks))
 

@@ -12,7 +12,6 @@ side's model: 8 ranks take 12 GB.
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -113,8 +112,7 @@ def most_allocated(peer: Peer, side: Side) -> float:
     side.rest()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    told = peer.allgather_bytes(json.dumps((peak - before) / (4 * LAYERS * WIDTH**2)).encode())
-    return max(map(json.loads, told))
+    return max(peer.gather((peak - before) / (4 * LAYERS * WIDTH**2)))
 
 
 def report(peer: Peer, ms: dict[str, float], allocated: dict[str, float]) -> None:

@@ -85,7 +85,7 @@ def be_rank(given: argparse.Namespace) -> None:
         earlier = json.loads(path.read_text())
         if all(earlier.get(key) == value for key, value in settings.items()):
             found = earlier
-    found = json.loads(peer.allgather_bytes(json.dumps(found).encode())[0])
+    found = peer.gather(found)[0]
     for delay_s in given.delays_s:
         for side in given.sides:
             if any((row["side"], row["delay_s"]) == (side, delay_s) for row in found["rows"]):

@@ -14,7 +14,6 @@ Source: eager-SGD (Li et al.), sec. 4.3, which offloads to a thread.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -76,7 +75,7 @@ def be_rank(blocks: int) -> None:
             step_s, wait_s = measure(peer, side)
             steps_s[side].append(step_s)
             waits_s[side].append(wait_s)
-    told = [json.loads(t) for t in peer.allgather_bytes(json.dumps([steps_s, waits_s]).encode())]
+    told = peer.gather([steps_s, waits_s])
     if peer.rank == 0:
         steps = {side: statistics.median(of for rank, _ in told for of in rank[side]) for side in SIDES}
         waits = {side: statistics.median(of for _, rank in told for of in rank[side]) for side in SIDES}

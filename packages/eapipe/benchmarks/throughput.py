@@ -120,7 +120,7 @@ def timed(peer: Peer, run: Callable[[], None]) -> float:
     start_s = time.perf_counter()
     run()
     own = time.perf_counter() - start_s
-    return max(float(told) for told in peer.allgather_bytes(repr(own).encode()))
+    return max(peer.gather(own))
 
 
 def rank(width: int, depth: int, repetitions: int) -> None:
@@ -129,7 +129,7 @@ def rank(width: int, depth: int, repetitions: int) -> None:
     peer = join()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = peer.allgather_bytes(str(free.getsockname()[1]).encode())[0].decode()
+        port = peer.gather(free.getsockname()[1])[0]
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=peer.rank, world_size=peer.size
     )
@@ -137,7 +137,7 @@ def rank(width: int, depth: int, repetitions: int) -> None:
     memory: dict[str, list[str]] = {}
     for policy in POLICIES:
         turns[policy], told = hockets_turn(peer, policy, width, depth)
-        memory[policy] = [each.decode() for each in peer.allgather_bytes(told.encode())]
+        memory[policy] = peer.gather(told)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for repetition in range(repetitions + 1):
         for name, turn in turns.items():

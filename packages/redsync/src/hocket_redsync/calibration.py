@@ -5,7 +5,6 @@ Source: Fang et al., "RedSync", section 2.3, whose constants are those of its ma
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -49,7 +48,7 @@ def calibrate(peer: Peer, device: torch.device) -> CostModel:
         _select(device),
         _add(device),
     )
-    of_ranks = [json.loads(told) for told in peer.allgather_bytes(json.dumps(asdict(own)).encode())]
+    of_ranks = peer.gather(asdict(own))
     # The slowest rank is the one that all wait for.
     return CostModel(**{name: max(told[name] for told in of_ranks) for name in of_ranks[0]})
 

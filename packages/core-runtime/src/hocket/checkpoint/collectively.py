@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
         told = {"result": act()}
     except (CheckpointError, OSError) as error:
         cause, told = error, {"error": str(error)}
-    everyone = [json.loads(data) for data in peer.allgather_bytes(json.dumps(told).encode())]
+    everyone = peer.gather(told)
     ranks_by_error: dict[str, list[str]] = {}
     for rank, of_rank in enumerate(everyone):
         if "error" in of_rank:
@@ -51,7 +50,7 @@ def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
             told = [act(), None]
         except (CheckpointError, OSError) as error:
             cause, told = error, [None, str(error)]
-    result, error_of_0 = json.loads(peer.allgather_bytes(json.dumps(told).encode())[0])
+    result, error_of_0 = peer.gather(told)[0]
     if error_of_0 is not None:
         raise CheckpointError(error_of_0) from cause
     return result

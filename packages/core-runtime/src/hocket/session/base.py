@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -146,7 +145,7 @@ class TrainingSession(ABC):
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
-        return [json.loads(data) for data in self.peer.allgather_bytes(json.dumps(value).encode())]
+        return self.peer.gather(value)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 

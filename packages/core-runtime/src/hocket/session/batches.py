@@ -8,7 +8,6 @@ schedulers, scalers and EMA copies stay in step on all ranks.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -101,7 +100,7 @@ class SessionData:
         except TypeError:
             length = None
         peer = self._session.peer
-        told = [json.loads(data) for data in peer.allgather_bytes(json.dumps([length, has_any]).encode())]
+        told = peer.gather([length, has_any])
         having = [rank for rank, (_, has) in enumerate(told) if has]
         if having and len(having) < peer.size:
             self._borrow(having[0], current.first)

@@ -19,6 +19,7 @@ The contract, which `hocket.testing.transport` checks on every transport:
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -226,6 +227,10 @@ class Peer(ABC):
     @abstractmethod
     def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Return every rank's `data`, by rank; collective. For start-up and small control messages."""
+
+    def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
+        """Return every rank's `value`, which JSON can hold, by rank; collective, as `allgather_bytes`."""
+        return [json.loads(data) for data in self.allgather_bytes(json.dumps(value).encode(), timeout_s)]
 
     @abstractmethod
     def now(self) -> float:

@@ -5,13 +5,12 @@ Source: eager-SGD (Li et al.), sec. 7.1: a linear skew, with ranks synchronised 
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -142,7 +141,7 @@ def measure(
         sums[0].close()
         close()
         progress.close()
-    everyone = _gather(peer, [float(np.mean(latencies)), float(np.mean(active))])
+    everyone = peer.gather([float(np.mean(latencies)), float(np.mean(active))])
     means = [mean for mean, _ in everyone]
     return {"mean_s": float(np.mean(means)), "first_s": means[0], "active": everyone[0][1]}
 
@@ -160,7 +159,7 @@ def idle_cores(peer: Peer, sides: dict[str, PartialAllreduce]) -> float:
         sums[0].close()
         close()
     progress.close()
-    return float(sum(_gather(peer, own)))
+    return float(sum(peer.gather(own)))
 
 
 def _skewed(ground: Ground, call: Call, iterations: int) -> list[float]:
@@ -175,11 +174,6 @@ def _skewed(ground: Ground, call: Call, iterations: int) -> list[float]:
         # Those who are done early would burn the cores of those who are not, in MPI's own wait.
         ground.pause_until(start_s + 1e-3 * ground.peer.size + SETTLE_S)
     return seconds[WARM_UP:]
-
-
-def _gather(peer: Peer, value: Any) -> list[Any]:
-    """Return every rank's value."""
-    return [json.loads(told) for told in peer.allgather_bytes(json.dumps(value).encode())]
 
 
 def _cpu_s() -> float:

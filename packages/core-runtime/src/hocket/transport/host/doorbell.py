@@ -8,7 +8,6 @@ ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import struct
@@ -50,15 +49,14 @@ class HostDoorbell(Doorbell):
 
     def connect(self, peer: Peer, key: int) -> _HostConnection:
         host, pipe = _host(), f"/proc/{os.getpid()}/fd/{self._writing}"
-        told = peer.allgather_bytes(json.dumps([host, pipe, os.readlink(pipe), key]).encode())
+        told = peer.gather([host, pipe, os.readlink(pipe), key])
         bells: dict[int, tuple[int, int]] = {}
-        for rank, data in enumerate(told):
-            their_host, their_pipe, their_inode, their_key = json.loads(data)
+        for rank, (their_host, their_pipe, their_inode, their_key) in enumerate(told):
             if rank != peer.rank and their_host == host:
                 descriptor = self._open(their_pipe, their_inode)
                 if descriptor is not None:
                     bells[rank] = (descriptor, their_key)
-        reached = [json.loads(data) for data in peer.allgather_bytes(json.dumps([*bells]).encode())]
+        reached = peer.gather([*bells])
         heard = frozenset(rank for rank in range(peer.size) if peer.rank in reached[rank])
         return _HostConnection(peer.rank, bells, heard)
 

@@ -7,7 +7,6 @@ to messages.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import uuid
@@ -15,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class _Members(Protocol):
     rank: int
     size: int
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]: ...
+    def gather(self, value: Any) -> list[Any]: ...
 
     def world_rank_of(self, rank: int) -> int: ...
 
@@ -103,8 +102,8 @@ class HostMemory:
     def _arena(self, nbytes: int) -> Array | None:
         path = FOLDER / f"hocket-{uuid.uuid4().hex}"
         try:
-            told = self._members.allgather_bytes(json.dumps([str(path), _reserve(path, nbytes)]).encode())
-            paths, failures = zip(*map(json.loads, told), strict=True)
+            told = self._members.gather([str(path), _reserve(path, nbytes)])
+            paths, failures = zip(*told, strict=True)
             if any(failures):
                 self.refused = next(filter(None, failures))
                 return None
@@ -117,7 +116,7 @@ class HostMemory:
                 for rank, name in enumerate(paths)
                 if rank != self._members.rank
             }
-            self._members.allgather_bytes(b"")  # everybody has opened it: the name can go
+            self._members.gather(None)  # everybody has opened it: the name can go
         finally:
             path.unlink(missing_ok=True)
         own = np.frombuffer(arena, dtype=np.uint8)
