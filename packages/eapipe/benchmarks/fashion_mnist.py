@@ -54,7 +54,7 @@ POLICIES = {
 
 #: Blocks and steps for each number of stages; about a minute a run on one core.
 BLOCKS = {4: 16, 8: 16, 50: 48}
-STEPS = {4: 1500, 8: 1500, 50: 800}
+STEPS = {4: 1000, 8: 1000, 50: 600}
 
 #: Learning rates by the number of blocks. The high one is about the highest at which sequential SGD still trains: with
 #: 0.03 and 16 blocks it loses several points, with 0.05, or 0.03 and 48 blocks, it learns nothing.

@@ -2,13 +2,14 @@
 
     sudo tools/netlab --hosts 4 --rate 100mbit run -n 4 -- \\
         .venv/bin/python packages/redsync/benchmarks/end_to_end.py [--models vgg lstm resnet] [--scale 0.1]
-        [--compute-s 0.05] [--repeats 5] [--out FILE]
+        [--compute-s 0.05] [--repeats 5] [--density 0.001] [--sides sgd redsync ...] [--out FILE]
 
 or under any mpiexec. Three models by the sizes of their parameters, whose numbers are multiplied by `--scale`: VGG-16
 (138 M), a two-layer LSTM of 1,500 units with a vocabulary of 10,000 (66 M), ResNet-50 (25 M). A gradient is a constant
 with noise: what it costs to compute is `--compute-s`, in which the process waits as it would for an accelerator. Every
 side makes its steps in the same job, in turns; times are medians of the slowest rank's. `predicted` is what the cost
-model says of the network that it has measured.
+model says of the network that it has measured; from so many ranks on that dense is better can be seen with a density at
+which these are few: run with more and more hosts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -65,6 +67,9 @@ MODELS = {
     "resnet": _resnet(),
 }
 
+DENSE = ("sgd", "agd", "ddp")
+SIDES = ("local", *DENSE, "redsync", "redsync.asq", "redsync.auto")
+
 
 class Model(nn.Module):
     """Parameters of given sizes, whose gradients are known and cost next to nothing."""
@@ -82,9 +87,7 @@ class Model(nn.Module):
         return torch.stack(list(products)).sum()
 
 
-def measure(
-    peer: Peer, sizes: Sequence[int], compute_s: float, repeats: int
-) -> dict[str, tuple[float, float]]:
+def measure(peer: Peer, sizes: Sequence[int], options: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Return each side's seconds per step, and of a step's bytes what this rank has counted."""
 
     def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -97,18 +100,19 @@ def measure(
 
     sides: dict[str, Callable[[], None]] = {}
     sessions = {}
-    for name in ("local", "ddp", "sgd", "agd", "redsync", "redsync.asq", "redsync.auto"):
-        net: nn.Module = Model(sizes, peer.rank, compute_s)
+    for name in options.sides:
+        net: nn.Module = Model(sizes, peer.rank, options.compute_s)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
         if name == "ddp":
             net = nn.parallel.DistributedDataParallel(net)
         elif name != "local":
-            strategy = [name, "gradients.0.segments=bytes"] if name.startswith("redsync") else [name]
-            sessions[name] = hocket.attach(net, optimizer, hocket.compose(*strategy), peer=peer)
+            compressed = ["gradients.0.segments=bytes", f"gradients.0.compressor.density={options.density}"]
+            overrides = compressed if name.startswith("redsync") else []
+            sessions[name] = hocket.attach(net, optimizer, hocket.compose(name, *overrides), peer=peer)
         sides[name] = stepping(net, optimizer)
     barrier = peer.lane("start")
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for repeat in range(repeats + 1):
+    for repeat in range(options.repeats + 1):
         for name, step in sides.items():
             barrier.ibarrier().wait()
             start_s = time.perf_counter()
@@ -118,23 +122,23 @@ def measure(
     told = peer.gather(seconds)
     result = {}
     for name in sides:
-        slowest = sorted(max(of_rank[name][i] for of_rank in told) for i in range(repeats))
-        nbytes = sessions[name].counters.bytes_sent / (repeats + 1) if name in sessions else 0.0
-        result[name] = (slowest[repeats // 2], nbytes)
+        slowest = median(map(max, zip(*(of_rank[name] for of_rank in told), strict=True)))
+        nbytes = sessions[name].counters.bytes_sent / (options.repeats + 1) if name in sessions else 0.0
+        result[name] = (slowest, nbytes)
     barrier.close()
     for session in sessions.values():
         session.close()
     return result
 
 
-def predict(peer: Peer, sizes: Sequence[int]) -> dict[str, float | int | None]:
+def predict(peer: Peer, sizes: Sequence[int], density: float) -> dict[str, float | int | None]:
     """Return what the cost model says, in seconds of communication and selection."""
     costs = calibrate(peer, torch.device("cpu"))
     spans = named_spans(
         (f"layers.{i}.weight", torch.empty(size, device="meta")) for i, size in enumerate(sizes)
     )
     shapes = [gradient_layout(cut) for cut in partition(spans, Bytes(), backward=True)]
-    compressor = Hybrid()
+    compressor = Hybrid(density=density)
     nbytes = 4 * sum(sizes)
     dense_s = len(shapes) * costs.reduce_latency(peer.size) + costs.dense_seconds(nbytes, peer.size)
     return {
@@ -154,6 +158,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--compute-s", type=float, default=0.05)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--density", type=float, default=0.001)
+    parser.add_argument("--sides", nargs="+", default=SIDES, choices=SIDES)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -169,8 +175,8 @@ def main() -> None:
     results = {}
     for model in options.models:
         sizes = [max(1, round(options.scale * size)) for size in MODELS[model]]
-        predicted = predict(peer, sizes)
-        measured = measure(peer, sizes, options.compute_s, options.repeats)
+        predicted = predict(peer, sizes, options.density)
+        measured = measure(peer, sizes, options)
         results[model] = {"measured": measured, "predicted": predicted, "numel": sum(sizes)}
         if peer.rank == 0:
             report(model, peer.size, sizes, measured, predicted)
@@ -190,7 +196,7 @@ def report(
     predicted: dict[str, float | int | None],
 ) -> None:
     """Print what each side takes, and how often it goes into the faster of the two dense ones."""
-    dense_s = min(measured["sgd"][0], measured["agd"][0], measured["ddp"][0])
+    dense_s = min(seconds for name, (seconds, _) in measured.items() if name in DENSE)
     print(f"{model}-like, {sum(sizes):,} parameters, {ranks} ranks; predicted: {json.dumps(predicted)}")
     for name, (seconds, nbytes) in measured.items():
         print(
