@@ -4,6 +4,8 @@
     python packages/redsync/benchmarks/convergence.py --out runs/fashion --problems cnn mlp [--ranks 4 8] [--seeds 3]
     python packages/redsync/benchmarks/convergence.py --out runs/bible --problems lstm --ranks 4 [--bible FILE]
         [--methods ...] [--steps N] [--jobs 1]
+    python packages/redsync/benchmarks/convergence.py --out runs/fashion --problems cnn --ranks 8
+        --methods sgd redsync hierarchical "hierarchical, redsync"
 
 Each cell is a `hocket run` on virtual ranks, half a minute to two minutes on one core; a cell whose `summary.json` is
 there is not run again. The table at the end, in Markdown, has each method's mean and its difference from `sgd`: points
@@ -43,15 +45,23 @@ PROBLEMS = {
 #: How long each is trained.
 STEPS = {"cnn": 500, "mlp": 500, "lstm": 4000}
 
-#: What each method sends once it begins to compress; None for all.
-METHODS: dict[str, str | None] = {
-    "sgd": None,
-    "exact": "{name: redsync.exact, density: 0.001, dense_below_kb: 0}",
-    "redsync": "{name: redsync.hybrid, density: 0.001, sampled_from_kb: 1024}",
-    "redsync, unmasked": "{name: redsync.hybrid, density: 0.001, sampled_from_kb: 1024, masking: false}",
-    "asq": "{name: redsync.asq, density: 0.001}",
-    "asq, error kept": "{name: redsync.asq, density: 0.001, feedback: error}",
+FLAT, HIERARCHICAL = "redsync", "redsync.hierarchical_crossover"
+_HYBRID = "{name: redsync.hybrid, density: 0.001, sampled_from_kb: 1024}"
+
+#: The recipe of each method, and what it sends once it begins to compress; None for all.
+METHODS: dict[str, tuple[str, str | None]] = {
+    "sgd": (FLAT, None),
+    "exact": (FLAT, "{name: redsync.exact, density: 0.001, dense_below_kb: 0}"),
+    "redsync": (FLAT, _HYBRID),
+    "redsync, unmasked": (FLAT, _HYBRID[:-1] + ", masking: false}"),
+    "asq": (FLAT, "{name: redsync.asq, density: 0.001}"),
+    "asq, error kept": (FLAT, "{name: redsync.asq, density: 0.001, feedback: error}"),
+    "hierarchical": (HIERARCHICAL, None),
+    "hierarchical, redsync": (HIERARCHICAL, _HYBRID),
 }
+
+#: Whose gradients are exchanged: everybody's, or those of groups of four, whose leaders gossip.
+SCOPES = {FLAT: "world", HIERARCHICAL: "{name: group, size: 4, count: null, by: null}"}
 
 DEFAULT_METHODS = ["sgd", "redsync", "asq"]
 
@@ -73,11 +83,12 @@ class Cell:
     def command(self, out: Path, steps: int, bible: Path) -> list[str]:
         """Return the run's command line."""
         warm_up = steps // 10
-        compressor, clips = METHODS[self.method], self.problem == "lstm"
-        dense = exchange("allreduce", "none", clips)
+        recipe, compressor = METHODS[self.method]
+        over, clips = SCOPES[recipe], self.problem == "lstm"
+        dense = exchange("allreduce", over, "none", clips)
         sparse = dense
         if compressor is not None:
-            sparse = exchange("{name: redsync.allreduce, auto: false}", compressor, clips)
+            sparse = exchange("{name: redsync.allreduce, auto: false}", over, compressor, clips)
         settings = [
             *(setting.replace("BIBLE", str(bible.resolve())) for setting in PROBLEMS[self.problem]),
             f"strategy.gradients={dense if warm_up else sparse}",
@@ -88,15 +99,15 @@ class Cell:
         ]
         if warm_up and compressor:
             settings.append(f"phases={{{warm_up}: {{gradients: {sparse}}}}}")
-        launch = [sys.executable, "-m", "hocket", "run", "redsync"]
+        launch = [sys.executable, "-m", "hocket", "run", recipe]
         return [*launch, *settings, "-n", str(self.ranks), "--out", str(out)]
 
 
-def exchange(collective: str, compressor: str, clips: bool) -> str:
+def exchange(collective: str, over: str, compressor: str, clips: bool) -> str:
     """Return the gradients slot of a strategy."""
     if clips:
         compressor = f"{{name: local_clipping, max_norm: {CLIP}, compressor: {compressor}}}"
-    return f"[{{collective: {collective}, segments: bytes, compressor: {compressor}}}]"
+    return f"[{{collective: {collective}, over: {over}, segments: bytes, compressor: {compressor}}}]"
 
 
 def run(cell: Cell, folder: Path, steps: int, bible: Path) -> None:
