@@ -39,13 +39,14 @@ class TestWrapped(TransportConformance):
 
 
 def test_every_method_of_a_peer_and_a_lane_is_passed_on() -> None:
+    made_of_others = {"gather"}
     for contract, wrapper in ((Peer, WrapperPeer), (Lane, WrapperLane)):
         public = {
             name
             for name, value in vars(contract).items()
             if name[0] != "_" and (callable(value) or isinstance(value, property))
         }
-        assert public <= set(vars(wrapper))
+        assert public - made_of_others <= set(vars(wrapper))
 
 
 def test_a_timeout_that_is_set_on_a_wrapper_counts_where_it_waits() -> None:
