@@ -56,14 +56,14 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
 
     def write_module(name: str, source: str) -> None:
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
 
     yield write_module
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_instance_class_and_function_are_tasks(write):
