@@ -1,6 +1,6 @@
 """Validation error on Fashion-MNIST of sequential SGD and of the weight policies, at a low and at a high learning rate.
 
-    python packages/eapipe/benchmarks/fashion_mnist.py [--jobs 2] [--out FOLDER] [--stages 4 8 50] [--toy]
+    python packages/eapipe/benchmarks/fashion_mnist.py [--jobs 2] [--out DIR] [--stages 4 8 50] [--steps N] [--seeds N]
 
 A deep but narrow CNN of residual blocks with BatchNorm (16 blocks of 8 channels for 4 and 8 stages, 48 for 50, so that
 stem, blocks and head are a stage each), batches of 64, SGD with momentum 0.9, a constant learning rate. All stages are
@@ -33,7 +33,6 @@ from hocket.task.fashion_mnist import FashionMNIST
 from hocket.task.samples import BatchedSamples
 from hocket_eapipe import Pipeline
 
-SEEDS = (0, 1, 2)
 BATCH = 64
 CHANNELS = 8
 MOMENTUM = 0.9
@@ -218,7 +217,7 @@ def draw(found: dict[Cell, dict[str, Any]], stages: int, path: Path) -> None:
     for panel, (rate, value) in zip(panels, RATES.items(), strict=True):
         for policy in POLICIES:
             for cell, curve in found.items():
-                if (cell.policy, cell.stages, cell.rate, cell.seed) == (policy, stages, rate, SEEDS[0]):
+                if (cell.policy, cell.stages, cell.rate, cell.seed) == (policy, stages, rate, 0):
                     panel.plot(curve["steps"], curve["errors"], label=policy)
         panel.set_title(f"{stages} stages, learning rate {value:g}")
         panel.set_xlabel("batches")
@@ -237,16 +236,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/eapipe-fashion-mnist"))
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--stages", type=int, nargs="+", choices=list(BLOCKS), default=list(BLOCKS))
-    parser.add_argument("--toy", action="store_true", help="one seed, few steps: whether it works")
+    parser.add_argument("--steps", type=int, help="in place of each number of stages' own")
+    parser.add_argument("--seeds", type=int, default=3, help="for 50 stages never more than one")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     cells = [
-        Cell(policy, stages, rate, seed, 30 if given.toy else STEPS[stages])
-        for seed in SEEDS[: 1 if given.toy else None]
+        Cell(policy, stages, rate, seed, given.steps or STEPS[stages])
+        for seed in range(given.seeds)
         for stages in given.stages
         for rate in RATES
         for policy in POLICIES
-        if seed == SEEDS[0] or stages != 50
+        if seed == 0 or stages != 50
     ]
     found: dict[Cell, dict[str, Any]] = {}
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
