@@ -55,8 +55,8 @@ POLICIES = {
 BLOCKS = {4: 16, 8: 16, 50: 48}
 STEPS = {4: 1000, 8: 1000, 50: 600}
 
-#: Learning rates. The high one is about the highest with which sequential SGD still trains whatever the seed: with 0.02 or
-#: 0.05 and 16 blocks seed 0 learns nothing, though with 0.03 it does.
+#: Learning rates. The high one is about the highest with which sequential SGD still trains whatever the seed: with 16
+#: blocks seed 0 learns nothing with 0.02 and 0.05, though it does with 0.03.
 RATES = {"low": 0.003, "high": 0.01}
 
 
