@@ -264,6 +264,41 @@ def falls_back(peer: Peer) -> str:
     return group.memory.refused
 
 
+def gossip_falls_back(peer: Peer) -> bool:
+    """Parameters lie in shared memory, and none is left for the lanes' marks: what starts together goes by messages."""
+    import torch
+
+    from hocket.collective.neighbour_exchange import GossipChannel
+    from hocket.segment import Segment
+    from hocket.segment.partition import named_spans
+    from hocket.transport.host import memory
+
+    group = peer.group(list(range(peer.size)))
+    assert isinstance(group, mpi.MPIPeer)
+    segments = []
+    for index in range(2):
+        data, _ = buffers(group, BIG, "float32")
+        parameters = torch.from_numpy(data)
+        spans = named_spans([("weight", parameters)])
+        segments.append(Segment(f"segment {index}", index, spans, parameters, parameters))
+    reserve = memory._reserve
+    memory._reserve = lambda path, nbytes: "/dev/shm: No space left on device"
+    channel = GossipChannel(group, segments, RandomMatching())
+    memory._reserve = reserve
+    [together] = channel.together(segments)
+    for round in range(3):
+        for segment in together:
+            segment.outgoing_array[:] = contribution(group.rank, round + segment.index, BIG, "float32")
+        channel.start_together(together, round).wait(20)
+        for segment in together:
+            terms = component_terms(RandomMatching(), group.rank, group.size, round, segment.index)
+            expected = mixed(terms, group.rank, round + segment.index, BIG, "float32")
+            np.testing.assert_array_equal(segment.incoming_array, expected)
+            assert not channel.finds_nonfinite(segment)
+    channel.close()
+    return True
+
+
 CASES = (
     sums,
     in_place,
@@ -276,6 +311,7 @@ CASES = (
     disagreement,
     groups,
     falls_back,
+    gossip_falls_back,
 )
 
 

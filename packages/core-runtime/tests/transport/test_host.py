@@ -63,6 +63,7 @@ def test_ranks_that_disagree_are_told_before_memory_is_written(results: list[dic
 def test_all_fall_back_to_messages_where_one_has_no_memory(results: list[dict[str, Any]]) -> None:
     expected = {"result": "/dev/shm: No space left on device", "over shared memory": 0}
     assert all(rank["falls_back"] == expected for rank in results)
+    assert all(rank["gossip_falls_back"] == {"result": True, "over shared memory": 0} for rank in results)
 
 
 def test_the_virtual_transport_gives_the_same_bits(results: list[dict[str, Any]]) -> None:

@@ -80,8 +80,8 @@ class Channel(ABC):
         return [[segment] for segment in segments]
 
     def start_together(self, segments: Sequence[Segment], round: int) -> Request:
-        """Begin the exchange of several segments at once, as `start` does of one; see `together`."""
-        raise NotImplementedError
+        """Begin the exchange of several segments that `together` has joined, as `start` does of one."""
+        raise NotImplementedError(f"{type(self).__name__} joins no segments")
 
     @abstractmethod
     def flush(self) -> None:

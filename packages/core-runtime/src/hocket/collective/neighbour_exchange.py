@@ -69,6 +69,8 @@ class GossipChannel(Channel):
             mixed = self._mix([segment], round)
             if mixed is not None:
                 return mixed
+            # Nobody but the caller finds NaN and Inf in messages: it is told so from the next round on.
+            self._shared.discard(segment.index)
         plan = self._plan(segment, round)
         neighbours, weights = plan.neighbours, plan.weights
         message = self._message(segment, round)
@@ -101,9 +103,13 @@ class GossipChannel(Channel):
         return [*shared.values(), *alone]
 
     def start_together(self, segments: Sequence[Segment], round: int) -> Request:
-        mixing = self._mix(segments, round)
-        assert mixing is not None  # as `works_in_place` says
-        return mixing
+        mixed = self._mix(segments, round)
+        if mixed is not None:
+            return mixed
+        # The buffers lie in shared memory, and none was left for what else it takes; or the transport wants messages.
+        requests = [self.start(segment, round) for segment in segments]
+        num_active = min(request.result.num_active for request in requests)
+        return _Combining(requests, lambda: None, Outcome(round, included=True, num_active=num_active))
 
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""

@@ -52,7 +52,6 @@ class Mix:
         outs = [address for own in sums for address in own.outs]
         all_terms = [terms for own in sums for terms in own.terms]
         pairs = [pair for terms in all_terms for pair in terms]
-        most = max(len(own.values) for own in sums)
         aligned = not any(out % LINE_BYTES for out in outs)
         self._nonfinite = np.zeros(len(values), dtype=np.bool_)
         self._arguments = (
@@ -64,7 +63,7 @@ class Mix:
             np.array([weight for _, weight in pairs], dtype=dtype),
             aligned and set(values).isdisjoint(outs),
             np.empty((max(len(own.outs) for own in sums), _TILE), dtype=dtype),
-            np.empty((most, _TILE), dtype=dtype),
+            np.empty((max(len(own.values) for own in sums), _TILE), dtype=dtype),
             self._nonfinite,
         )
 
