@@ -31,11 +31,19 @@ BATCH = 2048  # of all ranks together
 SEED = 0
 DELAYS_S = (0.0, 0.2, 0.3, 0.4)
 
-#: A recipe and overrides; models are averaged every 12 epochs.
+#: The task's inputs are small: of the rates 0.1 to 1 this is the one with which `sgd` learns most in 48 epochs, and
+#: with momentum 0.9, with which it learns as much at a rate of 0.1, late gradients diverge.
+LEARNING_RATE = 0.5
+
+_SUM = "gradients.0.collective.missed=sum"
+_EVERY = "parameters.0.every=192"  # 12 epochs
+
+#: A recipe and overrides.
 SIDES: dict[str, tuple[str, ...]] = {
     "sgd": ("sgd",),
-    "eager.solo": ("eager.solo", "parameters.0.every=192"),
-    "eager.majority": ("eager.majority", "parameters.0.every=192"),
+    "eager.solo": ("eager.solo", _EVERY),
+    "eager.solo, sum": ("eager.solo", _EVERY, _SUM),
+    "eager.majority, sum": ("eager.majority", _EVERY, _SUM),
 }
 
 
@@ -113,7 +121,7 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
     data = task.data(SEED)
     torch.manual_seed(SEED)
     model = task.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     sampler = ShardSampler(len(data.train), BATCH // peer.size, peer.rank, peer.size, SEED)
     delays = RandomSubset(1, delay_s)
     barrier = peer.lane("start")
