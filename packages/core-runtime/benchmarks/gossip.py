@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from measuring import medians, run_ranks
 
-from hocket.topology import Exponential, Ring, Topology, component_terms
+from hocket.topology import Exponential, Ring, Topology
 from hocket.transport.peer import Mixing, Peer
 from hocket.transport.reduction import weighted_sum
 
@@ -24,7 +24,7 @@ SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
 def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callable[[], object]]]:
     """Return the ways to mix vectors of so many bytes that this transport has."""
     neighbours = topology.neighbours(peer.rank, peer.size, 0, 0)
-    terms = component_terms(topology, peer.rank, peer.size, 0, 0)
+    terms = topology.component_terms(peer.rank, peer.size, 0, 0)
     weights = [weight for _, weight in terms[peer.rank]]
     data, out = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
     data[:] = out[:] = 1

@@ -130,7 +130,8 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
         start_s = peer.now()
         for epoch in range(epochs):
             sampler.set_epoch(epoch)
-            for batch in session.data(loader(data.train, sampler)):
+            # Not `session.data`, at the end of which ranks wait for each other: all have as many batches.
+            for batch in loader(data.train, sampler):
                 peer.sleep(float(delays.of_step(session.step, peer.size, SEED)[peer.rank]))
                 optimizer.zero_grad()
                 task.loss(model(batch[0]), batch[1]).backward()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hocket.errors import TransportError
-from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology, component_terms
+from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology
 from hocket.transport import mpi
 from hocket.transport.host import SMALLEST_BYTES, HostExchange
 from hocket.transport.peer import Lane, Mixing, Peer, Terms
@@ -122,7 +122,7 @@ def mixes(peer: Peer) -> bool:
         for topology in topologies:
             lane = peer.lane("mixes", data.nbytes)
             for round in range(4):
-                terms = component_terms(topology, peer.rank, peer.size, round, 0)
+                terms = topology.component_terms(peer.rank, peer.size, round, 0)
                 into = data if round % 2 else out
                 data[:] = contribution(peer.rank, round, numel, dtype)
                 request = lane.imix([Mixing(data, into, terms)])
@@ -142,7 +142,7 @@ def mixes_together(peer: Peer) -> bool:
         mixings = []
         for number, (data, out) in enumerate(vectors):
             data[:] = contribution(peer.rank, round + number, data.size, "float32")
-            terms = component_terms(RandomMatching(), peer.rank, peer.size, round, number)
+            terms = RandomMatching().component_terms(peer.rank, peer.size, round, number)
             mixings.append(Mixing(data, data if round % 2 else out, terms))
         if round == 5 and peer.rank == 1:
             vectors[2][0][-1] = np.nan
@@ -168,7 +168,7 @@ def mixes_in_another_order(peer: Peer) -> bool:
         for number in draws.sample(range(4), 4):
             lane, data, out = lanes[number]
             data[:] = contribution(peer.rank, round, BIG, "float32")
-            terms = component_terms(RandomMatching(), peer.rank, peer.size, round, number)
+            terms = RandomMatching().component_terms(peer.rank, peer.size, round, number)
             request = lane.iallreduce(data, out) if number == 3 else lane.imix([Mixing(data, out, terms)])
             assert request is not None
             requests.append((number, terms, request))
@@ -291,7 +291,7 @@ def gossip_falls_back(peer: Peer) -> bool:
             segment.outgoing_array[:] = contribution(group.rank, round + segment.index, BIG, "float32")
         channel.start_together(together, round).wait(20)
         for segment in together:
-            terms = component_terms(RandomMatching(), group.rank, group.size, round, segment.index)
+            terms = RandomMatching().component_terms(group.rank, group.size, round, segment.index)
             expected = mixed(terms, group.rank, round + segment.index, BIG, "float32")
             np.testing.assert_array_equal(segment.incoming_array, expected)
             assert not channel.finds_nonfinite(segment)

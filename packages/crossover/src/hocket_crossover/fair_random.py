@@ -72,6 +72,21 @@ class FairRandom(Topology):
         sources, receivers = _rounds(self, size).of(round, segment)
         return Neighbours((int(receivers[rank]),), (0.5,), (int(sources[rank]),), 0.5)
 
+    def component_terms(
+        self, rank: int, size: int, round: int, segment: int
+    ) -> dict[int, list[tuple[int, float]]]:
+        """Return the terms of the rank's cycle."""
+        self.check_size(size)
+        if size == 1:
+            return {0: [(0, 1.0)]}
+        sources = _rounds(self, size).of(round, segment)[0].tolist()
+        terms = {}
+        while rank not in terms:
+            source = sources[rank]
+            terms[rank] = [(rank, 0.5), (source, 0.5)]
+            rank = source
+        return dict(sorted(terms.items()))
+
 
 @lru_cache(maxsize=16)
 def _rounds(topology: FairRandom, size: int) -> Rounds[tuple[NDArray[np.int64], NDArray[np.int64]]]:

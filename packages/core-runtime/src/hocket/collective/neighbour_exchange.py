@@ -11,7 +11,7 @@ import numpy as np
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.topology import Neighbours, Topology, component_terms
+from hocket.topology import Neighbours, Topology
 from hocket.transport.peer import Array, Lane, Mixing, Peer, Request, Terms
 from hocket.transport.reduction import weighted_sum
 
@@ -114,12 +114,17 @@ class GossipChannel(Channel):
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
         mixings = [
-            Mixing(segment.outgoing_array, segment.incoming_array, self._plan(segment, round).terms)
+            Mixing(segment.outgoing_array, segment.incoming_array, self._terms(segment, round))
             for segment in segments
         ]
         request = self._lanes[segments[0].index].imix(mixings)
         num_active = min(len(mixing.terms[self._rank]) for mixing in mixings)
         return None if request is None else _Mixed(request, round, num_active)
+
+    def _terms(self, segment: Segment, round: int) -> Terms:
+        if self._topology.differs_by_segment:
+            return self._topology.component_terms(self._rank, self._size, round, segment.index)
+        return self._plan(segment, round).terms
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:
@@ -196,7 +201,7 @@ class _Plan:
     @cached_property
     def terms(self) -> Terms:
         """What the ranks add up that share the work over shared memory."""
-        return component_terms(self._topology, *self._asked)
+        return self._topology.component_terms(*self._asked)
 
 
 class _Mixed(Request):

@@ -2,7 +2,6 @@
 
 from hocket.topology.api import Neighbours, Topology
 from hocket.topology.complete import Complete
-from hocket.topology.components import component_terms
 from hocket.topology.exponential import Exponential, Peers
 from hocket.topology.random_matching import RandomMatching
 from hocket.topology.ring import Ring
@@ -15,5 +14,4 @@ __all__ = [
     "RandomMatching",
     "Ring",
     "Topology",
-    "component_terms",
 ]

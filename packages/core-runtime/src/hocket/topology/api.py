@@ -91,6 +91,38 @@ class Topology(ABC):
         """
         return
 
+    def component_terms(
+        self, rank: int, size: int, round: int, segment: int
+    ) -> dict[int, list[tuple[int, float]]]:
+        """Return what the ranks of `rank`'s connected component add up in one round, as `Lane.imix` takes it.
+
+        Follows the neighbours of neighbours; a topology that knows its components overrides it.
+
+        Args:
+            rank, size, round, segment: as in `neighbours`.
+
+        Returns:
+            For each rank of the component, in ascending order, (rank, weight) for its own value and then for each
+            that it receives, in the order of `receive_from`. Who sends or receives is connected; a rank without
+            neighbours is a component of its own.
+        """
+        found = {rank: self.neighbours(rank, size, round, segment)}
+        unseen = [rank]
+        while unseen:
+            current = found[unseen.pop()]
+            for other in (*current.send_to, *current.receive_from):
+                if other not in found:
+                    found[other] = self.neighbours(other, size, round, segment)
+                    unseen.append(other)
+        return {
+            member: [(member, own.self_weight)]
+            + [
+                (source, found[source].send_weights[found[source].send_to.index(member)])
+                for source in own.receive_from
+            ]
+            for member, own in sorted(found.items())
+        }
+
     def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
         """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value at rank i."""
         matrix = np.zeros((size, size))
