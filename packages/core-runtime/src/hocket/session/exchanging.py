@@ -13,6 +13,7 @@ from hocket.observation import Observer
 from hocket.observation.exchange import ExchangeRequest, OverlapClock
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
+from hocket.session.turns import Turns
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.transport.peer import Peer, Request
 
@@ -78,12 +79,21 @@ class OpenExchange:
     _expected: dict[int, float] = field(default_factory=dict)
 
     def started(self, segment: Segment) -> bool:
-        """Return whether this round's exchange of `segment` is under way."""
-        return segment.index in self._requests
+        """Return whether this round's exchange of `segment` is under way, or will be in its turn."""
+        return segment.index in self._requests or segment in self._turns
 
     def start(self, segment: Segment) -> None:
         """Send `segment.outgoing`, from now on not to be written, in this round."""
         self._start([segment], segment.name)
+
+    def start_in_turn(self, segment: Segment) -> None:
+        """Send `segment.outgoing` when those before it have made room, at the latest when it is waited for."""
+        self._turns.add(segment)
+
+    def under_way(self, segment: Segment) -> bool:
+        """Return whether this round's exchange of `segment` has been started and is not done; never blocks."""
+        request = self._requests.get(segment.index)
+        return request is not None and not request.done()
 
     def start_all(self) -> None:
         """Send all segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
@@ -92,6 +102,10 @@ class OpenExchange:
                 self.start(group[0])
             else:
                 self._start(group, f"{self.exchange.name}[{len(group)} segments]")
+
+    @cached_property
+    def _turns(self) -> Turns:
+        return Turns(self)
 
     @cached_property
     def _together(self) -> Sequence[Sequence[Segment]]:
@@ -148,6 +162,7 @@ class OpenExchange:
         Raises:
             ExchangeTimeoutError: some rank did not answer in time.
         """
+        self._turns.begin(segment)
         outcome: Outcome = self._requests[segment.index].wait()
         return outcome
 
@@ -214,7 +229,7 @@ class OpenExchange:
     @property
     def idle(self) -> bool:
         """Whether nothing of this exchange is under way."""
-        return not self._requests
+        return not self._requests and not self._turns
 
 
 class _Arrived(Request):

@@ -1,8 +1,8 @@
 """The parameters' moment: what is exchanged after the optimizer's step.
 
 - Overlap none: sent and merged before `optimizer.step()` returns.
-- Overlap forward: sent there, and merged segment by segment before the next forward first reads them
-  (see `forward_merge`). Bit for bit the numbers of overlap none.
+- Overlap forward: sent there, in the order of the segments (see `turns`), and merged segment by segment before the next
+  forward first reads them (see `forward_merge`). Bit for bit the numbers of overlap none.
 - Overlap delayed: sent after a step, and merged after the next one's optimizer step as
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 
@@ -90,7 +90,9 @@ class ParameterExchange:
                 segment.outgoing[: segment.numel].copy_(target)
             if self.weights:
                 segment.outgoing_companions[WEIGHT] = self.weights[index]
-            if self.overlap is not Overlap.NONE:
+            if self.overlap is Overlap.FORWARD:
+                self.opened.start_in_turn(segment)
+            elif self.overlap is Overlap.DELAYED:
                 self.opened.start(segment)
         if self.overlap is Overlap.NONE:
             self.opened.start_all()

@@ -27,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from hocket.transport.signals import Doorbell, Event
     from hocket.transport.threads import ThreadRequest
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Array", "Lane", "Mixing", "Peer", "Request", "Terms", "is_same_memory"]
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "Advancing",
+    "Array",
+    "Lane",
+    "Mixing",
+    "Peer",
+    "Request",
+    "Terms",
+    "is_same_memory",
+]
 
 Array = NDArray[Any]
 
@@ -102,6 +112,13 @@ class Request(ABC):
             TypeError: this is no receive.
         """
         raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn")
+
+
+class Advancing(Protocol):
+    """What other ranks cannot end without this one."""
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; return whether the others need nothing more."""
 
 
 class Lane(ABC):
@@ -272,6 +289,15 @@ class Peer(ABC):
 
         Args:
             data: an array of `allocate`.
+        """
+        return False
+
+    def owe(self, exchanges: Advancing) -> bool:
+        """Advance in every wait of this process what begins exchanges in turn, until the other ranks need no more.
+
+        Returns:
+            Whether it will be advanced: only where exchanges that are under way at once share the network between
+            hosts, and are all late. Elsewhere the caller begins them all.
         """
         return False
 

@@ -3,11 +3,14 @@
 A wait first polls without a pause (a small exchange ends within microseconds), then sleeps a little between polls
 (large ones need a poll now and then to move on), and longer the longer it lasts: at most a sixteenth of the time since
 it began, as a rank that waits for one that computes must not take its core. Measured on 2 cores with 4 ranks: with
-these sleeps an allreduce of 1 to 100 MB takes as long as with none.
+these sleeps an allreduce of 1 to 100 MB takes as long as with none. A wait that begins where another has just ended is
+expected to last as long (`WaitsInARow`): so waiting for the layers of a model, one after the other, costs a slow
+network's ranks a third of the polls.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -15,7 +18,7 @@ from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
 
-__all__ = ["CHECK_EVERY_S", "STALL_REPORT_AFTER_S", "poll_briefly", "wait_until"]
+__all__ = ["CHECK_EVERY_S", "STALL_REPORT_AFTER_S", "WaitsInARow", "poll_briefly", "wait_until"]
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
 STALL_REPORT_AFTER_S = 30.0
@@ -24,12 +27,32 @@ STALL_REPORT_AFTER_S = 30.0
 CHECK_EVERY_S = 0.2
 
 _EAGER_S = 0.0005
+_SLEEPS_PER_WAIT = 16
 _POLLS_A_LOOK = 32  # between looks at the clock
 _SHORT_SLEEP_S = 20e-6
 _SHORT_SLEEPS_S = 0.5
 _LONG_SLEEP_S = 0.001
 _LONG_SLEEPS_S = 5.0
 _IDLE_SLEEP_S = 0.005
+
+
+class WaitsInARow:
+    """What the last wait says about one that begins soon after."""
+
+    def __init__(self) -> None:
+        self._ended_s = -math.inf
+        self._took_s = 0.0
+
+    def expected_s(self) -> float:
+        """Return how long a wait that begins now may last, in seconds; 0 if nobody can tell."""
+        since_s = time.monotonic() - self._ended_s
+        return self._took_s if since_s < self._took_s / 4 else 0.0
+
+    def ended(self, took_s: float) -> None:
+        """Note that a wait has ended; one that was over at once says nothing."""
+        if took_s > _EAGER_S:
+            self._ended_s = time.monotonic()
+            self._took_s = took_s
 
 
 def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
@@ -51,7 +74,9 @@ def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
             return False
 
 
-def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[str], str]) -> None:
+def wait_until(
+    done: Callable[[], bool], timeout_s: float, describe: Callable[[str], str], expected_s: float = 0.0
+) -> float:
     """Poll `done` until it is true.
 
     Args:
@@ -59,6 +84,10 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[s
         timeout_s: seconds to wait at most.
         describe: says who waits for whom and in what; called only when the wait stalls, with words on how
             long it has lasted.
+        expected_s: how long it may last; there are fewer polls then.
+
+    Returns:
+        Seconds that it took.
 
     Raises:
         ExchangeTimeoutError: not finished within `timeout_s`; carries what `describe` says.
@@ -67,7 +96,7 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[s
     reported = False
     while True:
         if done():
-            return
+            return time.monotonic() - start
         waited_s = time.monotonic() - start
         if waited_s > timeout_s:
             raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
@@ -75,7 +104,8 @@ def wait_until(done: Callable[[], bool], timeout_s: float, describe: Callable[[s
             reported = True
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)
         if waited_s < _SHORT_SLEEPS_S:
-            time.sleep(min(max(_SHORT_SLEEP_S, waited_s / 16), _LONG_SLEEP_S))
+            sleep_s = max(waited_s, expected_s) / _SLEEPS_PER_WAIT
+            time.sleep(min(max(_SHORT_SLEEP_S, sleep_s), _LONG_SLEEP_S))
         elif waited_s < _LONG_SLEEPS_S:
             time.sleep(_LONG_SLEEP_S)
         else:

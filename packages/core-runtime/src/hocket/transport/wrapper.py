@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hocket.transport.peer import Array, Lane, Mixing, Peer, Request
+from hocket.transport.peer import Advancing, Array, Lane, Mixing, Peer, Request
 from hocket.transport.signals import Doorbell, Event
 
 __all__ = ["WrapperLane", "WrapperPeer", "WrapperRequest"]
@@ -146,6 +146,9 @@ class WrapperPeer(Peer):
 
     def works_in_place(self, data: Array) -> bool:
         return self.held.works_in_place(data)
+
+    def owe(self, exchanges: Advancing) -> bool:
+        return self.held.owe(exchanges)
 
     def share(self, nbytes: int) -> Sequence[Array] | None:
         return self.held.share(nbytes)

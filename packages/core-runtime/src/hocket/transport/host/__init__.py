@@ -4,12 +4,11 @@ from hocket.transport.host.collectives import SMALLEST_BYTES, HostCollectives
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.marks import MARK_BYTES, Marks
 from hocket.transport.host.memory import HostMemory, Shared, find_shared
-from hocket.transport.host.progress import Advancing, HostProgress
+from hocket.transport.host.progress import HostProgress
 
 __all__ = [
     "MARK_BYTES",
     "SMALLEST_BYTES",
-    "Advancing",
     "HostCollectives",
     "HostExchange",
     "HostLane",

@@ -1,17 +1,10 @@
-"""What a process owes the other ranks of its host, and does while it waits for something else."""
+"""What a process owes the other ranks, and does while it waits for something else."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from hocket.transport.peer import Advancing
 
-__all__ = ["Advancing", "HostProgress"]
-
-
-class Advancing(Protocol):
-    """What other ranks cannot end without this one."""
-
-    def advance(self) -> bool:
-        """Do what can be done; return whether the others need nothing more."""
+__all__ = ["HostProgress"]
 
 
 class HostProgress:
@@ -35,5 +28,11 @@ class HostProgress:
 
     def advance(self) -> None:
         """Look once at everything that is not done."""
-        if self._unfinished:
-            self._unfinished = [exchange for exchange in self._unfinished if not exchange.advance()]
+        if not self._unfinished:
+            return
+        # What advances may add others.
+        looked_at, self._unfinished = self._unfinished, []
+        try:
+            looked_at = [exchange for exchange in looked_at if not exchange.advance()]
+        finally:
+            self._unfinished = looked_at + self._unfinished

@@ -25,7 +25,8 @@ from hocket.transport.mpi.failures import Failures
 from hocket.transport.mpi.lane import MPILane
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.mpi.stall import summarise
-from hocket.transport.peer import Array, Lane, Peer
+from hocket.transport.peer import Advancing, Array, Lane, Peer
+from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["MPIPeer"]
 
@@ -60,7 +61,9 @@ class MPIPeer(Peer):
         self.host_progress = HostProgress() if host_progress is None else host_progress
         self.failures = Failures(comm) if failures is None else failures
         self.memory = HostMemory(self)
-        if board is None or not set(self._world_ranks) <= set(board.ranks):
+        self.waits = WaitsInARow()
+        self._spans_hosts = board is None or not set(self._world_ranks) <= set(board.ranks)
+        if self._spans_hosts:
             self.memory.refused = "the ranks are on several hosts"
 
     def adopt(self, request: MPIRequest) -> None:
@@ -103,6 +106,11 @@ class MPIPeer(Peer):
         if data.nbytes < SMALLEST_BYTES or self.size == 1:
             return False
         return find_shared(data, self._world_ranks, self.world_rank) is not None
+
+    def owe(self, exchanges: Advancing) -> bool:
+        if self._spans_hosts:
+            self.host_progress.add(exchanges)
+        return self._spans_hosts
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = list(ranks)

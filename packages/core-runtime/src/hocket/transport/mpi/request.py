@@ -39,12 +39,14 @@ class Operation(Request):
 
     def wait(self, timeout_s: float | None = None) -> Any:
         peer = self._lane.peer
-        if poll_briefly(self._look if peer.host_progress.busy else self.done, self._yields):
+        expected_s = peer.waits.expected_s()
+        if not expected_s and poll_briefly(
+            self._look if peer.host_progress.busy else self.done, self._yields
+        ):
             return self.result
         peer.note_waiting(self._what, self._lane.name)
-        wait_until(
-            self._look_around, peer.timeout_s if timeout_s is None else timeout_s, self._describe_stall
-        )
+        timeout_s = peer.timeout_s if timeout_s is None else timeout_s
+        peer.waits.ended(wait_until(self._look_around, timeout_s, self._describe_stall, expected_s))
         peer.note_computing()
         return self.result
 

@@ -1,0 +1,72 @@
+"""Segments that begin in their turn: few at a time, in order, and none waits for ever."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import batches, on_ranks
+
+import hocket
+from hocket.transport.launching import find_mpiexec
+from hocket.transport.peer import Advancing
+from hocket.transport.virtual import current_peer
+from hocket.transport.wrapper import WrapperPeer
+
+RANKS = 3
+
+
+class BetweenHosts(WrapperPeer):
+    """Whose ranks share a network, and who advances nothing in waits."""
+
+    def owe(self, exchanges: Advancing) -> bool:
+        exchanges.advance()
+        return True
+
+
+def test_few_are_under_way_and_the_first_come_first() -> None:
+    def run(rank: int) -> None:
+        torch.manual_seed(rank)
+        # Three small segments, then three that are almost a megabyte each.
+        widths = [5, 40, 3, 300, 400, 300, 400, 3]
+        layers = [torch.nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
+        model = torch.nn.Sequential(*layers).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        exchange = {"collective": "gossip", "topology": "ring", "segments": "layers", "overlap": "forward"}
+        with hocket.attach(
+            model, optimizer, {"parameters": [exchange]}, peer=BetweenHosts(current_peer())
+        ) as session:
+            (opened,) = session.phase.opened
+            begun: list[int] = []
+            start = opened.start
+
+            def noted(segment: hocket.Segment) -> None:
+                begun.append(segment.index)
+                start(segment)
+
+            opened.start = noted  # type: ignore[method-assign]
+            for x, y in session.data(batches(rank, 2)):
+                F.cross_entropy(model(x), y).backward()
+                begun.clear()
+                optimizer.step()
+                # Up to a megabyte, and the one that passes it.
+                assert begun == [0, 1, 2, 3, 4]
+                model[2](torch.zeros(1, 3).double())  # a part of the model alone: all is merged
+                assert begun == list(range(7))
+
+    on_ranks(RANKS, run)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+def test_over_mpi_it_changes_no_bit_and_nobody_waits_for_ever() -> None:
+    path = Path(__file__).parent / "turns_cases.py"
+    command = find_mpiexec().command(RANKS, [sys.executable, str(path)])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout.count("passed ") == 2, ended.stdout

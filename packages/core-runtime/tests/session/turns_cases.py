@@ -1,0 +1,58 @@
+"""One rank of a job over real MPI that takes its host for several: overlap forward sends segments in turn.
+
+Run by test_turns.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.transport.mpi import MPIPeer
+
+WIDTH, LAYERS = 260, 12  # 270 KB a layer: four are under way at a time
+
+
+def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
+    torch.manual_seed(peer.rank)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    exchange = {
+        "collective": "gossip",
+        "topology": "ring",
+        "segments": "layers",
+        "overlap": overlap,
+        "progress": progress,
+    }
+    with hocket.attach(model, optimizer, {"parameters": [exchange]}, peer=peer, initial="keep") as session:
+        (opened,) = session.phase.opened
+        for step in range(4):
+            x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(100 * step + peer.rank))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if overlap == "forward":
+                under_way = [opened.under_way(segment) for segment in opened.segments]
+                assert sum(under_way) <= 4
+                assert all(map(opened.started, opened.segments))
+            if step == 2 and peer.rank == 0:
+                # The others wait elsewhere, and begin meanwhile what this one waits for.
+                with torch.no_grad():
+                    model(x)
+            session.gather(step)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    world = hocket.join()
+    assert isinstance(world, MPIPeer)
+    world._spans_hosts = True
+    world.memory.refused = "a test"
+    world.timeout_s = 60
+    expected = trained(world, "none")
+    for progress in ("inline", "thread"):
+        assert torch.equal(trained(world, "forward", progress), expected)
+        if world.rank == 0:
+            print(f"passed {progress}", flush=True)
