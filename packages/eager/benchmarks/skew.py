@@ -1,6 +1,7 @@
 """Severe imbalance: time, accuracy, staleness and active ranks on Fashion-MNIST and on sequences of many lengths.
 
-    python packages/eager/benchmarks/skew.py [--jobs 2] [--out FOLDER] [--tasks fashion_mnist videos] [--toy]
+    python packages/eager/benchmarks/skew.py [--jobs 2] [--out FOLDER] [--tasks fashion_mnist videos] [--epochs N]
+        [--toy]
 
 8 virtual ranks, 3 seeds. On Fashion-MNIST (a small CNN) every rank is delayed in every step, by 50 to 400 ms, shifted
 by one rank after each step, and computes for 50 ms. The LSTM on sequences whose lengths are spread as the paper's
@@ -75,11 +76,13 @@ class Cell:
     method: str
     seed: int
     toy: bool = False
+    epochs: int | None = None  # the task's own where None
 
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        return f"{self.task}-{file_name(self.method)}-{self.seed}"
+        epochs = "" if self.epochs is None else f"-{self.epochs}epochs"
+        return f"{self.task}-{file_name(self.method)}-{self.seed}{epochs}"
 
     def command(self) -> list[str]:
         """Return the recipe and the run's settings, as `hocket run` takes them."""
@@ -89,6 +92,7 @@ class Cell:
             *(override.format(seed=self.seed) for override in overrides),
             *TASKS[self.task],
             *(TOY[self.task] if self.toy else ()),
+            *(() if self.epochs is None else (f"epochs={self.epochs}",)),
             f"seed={self.seed}",
             f"ranks={RANKS}",
             "transport=virtual",
@@ -130,10 +134,11 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="*", default=list(METHODS), choices=[*METHODS, *OTHERS], metavar="METHOD"
     )
+    parser.add_argument("--epochs", type=int, help="in place of the tasks' own")
     parser.add_argument("--toy", action="store_true", help="one seed and few samples: whether it works")
     given = parser.parse_args()
     cells = [
-        Cell(task, method, seed, given.toy)
+        Cell(task, method, seed, given.toy, given.epochs)
         for task in given.tasks
         for seed in (SEEDS[:1] if given.toy else SEEDS)
         for method in given.methods
