@@ -52,7 +52,8 @@ class Turns:
         first = not self._waiting
         self._waiting[segment.index] = segment
         if first and not self._exchange.peer.owe(self):
-            self.begin(segment)
+            del self._waiting[segment.index]
+            self._exchange.start(segment)
 
     def begin(self, segment: Segment) -> None:
         """Begin a segment that is here now, and those before it."""

@@ -4,8 +4,7 @@ A wait first polls without a pause (a small exchange ends within microseconds), 
 (large ones need a poll now and then to move on), and longer the longer it lasts: at most a sixteenth of the time since
 it began, as a rank that waits for one that computes must not take its core. Measured on 2 cores with 4 ranks: with
 these sleeps an allreduce of 1 to 100 MB takes as long as with none. A wait that begins where another has just ended is
-expected to last as long (`WaitsInARow`): so waiting for the layers of a model, one after the other, costs a slow
-network's ranks a third of the polls.
+expected to last as long (`WaitsInARow`): waiting for a model's layers, one after the other, is one long wait.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class WaitsInARow:
 
     def ended(self, took_s: float) -> None:
         """Note that a wait has ended; one that was over at once says nothing."""
-        if took_s > _EAGER_S:
+        if took_s >= _SHORT_SLEEP_S:
             self._ended_s = time.monotonic()
-            self._took_s = took_s
+            self._took_s = took_s if took_s > _EAGER_S else 0.0
 
 
 def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
