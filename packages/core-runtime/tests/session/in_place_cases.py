@@ -1,11 +1,10 @@
-"""One rank of a job over real MPI whose segments are large enough to be exchanged in shared memory.
+"""What test_in_place.py has MPI's ranks do, with segments large enough to be exchanged in shared memory.
 
-Each case compares with a computation in this process, and all are run by test_in_place.py.
+Each case compares with a computation in its own process.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ WIDTH = 600  # 360,000 numbers a layer: 1.4 MB
 
 
 def model_of(seed: int = 0) -> nn.Sequential:
+    torch.set_num_threads(1)  # in each rank; two give other bits
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
@@ -134,12 +134,3 @@ CASES = (
     groups_share_memory_too,
     a_nan_that_is_mixed_names_its_rank,
 )
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    world = hocket.join()
-    for case in CASES:
-        case(world)
-        if world.rank == 0:
-            print(f"passed {case.__name__}")
-            sys.stdout.flush()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from in_place_cases import CASES
 
-from hocket.transport.launching import find_mpiexec
+from hocket.testing.job import Job
 
 RANKS = 4
 
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
-@pytest.mark.mpi
-@pytest.mark.timeout(300)
-def test_all_cases_in_one_job() -> None:
-    path = Path(__file__).parent / "in_place_cases.py"
-    command = find_mpiexec().command(RANKS, [sys.executable, str(path)])
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.count("passed ") == 5, ended.stdout
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Job]:
+    with closing(Job(RANKS, Path(__file__).parent)) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_case(job: Job, case: Callable[..., None]) -> None:
+    job.run(case, ())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from toys import batches, on_ranks
+from turns_cases import forward_changes_no_bit
 
 import hocket
-from hocket.transport.launching import find_mpiexec
+from hocket.testing.job import Job
 from hocket.transport.peer import Advancing
 from hocket.transport.virtual import current_peer
 from hocket.transport.wrapper import WrapperPeer
@@ -65,8 +65,5 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(120)
 def test_over_mpi_it_changes_no_bit_and_nobody_waits_for_ever() -> None:
-    path = Path(__file__).parent / "turns_cases.py"
-    command = find_mpiexec().command(RANKS, [sys.executable, str(path)])
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.count("passed ") == 2, ended.stdout
+    with closing(Job(RANKS, Path(__file__).parent)) as job:
+        job.run(forward_changes_no_bit, ())

@@ -1,7 +1,4 @@
-"""One rank of a job over real MPI that takes its host for several: overlap forward sends segments in turn.
-
-Run by test_turns.py.
-"""
+"""What test_turns.py has MPI's ranks do, which take their host for several: overlap forward sends segments in turn."""
 
 from __future__ import annotations
 
@@ -44,15 +41,11 @@ def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-if __name__ == "__main__":
+def forward_changes_no_bit(peer: MPIPeer) -> None:
+    """With both ways of progress."""
     torch.set_num_threads(1)
-    world = hocket.join()
-    assert isinstance(world, MPIPeer)
-    world._spans_hosts = True
-    world.memory.refused = "a test"
-    world.timeout_s = 60
-    expected = trained(world, "none")
+    peer._spans_hosts = True
+    peer.memory.refused = "a test"
+    expected = trained(peer, "none")
     for progress in ("inline", "thread"):
-        assert torch.equal(trained(world, "forward", progress), expected)
-        if world.rank == 0:
-            print(f"passed {progress}", flush=True)
+        assert torch.equal(trained(peer, "forward", progress), expected)

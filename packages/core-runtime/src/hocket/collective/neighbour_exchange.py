@@ -114,17 +114,12 @@ class GossipChannel(Channel):
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
         mixings = [
-            Mixing(segment.outgoing_array, segment.incoming_array, self._terms(segment, round))
+            Mixing(segment.outgoing_array, segment.incoming_array, self._plan(segment, round).terms)
             for segment in segments
         ]
         request = self._lanes[segments[0].index].imix(mixings)
         num_active = min(len(mixing.terms[self._rank]) for mixing in mixings)
         return None if request is None else _Mixed(request, round, num_active)
-
-    def _terms(self, segment: Segment, round: int) -> Terms:
-        if self._topology.differs_by_segment:
-            return self._topology.component_terms(self._rank, self._size, round, segment.index)
-        return self._plan(segment, round).terms
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:

@@ -92,8 +92,7 @@ class OpenExchange:
 
     def under_way(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` has been started and is not done; never blocks."""
-        request = self._requests.get(segment.index)
-        return request is not None and not request.done()
+        return segment.index in self._requests and not self.arrived(segment)
 
     def start_all(self) -> None:
         """Send all segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
