@@ -3,7 +3,7 @@
     python packages/core-runtime/benchmarks/added_to_step.py [RANKS]
 
 Five linear layers of 2236 x 2236 (25 M parameters, 100 MB), batch 4, SGD, one thread per rank, all in one job, in
-turns of 15 steps of which the last ten count. With one rank it shows what a session costs where nothing is sent.
+turns of 45 steps of which the last thirty count. With one rank it shows what a session costs where nothing is sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rank() -> None:
         elif name != "local":
             sessions.append((name, hocket.attach(net, optimizer, name, peer=peer)))
         sides.append((name, lambda net=net, optimizer=optimizer: stepping(net, optimizer)))
-    seconds = medians(peer, sides, 3, in_a_row=15)
+    seconds = medians(peer, sides, 2, in_a_row=45)
     ms = {name: 1e3 * s for name, s in seconds.items()}
     waits = {name: 1e3 * session.counters.exposed_wait_s / max(1, session.step) for name, session in sessions}
     if peer.rank == 0:

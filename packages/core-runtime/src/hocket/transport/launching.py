@@ -113,9 +113,15 @@ def find_mpiexec() -> Mpiexec:
 
 
 # glibc gives freed memory back to the system as soon as 40 MB lie together, and a step frees all gradients: 100 MB of
-# them cost 25 to 60 ms of page faults in the next step, or none, as it happens. So ranks keep what they free. Other
-# C libraries ignore these. The mapping threshold is the largest that glibc takes; setting either ends its own guesses.
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+# them cost 25 to 60 ms of page faults in the next step, or none, as it happens. So ranks keep what they free, and what
+# is new comes in pages of 2 MB where the system has them: a heap that others cut up still grows for dozens of steps.
+# Other C libraries ignore these. The mapping threshold is the largest that glibc takes; setting either of the first two
+# ends its own guesses.
+_ALLOCATOR = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 
 def threads_per_rank(local_ranks: int) -> int:
