@@ -103,9 +103,8 @@ def test_sessions(job: tuple[int, Job], shared: bool) -> None:
     np.testing.assert_allclose(full[0]["parameters"], synchronous[0]["parameters"], rtol=1e-4, atol=1e-5)
     assert full[0]["active"] == size
     for of in solo:
-        assert np.mean(of["losses"][-5:]) < 0.8 * np.mean(
-            of["losses"][:5]
-        )  # how much depends on who was late
+        # How much depends on who was late, and a batch has 8 samples.
+        assert np.mean(of["losses"][-20:]) < 0.8 * np.mean(of["losses"][:10])
         assert of["active"] < size
 
 

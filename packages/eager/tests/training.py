@@ -80,7 +80,8 @@ def train_on(peer: Peer, config: Mapping[str, Any], paces_s: list[float]) -> dic
     """Train on a rank of a job that tests have started; the peer is the one that `attach` finds."""
     torch.set_num_threads(1)
     assert peer.transport == "mpi"
-    return train(hocket.compose(config), steps=40, paces_s=paces_s, learning_rate=0.03)
+    # Without momentum: with it solo diverges where a rank falls many steps behind, as it may on a busy machine.
+    return train(hocket.compose(config), steps=120, paces_s=paces_s, learning_rate=0.05, momentum=0.0)
 
 
 def resume_on(peer: Peer, config: Mapping[str, Any], folder: str) -> dict[str, Any]:
