@@ -147,7 +147,8 @@ def launch(
     """Run `program` on `ranks` ranks and return the exit status.
 
     What the launcher prints about a rank that failed is replaced by one line that names the rank. Ranks share the
-    cores (OMP_NUM_THREADS), and keep memory that they free for their next step, unless the environment says otherwise.
+    cores (OMP_NUM_THREADS), keep memory that they free for their next step, and ask for large pages, unless the
+    environment says otherwise.
 
     Args:
         mpiexec: as `find_mpiexec` returns it.
