@@ -13,19 +13,19 @@ import numpy as np
 
 from hocket.errors import PeerLostError
 from hocket.progress import ThreadProgress
-from hocket.schedule import allreduce
 from hocket.transport import mpi
 from hocket.transport.launching import find_mpiexec, launch
 from hocket.transport.reduction import TreeSum
 from hocket_eager import PartialAllreduce
 from hocket_eager.opening import open_sums
+from hocket_eager.send_buffer import SendBuffer
 
 # Of three ranks the second only hands its part on, and adds nothing.
 RANKS, VICTIM, ROUND = 3, 2, 5
 
 
 def rank(path: str) -> None:
-    """Take part in rounds; the victim dies while it adds up, or while the others wait for it."""
+    """Take part in rounds; the victim dies within one, while the others wait for it."""
     peer = mpi.join()
     peer.timeout_s = 20.0
     like = np.ones(1000, np.float32)
@@ -35,7 +35,7 @@ def rank(path: str) -> None:
     sums, _ = open_sums(collective, peer, progress, "gradients.0", [("gradients.0[0]", 0, like)])
     for round in range(ROUND + 10):
         if round == ROUND and peer.rank == VICTIM:
-            die_in_sum(path)
+            die_in_round(path)
         elif round == ROUND:
             time.sleep(0.5)  # computing
         try:
@@ -48,26 +48,16 @@ def rank(path: str) -> None:
         sums[0].fetch(round, np.empty_like(like))
 
 
-def die_in_sum(path: str) -> None:
-    """Let the next addition of this process be its end."""
+def die_in_round(path: str) -> None:
+    """Let the next round that takes this process's part, or adds it up, be its end."""
 
-    def die(*_: object, **__: object) -> None:
+    def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if path == "messages":
-        allreduce.np = _Dying(die)  # type: ignore[attr-defined]
+        SendBuffer.take = die  # type: ignore[method-assign, assignment]
     else:
         TreeSum.__call__ = die  # type: ignore[method-assign]
-
-
-class _Dying:
-    """NumPy, but for `add`."""
-
-    def __init__(self, add: object) -> None:
-        self.add = add
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(np, name)
 
 
 if __name__ == "__main__":

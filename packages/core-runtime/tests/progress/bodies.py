@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import time
 from collections.abc import Callable
@@ -133,6 +134,25 @@ def solo_without_bells(peer: Peer, rounds: int) -> Told:
     """As `solo_rounds`, where no rank is within earshot of another."""
     with patch.object(doorbell, "_host", lambda: ["a host of its own", str(peer.rank)]):
         return solo_rounds(peer, 4, rounds, 5, "recursive doubling", 10.0)
+
+
+def holds_the_gil(peer: Peer, name: str) -> float:
+    """Return how long rank 0's rounds take, in seconds, while rank 1 holds its GIL for 1 s."""
+    progress = ThreadProgress()
+    solo = Solo(peer, progress, 5, allreduce=ALLREDUCES[name], remembers=False)
+    solo(np.ones(5), 0)
+    peer.allgather_bytes(b"")
+    seconds = 0.0
+    if peer.rank == 1:
+        ctypes.PyDLL(None).usleep(1_000_000)
+    elif peer.rank == 0:
+        time.sleep(0.1)  # rank 1 has begun
+        begin_s = time.monotonic()
+        for round in range(solo.num_rounds, solo.num_rounds + 10):
+            solo(np.ones(5), round)
+        seconds = time.monotonic() - begin_s
+    progress.close()
+    return seconds
 
 
 def fail_on_rank_1(peer: Peer) -> None:

@@ -5,13 +5,22 @@ Source: eager-SGD (Li et al.), sec. 4.1 and Fig. 7. Not registered: the eager pl
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from hocket.progress import ProgressEngine
-from hocket.schedule import Compute, Schedule, activation_broadcast, chain, recursive_doubling_allreduce
+from hocket.schedule import (
+    Compute,
+    Copy,
+    Mutex,
+    Operation,
+    Schedule,
+    activation_broadcast,
+    chain,
+    recursive_doubling_allreduce,
+)
 from hocket.transport.peer import Array, Peer
 
 __all__ = ["Solo"]
@@ -40,16 +49,23 @@ class Solo:
         self.waiting = np.zeros(count, dtype)
         self.taken: list[Array] = []
         self.results: list[Array] = []
-        self._sum = np.zeros(count, dtype)
         self._newest = np.zeros(count, dtype)
-        self._newest_round = -1
-        self._remembers = remembers
-        self._lock = threading.Lock()
+        self._newest_round = np.full(1, -1)
+        self._lock = Mutex()
+        total = np.zeros(count, dtype)
+        # At once and under the lock, so that nothing is contributed twice or lost; and without Python.
+        take = Copy("take", source=self.waiting, to=total, clears=True, lock=self._lock)
+        publish = Copy("publish", source=total, to=self._newest, stamp=self._newest_round, lock=self._lock)
+
+        def note(told: list[Array]) -> list[Operation]:
+            return [Compute("note", call=lambda round: told.append(total.copy()))] if remembers else []
+
         schedule = chain(
             ("activation", activation_broadcast(peer.rank, peer.size)),
-            ("contribution", _one(self._take)),
-            ("sum", allreduce(peer.rank, peer.size, self._sum)),
-            ("result", _one(self._publish)),
+            ("contribution", _one_by_one(take, *note(self.taken))),
+            ("sum", allreduce(peer.rank, peer.size, total)),
+            # Noted before it is published, so that whoever is told of a round finds it.
+            ("result", _one_by_one(*note(self.results), publish)),
             persistent=True,
         )
         self._run = progress.open(schedule, peer, name)
@@ -61,7 +77,7 @@ class Solo:
         if not self._run.ended(round):
             self._run.start(round).wait()
         with self._lock:
-            return self._newest_round, self._newest.copy()
+            return int(self._newest_round[0]), self._newest.copy()
 
     @property
     def num_rounds(self) -> int:
@@ -70,21 +86,8 @@ class Solo:
     def close(self) -> None:
         self._run.close()
 
-    def _take(self, round: int) -> None:
-        """Move what waits into the round, at once, so that nothing is contributed twice or lost."""
-        with self._lock:
-            np.copyto(self._sum, self.waiting)
-            self.waiting[...] = 0
-        if self._remembers:
-            self.taken.append(self._sum.copy())
 
-    def _publish(self, round: int) -> None:
-        with self._lock:
-            np.copyto(self._newest, self._sum)
-            self._newest_round = round
-            if self._remembers:  # within the lock, so that whoever is told of a round finds it
-                self.results.append(self._sum.copy())
-
-
-def _one(call: Callable[[int], None]) -> Schedule:
-    return Schedule((Compute("compute", call=call),), ("compute",))
+def _one_by_one(*operations: Operation) -> Schedule:
+    names = [operation.name for operation in operations]
+    ordered = [replace(operation, after=tuple(names[i - 1 : i])) for i, operation in enumerate(operations)]
+    return Schedule(tuple(ordered), (names[-1],))

@@ -38,7 +38,8 @@ _ALLREDUCES = [
         ENGINES, [("ring", "float32"), ("recursive doubling", "float64")], _COUNTS
     )
 ]
-_OTHERS = [["large_messages"], ["broadcast_rounds", "thread", 7], ["idle"]]
+_GIL = [["holds_the_gil", allreduce] for allreduce in ("recursive doubling", "star")]
+_OTHERS = [*_GIL, ["large_messages"], ["broadcast_rounds", "thread", 7], ["idle"]]
 
 
 @pytest.mark.parametrize("size", _SIZES)
@@ -53,6 +54,13 @@ def test_allreduces_have_the_same_bits_everywhere(size: int) -> None:
     told = [rank[len(_SOLOS) : len(_SOLOS) + len(_ALLREDUCES)] for rank in _results(size)]
     assert told == [told[0]] * size
     assert all(told[0])
+
+
+@pytest.mark.parametrize("size", _SIZES)
+def test_a_rank_that_holds_the_gil_holds_nobody_up(size: int) -> None:
+    first = len(_SOLOS) + len(_ALLREDUCES)
+    for seconds in _results(size)[0][first : first + len(_GIL)]:
+        assert seconds < 0.5, "ten rounds, with one of the ranks silent for a second"
 
 
 @pytest.mark.parametrize("size", _SIZES)

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["LINE_BYTES", "compiled", "end_streaming", "pointer_to", "stream_line"]
+__all__ = ["LINE_BYTES", "compiled", "fence", "pointer_to", "stream_line"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def stream_line(typing: Any, to: Any, source: Any) -> Any:
     """Copy 64 bytes from address `source` to address `to`, a multiple of 64, around the caches.
 
     An ordinary store reads a line into the cache before it changes it, which costs memory half as much again. Other
-    cores may rely on what was written only after `end_streaming`.
+    cores may rely on what was written only after `fence`.
     """
     line = ir.VectorType(ir.IntType(64), 8)
 
@@ -57,8 +57,8 @@ def stream_line(typing: Any, to: Any, source: Any) -> Any:
 
 
 @intrinsic
-def end_streaming(typing: Any) -> Any:
-    """Make what this thread has streamed visible before anything that it writes later."""
+def fence(typing: Any) -> Any:
+    """Make what this thread has written visible, also around the caches, before it reads or writes anything later."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.fence("seq_cst")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from hocket.kernels.compiling import LINE_BYTES, compiled, end_streaming, pointer_to, stream_line
+from hocket.kernels.compiling import LINE_BYTES, compiled, fence, pointer_to, stream_line
 from hocket.transport.peer import Array
 
 __all__ = ["Mix", "Sums"]
@@ -99,7 +99,7 @@ def _mix_all(
         _note(poison, nonfinite[value:next_value])
         value, out = next_value, next_out
     if streams:
-        end_streaming()
+        fence()
 
 
 @compiled

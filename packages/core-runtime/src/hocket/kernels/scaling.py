@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.kernels.compiling import LINE_BYTES, compiled, end_streaming, stream_line
+from hocket.kernels.compiling import LINE_BYTES, compiled, fence, stream_line
 from hocket.transport.peer import Array
 
 __all__ = ["scaled_copy"]
@@ -47,4 +47,4 @@ def _scaled_copy(given: Array, factor: float, out: Array, tile: Array, poison: A
             for k in range(count):
                 rest[k] = tile[k]
     if streams:
-        end_streaming()
+        fence()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from hocket.errors import PeerLostError, TransportError
-from hocket.progress.execution import Execution
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Lane, Request
+from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.signals import Connection, Ring
+
+if TYPE_CHECKING:
+    from hocket.progress.execution import Execution
 
 __all__ = ["Attended"]
 
@@ -22,7 +26,6 @@ class Attended:
     Attributes:
         name: the exchange, for messages.
         lane: of its own.
-        ended: how many rounds have ended.
         closing: set by the application once all it has triggered is triggered.
         closed: whether nothing is posted and nothing will be.
         rings: what has rung for it since the last `advance`.
@@ -31,26 +34,38 @@ class Attended:
     def __init__(self, schedule: Schedule, lane: Lane, name: str) -> None:
         self.name = name
         self.lane = lane
-        self.ended = 0
         self.closing = False
         self.closed = False
         self.rings: list[Ring] = []
         self._schedule = schedule
         self._execution: Execution | None = None
-        self._wanted = 0
         self._agreement: Request | None = None
         self._triggered = np.zeros(lane.size, np.int64)
         self._final: int | None = None
 
     # -------------------------------------------------------------------------------- from any thread of the rank
 
-    def open(self, connection: Connection) -> None:
-        """Begin: from now on `advance` posts and sends."""
+    def open(self, connection: Connection) -> Array:
+        """Begin: from now on `advance` posts and sends; return the program, for a bell to serve."""
+        from hocket.progress.execution import Execution  # which imports Numba
+
         self._execution = Execution(self._schedule, self.lane, connection)
+        return self._execution.program
+
+    @property
+    def ended(self) -> int:
+        """How many rounds have ended."""
+        return 0 if self._execution is None else self._execution.round
 
     def trigger(self, round: int) -> None:
         """Have `round`, and those before, begin if they have not."""
-        self._wanted = max(self._wanted, round + 1)
+        assert self._execution is not None
+        self._execution.wanted = max(self._execution.wanted, round + 1)
+
+    def tell(self, telling: bool) -> None:
+        """Have the bell return to Python when a round ends, or no more."""
+        if self._execution is not None:
+            self._execution.tell(telling)
 
     def describe(self) -> str:
         """Say what this rank's part of the present round lacks."""
@@ -93,10 +108,8 @@ class Attended:
         if execution is None or self.closed:
             return False
         rings, self.rings = self.rings, []
-        execution.wanted = self._wanted
         try:
             moved = execution.advance(rings, everywhere)
-            self.ended = execution.round
             return (self.closing and self._close(execution)) or moved
         except PeerLostError:
             raise
@@ -110,7 +123,7 @@ class Attended:
         """Go on with closing, and return whether that is done."""
         if self._agreement is None:
             own = np.zeros_like(self._triggered)
-            own[self.lane.rank] = self._wanted
+            own[self.lane.rank] = execution.wanted
             self._agreement = self.lane.iallreduce(own, self._triggered)
         if self._final is None and self._agreement.done():
             self._final = int(self._triggered.max())

@@ -60,14 +60,18 @@ class Driver:
         attended = Attended(schedule, peer.lane(name), name)
         key, self._num_opened = self._num_opened, self._num_opened + 1
         self._attended[key] = attended  # before the others learn how to ring, so that no ring is missed
-        attended.open(self._bell.connect(peer, key))
+        self._bell.serve(key, attended.open(self._bell.connect(peer, key)))
         self._note_unheard()
+        with self._lock:
+            self._note_watched()
         self.ring()
         return attended
 
     def forget(self, attended: Attended) -> None:
         """Attend to a closed execution no longer."""
-        self._attended = {key: other for key, other in self._attended.items() if other is not attended}
+        (forgotten,) = [key for key, other in self._attended.items() if other is attended]
+        self._attended = {key: other for key, other in self._attended.items() if key != forgotten}
+        self._bell.serve(forgotten, None)
         self._note_unheard()
 
     def carry(self, handed_over: Advancing) -> None:
@@ -119,11 +123,16 @@ class Driver:
     def watch(self, over: Callable[[], bool]) -> Event | None:
         """Return an event that is set when `over()` has become true or the driver has failed; None if so already."""
         with self._lock:
-            if over() or self.error is not None:
-                return None
             event = self.peer.event()
             self._watchers.append((over, event))
-            return event
+            self._note_watched()
+        # Looked at only after rounds are told of: the lock orders one after the other.
+        with self._lock:
+            if not over() and self.error is None:
+                return event
+            self._watchers.remove((over, event))
+            self._note_watched()
+            return None
 
     def close(self) -> None:
         """Give the bell back, once nobody steps any more."""
@@ -167,6 +176,11 @@ class Driver:
     def _note_unheard(self) -> None:
         self._unheard = self._bell.hears_everything or any(a.unheard for a in self._attended.values())
 
+    def _note_watched(self) -> None:
+        """Have executions tell of their rounds while somebody waits for one."""
+        for attended in self._attended.values():
+            attended.tell(bool(self._watchers))
+
     def _tell(self) -> None:
         with self._lock:
             if not self._watchers:
@@ -175,6 +189,7 @@ class Driver:
             self._watchers = [
                 watcher for watcher, (is_over, _) in zip(self._watchers, over, strict=True) if not is_over
             ]
+            self._note_watched()
         for is_over, event in over:
             if is_over:
                 event.set()

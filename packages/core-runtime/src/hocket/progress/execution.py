@@ -5,12 +5,16 @@ Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persis
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+
+from hocket.errors import TransportError
+from hocket.kernels import program as kernel
 from hocket.progress.messages import Messages, Place
-from hocket.schedule.operation import Compute, Gate, Logic, Operation, Receive, Send
+from hocket.progress.program import build_program
+from hocket.schedule.operation import Add, Compute, Gate, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.signals import Connection, Ring
@@ -21,11 +25,15 @@ __all__ = ["Execution"]
 class Execution:
     """A schedule that is carried out round after round; used by one thread at a time.
 
+    What fires when is the program's affair; here is what it hands to Python. The thread's bell can carry the program on
+    by itself, see `Doorbell.serve`.
+
+    Another thread may ask for the round, say how many are wanted, and `tell`.
+
     Attributes:
-        round: the round that is armed or will be next; so many have ended.
-        wanted: the application has triggered the rounds before this one.
+        program: the schedule and the state of its round, see `hocket.kernels.program`.
         sending: sends that are not done.
-        doing: the operation that is looked at or fired, for errors.
+        doing: the operation that is looked at or performed, for errors.
     """
 
     def __init__(self, schedule: Schedule, lane: Lane, connection: Connection) -> None:
@@ -36,41 +44,40 @@ class Execution:
             lane: of its own, among the ranks of the schedule.
             connection: to their bells.
         """
-        self.round = 0
-        self.wanted = 0
+        self.program = build_program(schedule, lane.rank, lane.size, connection)
         self.sending: list[tuple[int, Request]] = []
         self.doing = ""
-        self._schedule = schedule
-        self._messages = Messages(schedule, lane, connection)
         self._operations = schedule.operations
-        index = {operation.name: i for i, operation in enumerate(self._operations)}
-        self._dependents: list[list[int]] = [[] for _ in self._operations]
-        for i, operation in enumerate(self._operations):
-            for name in operation.after:
-                self._dependents[index[name]].append(i)
-        self._actions = [self._action(i, operation) for i, operation in enumerate(self._operations)]
-        self._needs = [_needed(operation) for operation in self._operations]
-        self._trigger = None if schedule.trigger is None else index[schedule.trigger]
-        self._roots = [i for i, needed in enumerate(self._needs) if not needed and i != self._trigger]
-        self._last = frozenset(index[name] for name in schedule.last)
+        self._messages = Messages(schedule, lane, connection)
+        self._scratch = np.empty(kernel.RING_WORDS + -(-connection.largest_bytes // 8), np.int64)
+        self._perform = [self._action(i, operation) for i, operation in enumerate(self._operations)]
         self._receives = {
-            (operation.source, operation.tag): i
+            (operation.source, operation.tag): (i, operation.data)
             for i, operation in enumerate(self._operations)
             if isinstance(operation, Receive)
         }
-        self._armed = False
-        self._num_receiving = 0
-        self._ready: deque[int] = deque()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._fired = bytearray(len(self._operations))
-        self._done = bytearray(len(self._operations))
-        self._missing = list(self._needs)
-        self._last_missing = len(self._last)
-        self._shut: list[int] = []
+        self._shut: list[tuple[int, int]] = []  # gates, and the round in which they were asked
+        self._num_seen = 0
 
     # ------------------------------------------------------------------------------------------ what it does
+
+    @property
+    def round(self) -> int:
+        """The round that is armed or will be next; so many have ended."""
+        return int(self.program[kernel.ROUND])
+
+    @property
+    def wanted(self) -> int:
+        """The application has triggered the rounds before this one."""
+        return int(self.program[kernel.WANTED])
+
+    @wanted.setter
+    def wanted(self, rounds: int) -> None:
+        self.program[kernel.WANTED] = rounds
+
+    def tell(self, telling: bool) -> None:
+        """Have a bell that carries the program on return whenever a round ends, or no more."""
+        self.program[kernel.TELLING] = telling
 
     @property
     def in_flight(self) -> bool:
@@ -86,41 +93,34 @@ class Execution:
         """Do everything that can be done now; never blocks.
 
         Args:
-            rings: what has rung since the last call.
+            rings: what has rung since the last call, but for what the bell has given to the program itself.
             everywhere: look also for messages for which nobody has rung.
 
         Returns:
-            Whether anything has happened.
+            Whether anything has happened since the last call.
 
         Raises:
             TransportError: a message failed.
             Exception: a computation failed; whatever it raised.
         """
         self.doing = "receive"
-        come = self._messages.collect(rings, everywhere)
-        for place in come:
-            self._receive(place)
-        moved = bool(come)
+        for ring in rings:
+            self._take_in(ring)
+        for place, round in self._messages.look(everywhere):
+            self._note_come(self._receives[place][0], round)
         if self.sending:
-            moved |= self._look_for_sent()
+            self._look_for_sent()
         while True:
-            if not self._armed and (self._schedule.persistent or self.round < self.wanted):
-                self._arm()
-            if self._armed and self.round < self.wanted and self._trigger is not None:
-                self._fire_once(self._trigger)
             if self._shut:
                 self._look_at_gates()
-            moved |= bool(self._ready)
-            while self._ready:
-                i = self._ready.popleft()
-                action = self._actions[i]
+            i = kernel.go_on(self.program, self._scratch)
+            if i == kernel.IDLE:
+                break
+            if i != kernel.ROUND_ENDED:
                 self.doing = self._operations[i].name
-                if action is None or action():
-                    self._finish(i)
-            if not self._armed or self._last_missing or self.sending or self._num_receiving:
-                return moved
-            self._armed = False
-            self.round += 1
+                kernel.settle(self.program, i, self._perform[i]())
+        num_seen, self._num_seen = self._num_seen, int(self.program[kernel.NUM_DONE])
+        return self._num_seen > num_seen
 
     def withdraw(self) -> None:
         """Give up what is posted for rounds that will not come."""
@@ -128,102 +128,123 @@ class Execution:
 
     def awaited(self) -> list[tuple[int, str]]:
         """Return from whom the present round awaits data, and in which operation."""
-        return [
-            (place[0], self._operations[self._receives[place]].name) for place in self._messages.awaited()
-        ]
+        awaited = [self._receives[place][0] for place in self._messages.awaited()]
+        for i, _ in self._receives.values():
+            if self._get(i, kernel.KIND) == kernel.EXPECT and self._get(i, kernel.EXPECTED) >= 0:
+                awaited.append(i)
+        source = {i: place[0] for place, (i, _) in self._receives.items()}
+        return [(source[i], self._operations[i].name) for i in awaited]
 
     # ------------------------------------------------------------------------------------------- how it does it
 
-    def _look_for_sent(self) -> bool:
-        """Return whether a send is done that was not."""
+    def _get(self, i: int, field: int) -> int:
+        return int(self.program[kernel.HEADER + i * kernel.FIELDS + field])
+
+    def _take_in(self, ring: Ring) -> None:
+        """Note what rang: for a message on the lane, or with a message."""
+        place = (ring.source, ring.message)
+        i, data = self._receives[place]
+        if ring.data is None:
+            self._messages.note_rung(place)
+        elif data is None:
+            kernel.hear(self.program, i, ring.round)
+        elif self._get(i, kernel.EXPECTED) == ring.round:
+            _copy(ring.data, data)
+            kernel.arrive(self.program, i)
+        else:
+            self._messages.keep(place, ring.round, ring.data)
+            self.program[kernel.HEADER + i * kernel.FIELDS + kernel.NUM_EARLY] += 1
+
+    def _note_come(self, i: int, round: int | None) -> None:
+        """Note that data has come on the lane, or a notice of `round`."""
+        if round is None:
+            self._end(i)
+        else:
+            kernel.hear(self.program, i, round)
+
+    def _end(self, i: int) -> None:
+        """Note the end of what was under way."""
+        self.program[kernel.UNDER_WAY] -= 1
+        kernel.finish(self.program, i)
+
+    def _look_for_sent(self) -> None:
         still = []
-        before = len(self.sending)
         for i, request in self.sending:
             self.doing = self._operations[i].name
             if request.done():
-                self._finish(i)
+                self._end(i)
             else:
                 still.append((i, request))
         self.sending = still
-        return len(still) < before
 
     def _look_at_gates(self) -> None:
-        """Finish the gates that have opened since they fired."""
-        shut, self._shut = self._shut, []
-        for i in shut:
+        """Finish the gates of this round that have opened since they were asked."""
+        present = self.round
+        shut, self._shut = [(i, round) for i, round in self._shut if round == present], []
+        for i, _ in shut:
             self.doing = self._operations[i].name
-            action = self._actions[i]
-            if action is not None and action():
-                self._finish(i)
+            if self._perform[i]():
+                kernel.finish(self.program, i)
 
-    def _receive(self, place: Place) -> None:
-        """Note that something has come: data, or a notice, which may be of another round."""
-        i = self._receives[place]
-        if place not in self._messages.heard:
-            self._num_receiving -= 1
-            self._finish(i)
-        elif self._fired[i] and not self._done[i] and self._messages.heard[place] >= self.round:
-            self._finish(i)
-
-    def _arm(self) -> None:
-        self._armed = True
-        self._reset()
-        for i in self._roots:
-            self._fire_once(i)
-
-    def _fire_once(self, i: int) -> None:
-        if not self._fired[i]:
-            self._fired[i] = True
-            self._ready.append(i)
-
-    def _action(self, i: int, operation: Operation) -> Callable[[], bool] | None:
-        """Return what firing an operation does, and whether it is done then; None for nothing at all."""
+    def _action(self, i: int, operation: Operation) -> Callable[[], bool]:
+        """Return what performs an operation that is handed to Python, and returns whether it is done then."""
         match operation:
             case Send():
                 return partial(self._send, i, operation)
-            case Receive():
-                return partial(self._post, (operation.source, operation.tag), operation.data)
-            case Compute():
-                return partial(self._compute, operation.call)
+            case Receive(data=data) if data is not None:
+                return partial(self._post, i, (operation.source, operation.tag), data)
+            case Compute(call=call):
+                return partial(self._compute, call)
+            case Add(total=total, addend=addend):
+                return partial(_add, total, addend)
             case Gate():
                 return partial(self._ask, i, operation.is_open)
             case _:
-                return None
+                return _not_handed
 
     def _send(self, i: int, operation: Send) -> bool:
         request = self._messages.send(operation.to, operation.tag, self.round, operation.data)
         if request is not None:
             self.sending.append((i, request))
+            self.program[kernel.UNDER_WAY] += 1
         return request is None
 
-    def _post(self, place: Place, data: Array | None) -> bool:
-        if data is None:
-            return self._messages.heard[place] >= self.round
-        done = self._messages.post(place, self.round, data)
-        self._num_receiving += not done
-        return done
+    def _post(self, i: int, place: Place, data: Array) -> bool:
+        if self._get(i, kernel.KIND) != kernel.EXPECT:
+            self._messages.receive(place, self.round, data)
+            self.program[kernel.UNDER_WAY] += 1
+            return False
+        message = self._messages.kept(place, self.round)
+        if message is None:
+            kernel.expect(self.program, i)
+            return False
+        _copy(message, data)
+        self.program[kernel.HEADER + i * kernel.FIELDS + kernel.NUM_EARLY] -= 1
+        return True
 
     def _compute(self, call: Callable[[int], None]) -> bool:
         call(self.round)
         return True
 
     def _ask(self, i: int, is_open: Callable[[int], bool]) -> bool:
-        opened = is_open(self.round)
+        round = self.round
+        opened = is_open(round)
         if not opened:
-            self._shut.append(i)
+            self._shut.append((i, round))
         return opened
 
-    def _finish(self, i: int) -> None:
-        self._done[i] = True
-        self._last_missing -= i in self._last
-        for dependent in self._dependents[i]:
-            self._missing[dependent] -= 1
-            if self._missing[dependent] <= 0:
-                self._fire_once(dependent)
+
+def _add(total: Array, addend: Array) -> bool:
+    np.add(total, addend, out=total)
+    return True
 
 
-def _needed(operation: Operation) -> int:
-    """Return how many of its dependencies must be done before it fires."""
-    if operation.logic is Logic.ANY:
-        return min(len(operation.after), 1)
-    return len(operation.after)
+def _not_handed() -> bool:
+    raise AssertionError("the program does this itself")
+
+
+def _copy(message: bytes, data: Array) -> None:
+    if len(message) != data.nbytes:
+        raise TransportError(f"a message of {len(message)} bytes came into a buffer of {data.nbytes}")
+    if message:
+        data.reshape(-1).view(np.uint8)[:] = np.frombuffer(message, dtype=np.uint8)

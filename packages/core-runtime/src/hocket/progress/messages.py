@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
-from hocket.errors import TransportError
 from hocket.progress.notices import Notices
 from hocket.schedule.operation import Receive
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array, Lane, Request
-from hocket.transport.signals import Connection, Ring
+from hocket.transport.signals import Connection
 
 __all__ = ["Messages", "Place"]
 
@@ -25,10 +23,9 @@ _NUMBERS = 16_384
 
 
 class Messages:
-    """What is sent and received for a schedule, over all rounds.
+    """What a schedule sends and receives outside of its program, over all rounds.
 
     Attributes:
-        heard: the newest round that a notice has come for, by place; -1 before the first.
         unheard: whether there are ranks whose messages do not ring, so that they must be looked for.
     """
 
@@ -39,14 +36,12 @@ class Messages:
         self._num_tags = schedule.num_tags
         receives = [operation for operation in schedule.operations if isinstance(operation, Receive)]
         self.unheard = any(not connection.hears(receive.source) for receive in receives)
-        self.heard: dict[Place, int] = {
-            (receive.source, receive.tag): -1 for receive in receives if receive.data is None
-        }
         self._notices = {
-            place: Notices(lane, *place) for place in self.heard if not connection.hears(place[0])
+            (receive.source, receive.tag): Notices(lane, receive.source, receive.tag)
+            for receive in receives
+            if receive.data is None and not connection.hears(receive.source)
         }
         self._receiving: dict[Place, Request] = {}
-        self._expected: dict[Place, tuple[int, Array]] = {}  # to come with a ring: round, buffer
         self._early: dict[tuple[Place, int], bytes] = {}
         # Rings less messages on the lane; a message can be seen before its ring.
         self._unanswered: Counter[Place] = Counter()
@@ -62,8 +57,8 @@ class Messages:
         )
 
     def awaited(self) -> list[Place]:
-        """Return where data is awaited."""
-        return [*self._receiving, *self._expected]
+        """Return from where data is awaited on the lane."""
+        return [*self._receiving]
 
     def send(self, to: int, tag: int, round: int, data: Array | None) -> Request | None:
         """Send data, or a notice where None; return None if that is done already."""
@@ -81,49 +76,43 @@ class Messages:
             return _Ringing(connection, (to, tag, round, None), request)
         return None if request.done() else request
 
-    def post(self, place: Place, round: int, data: Array) -> bool:
-        """Receive into `data`; return whether that is done already."""
+    def receive(self, place: Place, round: int, data: Array) -> None:
+        """Receive into `data`, on the lane."""
         source, tag = place
-        if self._connection.hears(source) and data.nbytes <= self._connection.largest_bytes:
-            early = self._early.pop((place, round), None)
-            if early is None:
-                self._expected[place] = (round, data)
-                return False
-            _copy(early, data)
-            return True
         self._receiving[place] = self._lane.irecv(data, source, self._number(tag, round))
-        return False
 
-    def collect(self, rings: Iterable[Ring], everywhere: bool) -> list[Place]:
-        """Take in what has come and return where; never blocks.
+    def note_rung(self, place: Place) -> None:
+        """Note that a message has been rung for that comes on the lane."""
+        self._unanswered[place] += 1
+
+    def keep(self, place: Place, round: int, message: bytes) -> None:
+        """Keep what came with a ring until its round."""
+        self._early[place, round] = message
+
+    def kept(self, place: Place, round: int) -> bytes | None:
+        """Give back what was kept for `round`, if anything was."""
+        return self._early.pop((place, round), None)
+
+    def look(self, everywhere: bool) -> list[tuple[Place, int | None]]:
+        """Return what has come on the lane: data, or a notice and its round; never blocks.
 
         Args:
-            rings: what has rung since the last call.
             everywhere: look also where nobody has rung.
         """
-        come: list[Place] = []
-        for ring in rings:
-            place = (ring.source, ring.message)
-            if ring.data is None:
-                self._unanswered[place] += 1
-            elif place in self.heard:
-                self.heard[place] = max(self.heard[place], ring.round)
-                come.append(place)
-            elif self._expected.get(place, (-1,))[0] == ring.round:
-                _copy(ring.data, self._expected.pop(place)[1])
-                come.append(place)
-            else:
-                self._early[place, ring.round] = ring.data
-        if self._notices or self._receiving:
-            self._look_on_lane(everywhere, come)
-        return come
-
-    def _look_on_lane(self, everywhere: bool, come: list[Place]) -> None:
+        if not (self._notices or self._receiving):
+            return []
+        come: list[tuple[Place, int | None]] = []
         rung = [place for place, rung in self._unanswered.items() if rung > 0]
         for place in (*self._notices, *self._receiving) if everywhere else rung:
-            if self._look(place):
-                self._unanswered[place] -= 1
-                come.append(place)
+            if place in self._notices and self._notices[place].look():
+                come.append((place, self._notices[place].newest))
+            elif place in self._receiving and self._receiving[place].done():
+                del self._receiving[place]
+                come.append((place, None))
+            else:
+                continue
+            self._unanswered[place] -= 1
+        return come
 
     def withdraw(self) -> None:
         """Give up what is posted for rounds that will not come."""
@@ -131,18 +120,6 @@ class Messages:
             request.withdraw()
         for notices in self._notices.values():
             notices.withdraw()
-
-    def _look(self, place: Place) -> bool:
-        """Return whether something has come on the lane."""
-        if place in self._notices:
-            notices = self._notices[place]
-            if notices.look():
-                self.heard[place] = max(self.heard[place], notices.newest)
-                return True
-        elif place in self._receiving and self._receiving[place].done():
-            del self._receiving[place]
-            return True
-        return False
 
     def _number(self, tag: int, round: int) -> int:
         """Return under which number data is sent on the lane; notices have those from 0 to `num_tags`."""
@@ -170,10 +147,3 @@ class _Ringing(Request):
 
     def wait(self, timeout_s: float | None = None) -> None:
         raise NotImplementedError("only looked at")
-
-
-def _copy(message: bytes, data: Array) -> None:
-    if len(message) != data.nbytes:
-        raise TransportError(f"a message of {len(message)} bytes came into a buffer of {data.nbytes}")
-    if message:
-        data.reshape(-1).view(np.uint8)[:] = np.frombuffer(message, dtype=np.uint8)

@@ -10,11 +10,9 @@ from it last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from hocket.schedule.operation import Compute, NoOp, Operation, Receive, Send
+from hocket.schedule.operation import Add, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array
 
@@ -84,7 +82,7 @@ class _Builder:
         free = tuple(self._additions[-2:-1])  # the addition that read from this place
         receive = Receive(f"{name}: receive", free, data=staged, source=source, tag=tag)
         self._operations.append(receive)
-        add = Compute(f"{name}: add", (*self._done, receive.name), call=_adder(data, staged))
+        add = Add(f"{name}: add", (*self._done, receive.name), total=data, addend=staged)
         self._operations.append(add)
         self._additions.append(add.name)
         self._done = (add.name,)
@@ -129,8 +127,8 @@ def ring_allreduce(rank: int, size: int, data: Array) -> Schedule:
             posted = done if step else ()
             operations.append(Receive(receive, posted, data=staged, source=left, tag=step))
             done = (f"step {step}: add",)
-            add = Compute(done[0], (*(["start"] if not step else []), receive), call=_adder(coming, staged))
-            operations.append(add)
+            after = (*(["start"] if not step else []), receive)
+            operations.append(Add(done[0], after, total=coming, addend=staged))
         else:
             # What is overwritten here was sent `size - 1` steps ago at the latest.
             sent = sends[step - size + 1]
@@ -157,19 +155,17 @@ def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedul
     children = range(arity * rank + 1, min(arity * (rank + 1), size - 1) + 1)
     staging = [np.empty_like(data) for _ in children]
 
-    def add(round: int) -> None:
-        for addend in staging:
-            np.add(data, addend, out=data)
-
     operations: list[Operation] = [NoOp("start")]
-    received = [f"up {child}: receive" for child in children]
-    for child, name, staged in zip(children, received, staging, strict=True):
-        operations.append(Receive(name, data=staged, source=child))
-    operations.append(Compute("add", ("start", *received), call=add))
-    have = "add"
+    have = "start"
+    for child, staged in zip(children, staging, strict=True):
+        receive = f"up {child}: receive"
+        operations.append(Receive(receive, data=staged, source=child))
+        # In order of the children, whoever comes first, so that every round adds alike.
+        operations.append(Add(f"up {child}: add", (have, receive), total=data, addend=staged))
+        have = f"up {child}: add"
     if rank:
         parent = (rank - 1) // arity
-        operations.append(Send("up: send", ("add",), data=data, to=parent))
+        operations.append(Send("up: send", (have,), data=data, to=parent))
         have = "down: receive"
         operations.append(Receive(have, ("up: send",), data=data, source=parent))
     # Through a no-op, so that what follows in a chain fires before these sends, each of which wakes another rank.
@@ -177,10 +173,3 @@ def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedul
     for child in children:
         operations.append(Send(f"down {child}: send", ("down",), data=data, to=child))
     return Schedule(tuple(operations), (have,), trigger="start")
-
-
-def _adder(total: Array, addend: Array) -> Callable[[int], None]:
-    def add(round: int) -> None:
-        np.add(total, addend, out=total)
-
-    return add

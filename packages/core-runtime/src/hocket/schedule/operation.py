@@ -8,12 +8,15 @@ receives like others, which leaves receives behind that no message comes for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
+from hocket.schedule.mutex import Mutex
 from hocket.transport.peer import Array
 
-__all__ = ["Compute", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
+__all__ = ["Add", "Compute", "Copy", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
 
 
 class Logic(Enum):
@@ -45,13 +48,47 @@ class NoOp(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Compute(Operation):
-    """A call that does not block, done when it returns.
+    """A call that does not block, done when it returns; it takes the GIL, which `Add` and `Copy` do not.
 
     Attributes:
         call: given the round of the execution. Runs on the thread that advances the schedule.
     """
 
     call: Callable[[int], None] = lambda round: None
+
+
+def _nothing() -> Array:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Operation):
+    """total += addend, done at once; without Python for float32, float64, int32 and int64.
+
+    Attributes:
+        total, addend: C-contiguous, of one shape and dtype.
+    """
+
+    total: Array = field(default_factory=_nothing)
+    addend: Array = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Operation):
+    """to = source, done at once; without Python, so that a rank whose training thread holds the GIL takes part.
+
+    Attributes:
+        source, to: C-contiguous, of one shape and dtype.
+        clears: whether `source` becomes zero thereby: what accumulates there is taken once.
+        stamp: [1] int64, which becomes the execution's round; None for none.
+        lock: held meanwhile, against an application that touches the same; None for none.
+    """
+
+    source: Array = field(default_factory=_nothing)
+    to: Array = field(default_factory=_nothing)
+    clears: bool = False
+    stamp: Array | None = None
+    lock: Mutex | None = None
 
 
 @dataclass(frozen=True, eq=False)

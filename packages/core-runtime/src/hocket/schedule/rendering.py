@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.schedule.operation import Compute, Gate, Operation, Receive, Send
+from hocket.schedule.operation import Add, Compute, Copy, Gate, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.peer import Array
 
@@ -32,6 +32,10 @@ def _what(operation: Operation, schedule: Schedule) -> str:
             what = f"receive {_content(data)} from rank {source}, tag {tag}"
         case Compute():
             what = "compute"
+        case Add(total=total):
+            what = f"add {total.nbytes} bytes"
+        case Copy(source=source, clears=clears):
+            what = f"{'take' if clears else 'copy'} {source.nbytes} bytes"
         case Gate():
             what = "wait until open"
         case _:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Peer
+    from hocket.transport.peer import Array, Peer
 
 __all__ = ["Connection", "Doorbell", "Event", "Ring"]
 
@@ -70,6 +70,10 @@ class Connection(ABC):
     def hears(self, rank: int) -> bool:
         """Return whether this rank hears those of `rank`; if not, it has to poll."""
 
+    def bell(self, rank: int) -> tuple[int, int] | None:
+        """Return where a program may write rings for `rank` by itself: a descriptor, and the key there; or None."""
+        return None
+
     @abstractmethod
     def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
         """Wake `rank`; never blocks, microseconds.
@@ -84,7 +88,7 @@ class Connection(ABC):
             data: the message itself; None where it has been sent before, on a lane.
 
         Returns:
-            Whether it has rung. Not while the other has thousands of rings to hear before: ring again then.
+            Whether it has rung. Not while the other has a thousand rings to hear before: ring again then.
         """
 
 
@@ -107,6 +111,14 @@ class Doorbell(ABC):
             key: what their rings are told apart by on this rank, from 0.
         """
 
+    def serve(self, key: int, program: Array | None) -> None:  # noqa: B027 (a bell need not be able to)
+        """Carry a program on in `wait`, without Python, and return only the rings that it has no use for.
+
+        Args:
+            key: of its connection.
+            program: see `hocket.kernels.program`; None when it has ended.
+        """
+
     @abstractmethod
     def ring(self) -> None:
         """Wake the sleeper, from another thread of this rank; never blocks."""
@@ -120,7 +132,7 @@ class Doorbell(ABC):
 
         Returns:
             Who rang, where the bell can tell; a ring of this rank's own has a key that was given to no connection.
-            Empty where time is up, or where it cannot tell.
+            Empty where time is up, where it cannot tell, or where a program that it serves needs Python.
         """
 
     @abstractmethod

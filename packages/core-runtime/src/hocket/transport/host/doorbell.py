@@ -13,20 +13,25 @@ import select
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hocket.transport.signals import Connection, Doorbell, Ring
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Peer
+    from hocket.transport.peer import Array, Peer
 
 __all__ = ["HostDoorbell"]
 
-# As in `Ring`: key, source, message, round, and the number of bytes that follow, or _NONE.
-_RING = struct.Struct("=IIIqI")
-_NONE = 2**32 - 1
-_OWN = _RING.pack(_NONE, 0, 0, 0, _NONE)
+# As in `Ring`: key, source, message, round, and the number of bytes that follow, filled up to whole words, or
+# _ELSEWHERE. `hocket.kernels.program` reads and writes the same.
+_RING = struct.Struct("=5q")
+_WORD_BYTES = 8
+_ELSEWHERE = -1
+_OWN = _RING.pack(-1, 0, 0, 0, _ELSEWHERE)
 # Writes up to 4,096 bytes, PIPE_BUF, are never torn apart.
 _LARGEST_BYTES = 2048
 # All that a pipe holds: reading cuts no ring in two.
@@ -46,6 +51,8 @@ class HostDoorbell(Doorbell):
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
         self._others: dict[str, int] = {}
+        self._programs: dict[int, Array] = {}
+        self._server: _Server | None = None
 
     def connect(self, peer: Peer, key: int) -> _HostConnection:
         host, pipe = _host(), f"/proc/{os.getpid()}/fd/{self._writing}"
@@ -60,6 +67,13 @@ class HostDoorbell(Doorbell):
         heard = frozenset(rank for rank in range(peer.size) if peer.rank in reached[rank])
         return _HostConnection(peer.rank, bells, heard)
 
+    def serve(self, key: int, program: Array | None) -> None:
+        programs = {other: held for other, held in self._programs.items() if other != key}
+        if program is not None:
+            programs[key] = program
+        self._programs = programs
+        self._server = _Server(self._reading, programs) if programs else None
+
     def ring(self) -> None:
         _write(self._writing, _OWN)
 
@@ -70,6 +84,9 @@ class HostDoorbell(Doorbell):
                 timeout_s = 0
             if not self._poll.poll(timeout_s * 1e3):
                 return ()
+        server = self._server  # another thread can put another in its place
+        if server is not None:
+            return _rings(server.read(blocks=timeout_s is None))
         return _rings(os.read(self._reading, _READ_BYTES))
 
     def close(self) -> None:
@@ -84,6 +101,32 @@ class HostDoorbell(Doorbell):
                 if os.readlink(pipe) == inode:
                     self._others[inode] = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         return self._others.get(inode)
+
+
+class _Server:
+    """What is read by compiled code, which carries programs on.
+
+    Args:
+        reading: the bell's pipe.
+        programs: by key.
+    """
+
+    def __init__(self, reading: int, programs: dict[int, Array]) -> None:
+        from hocket.kernels.program import serve  # which imports Numba
+
+        table = np.zeros((max(programs) + 1, 2), np.int64)
+        for key, program in programs.items():
+            table[key] = program.ctypes.data, program.size
+        self._programs = programs  # alive while compiled code knows their addresses
+        self._left = np.empty(_READ_BYTES // _WORD_BYTES, np.int64)
+        scratch = np.empty((_RING.size + _LARGEST_BYTES) // _WORD_BYTES, np.int64)
+        self._serve = partial(serve, reading, table, np.empty_like(self._left), self._left, scratch)
+        # Compiled now, or loaded, while nobody waits for this rank: a read of nothing.
+        serve(-1, table, np.empty_like(self._left), self._left, scratch, False)
+
+    def read(self, blocks: bool) -> bytes:
+        """Return rings that are for none of the programs; see `serve`."""
+        return self._left[: self._serve(blocks)].tobytes()
 
 
 class _HostConnection(Connection):
@@ -108,11 +151,15 @@ class _HostConnection(Connection):
     def hears(self, rank: int) -> bool:
         return rank in self._heard
 
+    def bell(self, rank: int) -> tuple[int, int] | None:
+        return self._bells.get(rank)
+
     def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
         descriptor, key = self._bells[rank]
         if data is None:
-            return _write(descriptor, _RING.pack(key, self._rank, message, round, _NONE))
-        return _write(descriptor, _RING.pack(key, self._rank, message, round, len(data)) + data)
+            return _write(descriptor, _RING.pack(key, self._rank, message, round, _ELSEWHERE))
+        ring = _RING.pack(key, self._rank, message, round, len(data)) + data
+        return _write(descriptor, ring.ljust(_RING.size + _whole_words(len(data)), b"\0"))
 
 
 def _rings(data: bytes) -> list[Ring]:
@@ -121,12 +168,16 @@ def _rings(data: bytes) -> list[Ring]:
     while start < len(data):
         key, source, message, round, nbytes = _RING.unpack_from(data, start)
         start += _RING.size
-        if nbytes == _NONE:
+        if nbytes == _ELSEWHERE:
             rings.append(Ring(key, source, message, round, None))
         else:
             rings.append(Ring(key, source, message, round, data[start : start + nbytes]))
-            start += nbytes
+            start += _whole_words(nbytes)
     return rings
+
+
+def _whole_words(nbytes: int) -> int:
+    return -(-nbytes // _WORD_BYTES) * _WORD_BYTES
 
 
 def _write(descriptor: int, ring: bytes) -> bool:
