@@ -108,6 +108,19 @@ def test_operations_fire_as_their_dependencies_say(schedule: Schedule, rounds: i
     assert fired == [(round, name) for round in range(rounds) for name in expected(schedule)]
 
 
+def test_a_computation_may_have_progress_made(pipe: Pipe) -> None:
+    made: list[int] = []
+
+    def work(round: int) -> None:
+        made.append(round)
+        run.advance([], everywhere=False)
+
+    run = execution(pipe, NoOp("go"), Compute("work", ("go",), call=work), last="work", trigger="go")
+    run.wanted = 2
+    run.advance([], everywhere=False)
+    assert made == [0, 1]
+
+
 # ------------------------------------------------------------------------------------------- what goes without Python
 
 

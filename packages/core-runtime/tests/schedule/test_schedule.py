@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from hocket.schedule import (
+    Add,
     Compute,
+    Copy,
     NoOp,
     Operation,
     Receive,
@@ -43,6 +45,14 @@ from hocket.schedule import (
             None,
             "another exchanges a message with rank 1",
         ),
+        ([Send("a", data=np.zeros((4, 4))[:, 1], to=1)], "a", None, "'a': its data must be C-contiguous"),
+        (
+            [Add("a", total=np.zeros(3), addend=np.zeros(4))],
+            "a",
+            None,
+            r"'a': its arrays differ, float64\[[34]\] and",
+        ),
+        ([Copy("a", source=np.zeros(3), to=np.zeros(3, "f4"))], "a", None, "'a': its arrays differ"),
     ],
 )
 def test_what_is_no_schedule(
@@ -94,3 +104,6 @@ def test_rendering() -> None:
     assert "(last)" in lines[-1]
     data = recursive_doubling_allreduce(0, 2, np.zeros(4))
     assert "send 32 bytes to rank 1, tag 2" in render(data)
+    assert "add 32 bytes" in render(data)
+    take = Copy("take", source=np.zeros(2), to=np.zeros(2), clears=True)
+    assert render(Schedule((take,), ("take",))) == "take  take 16 bytes (last)"

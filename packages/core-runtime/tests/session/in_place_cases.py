@@ -68,8 +68,20 @@ def gossip_mixes_parameters_where_they_are(peer: Peer) -> None:
     for overlap in ("none", "forward", "delayed"):
         exchange = {"collective": "gossip", "topology": "ring", "overlap": overlap}
         own, buffers = trained(peer, {"parameters": [exchange]}, steps=2, lr=0.0, seed=peer.rank)
-        assert all((outgoing is incoming) == (overlap == "none") for outgoing, incoming in buffers)
+        assert all((outgoing is incoming) == (overlap != "delayed") for outgoing, incoming in buffers)
         torch.testing.assert_close(own.double(), expected[peer.rank], rtol=1e-5, atol=1e-6)
+
+
+def forward_mixes_in_place_too_and_changes_no_bit(peer: Peer) -> None:
+    def exchange(overlap: str, progress: str = "inline") -> Any:
+        gossip = {"collective": "gossip", "topology": "exponential", "segments": "layers"}
+        return {"parameters": [{**gossip, "overlap": overlap, "progress": progress}]}
+
+    expected, _ = trained(peer, exchange("none"), steps=4)
+    for progress in ("inline", "thread"):
+        own, buffers = trained(peer, exchange("forward", progress), steps=4)
+        assert all(outgoing is incoming for outgoing, incoming in buffers)
+        assert torch.equal(own, expected)
 
 
 def averages_and_broadcasts_are_in_place(peer: Peer) -> None:
@@ -130,6 +142,7 @@ def groups_share_memory_too(peer: Peer) -> None:
 CASES = (
     gradients_have_one_buffer,
     gossip_mixes_parameters_where_they_are,
+    forward_mixes_in_place_too_and_changes_no_bit,
     averages_and_broadcasts_are_in_place,
     groups_share_memory_too,
     a_nan_that_is_mixed_names_its_rank,

@@ -76,6 +76,28 @@ def test_forward_changes_no_bit(make: Callable[[], nn.Module], every: int) -> No
     )
 
 
+def test_a_step_without_a_forward_before_it_loses_nothing() -> None:
+    def run(overlap: str) -> list[Tensor]:
+        strategy = {"collective": "gossip", "topology": "ring", "segments": "layers", "overlap": overlap}
+
+        def of_rank(rank: int) -> Tensor:
+            torch.manual_seed(rank)
+            model = mlp()
+            optimizer = sgd(model)
+            with hocket.attach(model, optimizer, {"parameters": [strategy]}, initial="keep") as session:
+                for x, y in session.data(batches(rank, STEPS)):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.step()
+            return flat(model)
+
+        return on_ranks(RANKS, of_rank)
+
+    for own, expected in zip(run("forward"), run("none"), strict=True):
+        assert torch.equal(own, expected)
+
+
 class AttentionTied(nn.Module):
     """Attention, and an embedding whose weight is the output layer's too."""
 

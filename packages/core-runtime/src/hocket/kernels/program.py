@@ -19,7 +19,7 @@ from numba.core.typing import signature
 from hocket.kernels.compiling import compiled, fence, pointer_to
 from hocket.transport.peer import Array
 
-__all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "serve", "settle"]
+__all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "serve", "take"]
 
 # ---- A program's header ----
 ROUND = 0  # the round that is armed or will be next
@@ -91,8 +91,8 @@ def go_on(program: Array, scratch: Array) -> int:
         scratch: [RING_WORDS + words of the largest message that comes with a ring] int64.
 
     Returns:
-        An operation that Python is to perform, after which it calls `settle`; ROUND_ENDED if somebody wants to know of
-        it, and IDLE where nothing is left.
+        An operation that Python is to `take`, perform and, once it is done, `finish`; ROUND_ENDED if somebody wants to
+        know of it, and IDLE where nothing is left.
     """
     while True:
         if not program[ARMED] and (program[PERSISTENT] or program[ROUND] < program[WANTED]):
@@ -104,7 +104,9 @@ def go_on(program: Array, scratch: Array) -> int:
             outcome = _perform(program, HEADER + i * FIELDS, scratch)
             if outcome == _BY_PYTHON:
                 return i
-            settle(program, i, outcome == _NOW)
+            take(program)
+            if outcome == _NOW:
+                finish(program, i)
         if not program[ARMED] or program[LAST_MISSING] or program[UNDER_WAY]:
             return IDLE
         program[ARMED] = 0
@@ -115,11 +117,9 @@ def go_on(program: Array, scratch: Array) -> int:
 
 
 @compiled
-def settle(program: Array, i: int, done: bool) -> None:
-    """Take operation `i`, the first in the queue, from it: it has been performed, and is `done` or under way."""
+def take(program: Array) -> None:
+    """Take the first operation from the queue: who calls this performs it."""
     program[HEAD] += 1
-    if done:
-        finish(program, i)
 
 
 @compiled

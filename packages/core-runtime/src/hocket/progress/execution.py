@@ -110,15 +110,14 @@ class Execution:
             self._note_come(self._receives[place][0], round)
         if self.sending:
             self._look_for_sent()
-        while True:
-            if self._shut:
-                self._look_at_gates()
-            i = kernel.go_on(self.program, self._scratch)
-            if i == kernel.IDLE:
-                break
+        if self._shut:
+            self._look_at_gates()
+        while (i := kernel.go_on(self.program, self._scratch)) != kernel.IDLE:
             if i != kernel.ROUND_ENDED:
                 self.doing = self._operations[i].name
-                kernel.settle(self.program, i, self._perform[i]())
+                kernel.take(self.program)
+                if self._perform[i]():
+                    kernel.finish(self.program, i)
         num_seen, self._num_seen = self._num_seen, int(self.program[kernel.NUM_DONE])
         return self._num_seen > num_seen
 

@@ -40,6 +40,10 @@ class Operation:
     after: tuple[str, ...] = ()
     logic: Logic = Logic.ALL
 
+    def buffers(self) -> tuple[Array, ...]:
+        """Return the arrays that it works on, all of one shape and dtype."""
+        return ()
+
 
 @dataclass(frozen=True, eq=False)
 class NoOp(Operation):
@@ -72,6 +76,9 @@ class Add(Operation):
     total: Array = field(default_factory=_nothing)
     addend: Array = field(default_factory=_nothing)
 
+    def buffers(self) -> tuple[Array, ...]:
+        return self.total, self.addend
+
 
 @dataclass(frozen=True, eq=False)
 class Copy(Operation):
@@ -89,6 +96,9 @@ class Copy(Operation):
     clears: bool = False
     stamp: Array | None = None
     lock: Mutex | None = None
+
+    def buffers(self) -> tuple[Array, ...]:
+        return self.source, self.to
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +127,9 @@ class _Message(Operation):
 
     data: Array | None = None
     tag: int = 0
+
+    def buffers(self) -> tuple[Array, ...]:
+        return () if self.data is None else (self.data,)
 
 
 @dataclass(frozen=True, eq=False)

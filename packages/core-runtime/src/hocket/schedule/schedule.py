@@ -41,7 +41,8 @@ class Schedule:
 
     Raises:
         ScheduleError: duplicate names, dependencies that do not exist or go in circles, a trigger that is none, tags
-            out of range or used twice between two ranks, or a persistent schedule that would start its rounds itself.
+            out of range or used twice between two ranks, buffers that are not contiguous or do not fit each other, or a
+            persistent schedule that would start its rounds itself.
     """
 
     operations: tuple[Operation, ...]
@@ -55,6 +56,7 @@ class Schedule:
         self._check_order()
         self._check_start()
         self._check_tags()
+        self._check_buffers()
 
     def _check_names(self) -> None:
         names = [operation.name for operation in self.operations]
@@ -109,6 +111,16 @@ class Schedule:
                     f"operation {operation.name!r}: another exchanges a message with rank {other} under the same tag"
                 )
             messages.add(message)
+
+    def _check_buffers(self) -> None:
+        """Check what compiled code relies on."""
+        for operation in self.operations:
+            buffers = operation.buffers()
+            if not all(buffer.flags.c_contiguous for buffer in buffers):
+                raise ScheduleError(f"operation {operation.name!r}: its data must be C-contiguous")
+            kinds = [f"{buffer.dtype}{list(buffer.shape)}" for buffer in buffers]
+            if len(set(kinds)) > 1:
+                raise ScheduleError(f"operation {operation.name!r}: its arrays differ, {' and '.join(kinds)}")
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:

@@ -87,8 +87,15 @@ class OpenExchange:
         self._start([segment], segment.name)
 
     def start_in_turn(self, segment: Segment) -> None:
-        """Send `segment.outgoing` when those before it have made room, at the latest when it is waited for."""
-        self._turns.add(segment)
+        """Send `segment.outgoing` when those before it have made room, at the latest when it is waited for.
+
+        Segments that are exchanged together begin with the last of them: called for all, in their order.
+        """
+        group = self._group_of[segment.index]
+        if len(group) == 1 or self.exchange.progress is Progress.THREAD:
+            self._turns.add(segment)  # a thread brings the first one while the others are under way
+        elif segment is group[-1]:
+            self._start_together(group)
 
     def under_way(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` has been started and is not done; never blocks."""
@@ -100,7 +107,7 @@ class OpenExchange:
             if len(group) == 1:
                 self.start(group[0])
             else:
-                self._start(group, f"{self.exchange.name}[{len(group)} segments]")
+                self._start_together(group)
 
     @cached_property
     def _turns(self) -> Turns:
@@ -109,6 +116,13 @@ class OpenExchange:
     @cached_property
     def _together(self) -> Sequence[Sequence[Segment]]:
         return self.channel.together(self.segments)
+
+    @cached_property
+    def _group_of(self) -> dict[int, Sequence[Segment]]:
+        return {segment.index: group for group in self._together for segment in group}
+
+    def _start_together(self, group: Sequence[Segment]) -> None:
+        self._start(group, f"{self.exchange.name}[{len(group)} segments]")
 
     def _start(self, group: Sequence[Segment], name: str) -> None:
         for segment in group:

@@ -92,7 +92,8 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
 
     Nothing writes the parameters while they are sent, so they are sent from where they are; but with overlap
     delayed the next step does, and a push-sum weight has to lie behind them. With overlap none nobody reads them
-    either, so what comes back may take their place.
+    either, so what comes back may take their place; with overlap forward it does in shared memory, where a buffer
+    more costs a copy of the model.
 
     Args:
         spans: its parameters and their places.
@@ -102,7 +103,8 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
     dtype = wire_dtype(spans[0].dtype)
     weighted = exchange.carries_weight
     own = weighted or exchange.overlap is Overlap.DELAYED or dtype != spans[0].dtype
-    in_place = exchange.overlap is Overlap.NONE and not own and exchange.collective.in_place(exchange, shared)
+    unread = exchange.overlap is Overlap.NONE or (exchange.overlap is Overlap.FORWARD and shared)
+    in_place = unread and not own and exchange.collective.in_place(exchange, shared)
     return Layout(
         spans=tuple(spans),
         dtype=dtype,

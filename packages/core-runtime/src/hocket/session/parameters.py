@@ -162,7 +162,8 @@ class ParameterMoment:
 
     @torch.no_grad()
     def before_step(self) -> None:
-        """Make parameters hold what the optimizer steps."""
+        """Make parameters hold what the optimizer steps: what no forward has read since the last step, too."""
+        self.merge_forward()
         for exchange in self.exchanges:
             exchange.bias()
 
