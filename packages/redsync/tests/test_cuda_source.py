@@ -1,10 +1,11 @@
-"""The CUDA source without a GPU: nvcc compiles it, and run by one thread on a CPU it does what Numba's pass does."""
+"""The CUDA source without a GPU: it compiles, and run by one thread on a CPU it does what Numba's pass does."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,38 @@ def test_the_kernels_compile_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_what_cupy_compiles_with_compiles_the_kernels_without_a_warning(architecture: str) -> None:
+    nvrtc = _nvrtc()
+    if nvrtc is None:
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = gpu.SOURCE.read_bytes()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"advance.cu", 0, None, None) == 0
+    options = [f"-arch={architecture}".encode(), *(option.encode() for option in gpu.COMPILE_OPTIONS)]
+    status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert (status, log.value.decode()) == (0, "")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    for name in (b"advance_f32", b"advance_f64", b"find_nonfinite_f32", b"find_nonfinite_f64"):
+        assert name in cubin.raw
+
+
+def _nvrtc() -> ctypes.CDLL | None:
+    """Return the library of the wheel `nvidia-cuda-nvrtc`, which needs no GPU."""
+    nvidia = find_spec("nvidia")
+    for folder in nvidia.submodule_search_locations or [] if nvidia else []:
+        for builtins in Path(folder).glob("cu*/lib/libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+            [library] = builtins.parent.glob("libnvrtc.so.*")
+            return ctypes.CDLL(str(library))
+    return None
 
 
 @pytest.fixture(scope="module")
