@@ -204,3 +204,13 @@ class TestUnderALauncher:
         assert ended.returncode == 2
         [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
         assert message.endswith("starts ranks for transport mpi, not virtual: leave out the launcher")
+
+
+def test_mistakes_are_told_in_a_process_in_which_another_library_listens_for_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", print)  # as torch.distributed does
+    monkeypatch.setattr(sys, "argv", ["hocket", "plan", "nothing"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.startswith("hocket: ")

@@ -142,6 +142,8 @@ def doctor() -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake ends with one message and exit status 2."""
+    from hocket.transport.joining import has_joined
+
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -149,12 +151,12 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        if _is_joined():
+        if has_joined():
             raise KeyboardInterrupt from None
         print("hocket: interrupted", file=sys.stderr)
         sys.exit(130)
     except HocketError as error:
-        if _is_joined():
+        if has_joined():
             raise
         _let_the_first_speak()
         if isinstance(error, UserError):
@@ -162,11 +164,6 @@ def main() -> None:
             sys.exit(2)
         print(f"hocket: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-def _is_joined() -> bool:
-    """Return whether this process is a rank of a job, whose excepthook ends the other ranks too."""
-    return sys.excepthook is not sys.__excepthook__
 
 
 def _let_the_first_speak() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -10,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["LINE_BYTES", "compiled", "fence", "pointer_to", "stream_line"]
+__all__ = ["LINE_BYTES", "compiled", "compiled_once", "fence", "pointer_to", "stream_line"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -25,6 +28,34 @@ def compiled(function: _Function) -> _Function:
     except RuntimeError:  # there is no folder that can be written for the cache
         result = numba.njit(nogil=True)(function)
     return result
+
+
+@contextlib.contextmanager
+def compiled_once(function: Any) -> Iterator[None]:
+    """Let one process of the host do what compiles `function` and keeps it; the others wait, and then load it.
+
+    Else all of a job's ranks would compile the same at its first start: seconds of a core each.
+    """
+    if _is_kept(function):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        # Where nothing is kept, or files cannot be locked, everybody compiles.
+        with contextlib.suppress(OSError, TypeError):
+            import fcntl
+
+            lock = os.open(Path(function.stats.cache_path) / "compiling", os.O_CREAT | os.O_RDWR, 0o666)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_kept(function):
+            stack.close()
+        yield
+
+
+def _is_kept(function: Any) -> bool:
+    folder = function.stats.cache_path
+    line = function.py_func.__code__.co_firstlineno
+    return bool(folder) and any(Path(folder).glob(f"*.{function.__name__}-{line}.*.nbi"))
 
 
 @intrinsic

@@ -11,15 +11,17 @@ offloading.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import carray
 from numba.core import types
 from numba.core.typing import signature
 
-from hocket.kernels.compiling import compiled, fence, pointer_to
+from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
 from hocket.transport.peer import Array
 
-__all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "serve", "take"]
+__all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "prepare", "serve", "take"]
 
 # ---- A program's header ----
 ROUND = 0  # the round that is armed or will be next
@@ -80,6 +82,23 @@ _copy = types.ExternalFunction("memmove", signature(types.uint64, types.uint64, 
 _fill = types.ExternalFunction("memset", signature(types.uint64, types.uint64, types.int32, types.uint64))
 _lock = types.ExternalFunction("pthread_mutex_lock", signature(types.int32, types.uint64))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", signature(types.int32, types.uint64))
+
+
+def prepare() -> None:
+    """Compile all that Python calls here, or load it: not when other ranks wait for the first round."""
+    word, words, table = types.int64, types.int64[::1], types.int64[:, ::1]
+    called: list[tuple[Any, ...]] = [
+        (go_on, words, words),
+        (take, words),
+        (finish, words, word),
+        (expect, words, word),
+        (arrive, words, word),
+        (hear, words, word, word),
+        (serve, word, table, words, words, words, types.boolean),
+    ]
+    with compiled_once(serve):  # the last one: where it is kept, all are
+        for function, *arguments in called:
+            function.compile(tuple(arguments))
 
 
 @compiled

@@ -31,6 +31,7 @@ def build_program(schedule: Schedule, rank: int, size: int, connection: Connecti
     Returns:
         [words] int64.
     """
+    layout.prepare()
     operations = schedule.operations
     index = {operation.name: i for i, operation in enumerate(operations)}
     dependents: list[list[int]] = [[] for _ in operations]

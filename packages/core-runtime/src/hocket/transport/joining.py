@@ -9,7 +9,7 @@ from hocket.errors import UserError
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
 
-__all__ = ["join", "launched_rank", "launched_ranks", "local_ranks"]
+__all__ = ["has_joined", "join", "launched_rank", "launched_ranks", "local_ranks"]
 
 # (name of the launcher, variable with the number of ranks it started). The first that is set counts.
 _LAUNCHERS = (
@@ -21,6 +21,8 @@ _LAUNCHERS = (
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+
+_joined = False
 
 
 def launched_ranks() -> tuple[str, int] | None:
@@ -51,6 +53,11 @@ def local_ranks() -> int:
 def _first_number(variables: Sequence[str], default: int) -> int:
     values = (os.environ.get(variable, "") for variable in variables)
     return next((int(value) for value in values if value.isdigit()), default)
+
+
+def has_joined() -> bool:
+    """Return whether this process is one of a job's ranks, all of which an error ends that nobody catches."""
+    return _joined
 
 
 def join() -> Peer:
@@ -85,4 +92,6 @@ def join() -> Peer:
             f"{launcher} started {promised} ranks, but MPI finds {world.size}: start the script with the mpiexec "
             "of the MPI that mpi4py uses (`hocket doctor` names it)"
         )
+    global _joined
+    _joined = True
     return world

@@ -121,8 +121,6 @@ class _Server:
         self._left = np.empty(_READ_BYTES // _WORD_BYTES, np.int64)
         scratch = np.empty((_RING.size + _LARGEST_BYTES) // _WORD_BYTES, np.int64)
         self._serve = partial(serve, reading, table, np.empty_like(self._left), self._left, scratch)
-        # Compiled now, or loaded, while nobody waits for this rank: a read of nothing.
-        serve(-1, table, np.empty_like(self._left), self._left, scratch, False)
 
     def read(self, blocks: bool) -> bytes:
         """Return rings that are for none of the programs; see `serve`."""
