@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import TransportError
+from hocket.kernels import program as kernel
 from hocket.progress.execution import Execution
 from hocket.schedule import Add, Compute, Copy, Logic, Mutex, NoOp, Operation, Receive, Schedule, Send
 from hocket.transport.signals import Connection, Ring
@@ -42,14 +45,19 @@ class Pipe(Connection):
             self.rung.append((message, round, data))
         return self.has_room
 
+    def close(self) -> None:
+        os.close(self.reading)
+        os.close(self.writing)
+
     def read(self) -> list[int]:
         """Return the words that have been written."""
         return np.frombuffer(os.read(self.reading, 1 << 16), np.int64).tolist()
 
 
 @pytest.fixture
-def pipe() -> Pipe:
-    return Pipe()
+def pipe() -> Iterator[Pipe]:
+    with closing(Pipe()) as pipe:
+        yield pipe
 
 
 def execution(pipe: Connection, *operations: Operation, last: str, trigger: str | None = None) -> Execution:
@@ -100,11 +108,12 @@ def test_operations_fire_as_their_dependencies_say(schedule: Schedule, rounds: i
         return replace(operation, call=lambda round: fired.append((round, operation.name)))
 
     noted = replace(schedule, operations=tuple(map(noting, schedule.operations)))
-    execution = Execution(noted, SinglePeer().lane("test"), Pipe())
-    execution.wanted = rounds
-    assert execution.advance([], everywhere=True)
-    assert not execution.advance([], everywhere=True)
-    assert execution.round == rounds
+    with closing(Pipe()) as pipe:
+        run = Execution(noted, SinglePeer().lane("test"), pipe)
+    run.wanted = rounds
+    assert run.advance([], everywhere=True)
+    assert not run.advance([], everywhere=True)
+    assert run.round == rounds
     assert fired == [(round, name) for round in range(rounds) for name in expected(schedule)]
 
 
@@ -193,6 +202,25 @@ def test_what_comes_early_is_kept_for_its_round(pipe: Pipe) -> None:
     run.advance([_ring(0, 10.0)], everywhere=False)
     assert taken == [10.0, 11.0, 12.0]
     assert run.round == 3
+
+
+def test_a_notice_that_comes_while_its_receive_is_queued_counts_once(pipe: Pipe) -> None:
+    both: list[int] = []
+    operations = [
+        NoOp("go"),
+        Compute("work"),
+        Receive("one", tag=0),
+        Receive("two", tag=1),
+        Compute("both", ("one", "two"), call=both.append),
+    ]
+    run = execution(pipe, *operations, last="both", trigger="go")
+    work = kernel.go_on(run.program, np.empty(32, np.int64))  # as the bell does, until Python is needed
+    assert operations[work].name == "work"
+    run.advance([Ring(0, 0, 0, 0, b"")], everywhere=False)
+    assert both == []
+    run.advance([Ring(0, 0, 1, 0, b"")], everywhere=False)
+    assert both == [0]
+    assert run.round == 1
 
 
 def test_a_message_of_another_length_is_refused(pipe: Pipe) -> None:

@@ -53,6 +53,18 @@ from hocket.schedule import (
             r"'a': its arrays differ, float64\[[34]\] and",
         ),
         ([Copy("a", source=np.zeros(3), to=np.zeros(3, "f4"))], "a", None, "'a': its arrays differ"),
+        (
+            [Copy("a", source=np.zeros(3), to=np.frombuffer(bytes(24)))],
+            "a",
+            None,
+            "'a': what it writes must be writable",
+        ),
+        (
+            [Copy("a", source=np.zeros(3), to=np.zeros(3), stamp=np.zeros(1, "i4"))],
+            "a",
+            None,
+            "'a': its stamp must be one writable int64",
+        ),
     ],
 )
 def test_what_is_no_schedule(

@@ -28,7 +28,7 @@ ROUND = 0  # the round that is armed or will be next
 WANTED = 1  # the application has triggered the rounds before this one
 ARMED = 2
 LAST_MISSING = 3  # how many of the last operations are not done
-UNDER_WAY = 4  # sends that Python performs, and receives of data
+UNDER_WAY = 4  # sends that Python performs, and receives of data: a round does not end before they do
 HEAD, TAIL, QUEUE = 5, 6, 7  # the operations to be performed are program[QUEUE + HEAD : QUEUE + TAIL]
 TELLING = 8  # whether somebody wants to know when a round ends
 NUM_DONE = 9  # operations, in all rounds
@@ -68,6 +68,7 @@ ADDABLE = {"float32": _FLOAT32, "float64": _FLOAT64, "int32": _INT32, "int64": _
 
 # ---- A ring, as it goes through a pipe ----
 RING_KEY, RING_SOURCE, RING_MESSAGE, RING_ROUND, RING_NBYTES = range(5)
+WORD_BYTES = 8
 RING_WORDS = 5  # then the message, filled up to whole words; RING_NBYTES is -1 where it comes on a lane
 
 #: What `go_on` returns in place of an operation.
@@ -94,7 +95,7 @@ def prepare() -> None:
         (expect, words, word),
         (arrive, words, word),
         (hear, words, word, word),
-        (serve, word, table, words, words, words, types.boolean),
+        (serve, word, words, table, words, words, words, types.boolean),
     ]
     with compiled_once(serve):  # the last one: where it is kept, all are
         for function, *arguments in called:
@@ -129,6 +130,7 @@ def go_on(program: Array, scratch: Array) -> int:
         if not program[ARMED] or program[LAST_MISSING] or program[UNDER_WAY]:
             return IDLE
         program[ARMED] = 0
+        fence()  # who sees that the round has ended sees what it has written
         program[ROUND] += 1
         fence()  # who has set TELLING before it looked at the round is told
         if program[TELLING]:
@@ -182,11 +184,14 @@ def arrive(program: Array, i: int) -> None:
 
 
 @compiled
-def serve(reading: int, programs: Array, rings: Array, left: Array, scratch: Array, blocks: bool) -> int:
+def serve(
+    reading: int, called: Array, programs: Array, rings: Array, left: Array, scratch: Array, blocks: bool
+) -> int:
     """Read what has rung, and go on with the programs that it is for, until something is left for Python.
 
     Args:
         reading: a pipe, of which each read brings whole rings.
+        called: [1] int64, not 0 if another thread of this rank wants Python to look, whether its ring had room or not.
         programs: [number of keys, 2] address and length of each key's program; 0 where it has none.
         rings: what is read into, int64.
         left: like `rings`; gets what is for no program, or not now.
@@ -200,19 +205,24 @@ def serve(reading: int, programs: Array, rings: Array, left: Array, scratch: Arr
         nbytes = _read(reading, rings.ctypes.data, rings.nbytes)
         num_left = 0
         at = 0
-        while at < nbytes // 8:
-            words = RING_WORDS + (max(rings[at + RING_NBYTES], 0) + 7) // 8
+        while at < nbytes // WORD_BYTES:
+            words = RING_WORDS + _num_words(max(rings[at + RING_NBYTES], 0))
             key = rings[at + RING_KEY]
             if not (0 <= key < len(programs) and programs[key, 0] and _take_in(programs[key], rings, at)):
                 left[num_left : num_left + words] = rings[at : at + words]
                 num_left += words
             at += words
-        handed = nbytes <= 0
+        handed = nbytes <= 0 or called[0] != 0
         for key in range(len(programs)):
             if programs[key, 0]:
                 handed |= go_on(_program(programs[key]), scratch) != IDLE
         if num_left or handed or not blocks:
             return num_left
+
+
+@compiled
+def _num_words(nbytes: int) -> int:
+    return (nbytes + WORD_BYTES - 1) // WORD_BYTES
 
 
 @compiled
@@ -237,7 +247,7 @@ def _take_in(address_and_length: Array, rings: Array, at: int) -> bool:
     nbytes = program[receive + NBYTES]
     if program[receive + EXPECTED] != rings[at + RING_ROUND] or nbytes != rings[at + RING_NBYTES]:
         return False
-    message = np.uint64(rings.ctypes.data + 8 * (at + RING_WORDS))
+    message = np.uint64(rings.ctypes.data + WORD_BYTES * (at + RING_WORDS))
     _copy(np.uint64(program[receive + TO]), message, np.uint64(nbytes))
     arrive(program, i)
     return True
@@ -273,7 +283,9 @@ def _perform(program: Array, at: int, scratch: Array) -> int:
     if kind == RING:
         outcome = _NOW if _ring(program, at, scratch) else _BY_PYTHON
     elif kind == HEAR:
-        outcome = _NOW if program[at + HEARD] >= program[ROUND] else _LATER
+        # Not again, if the notice has come while the operation stood in the queue.
+        heard = program[at + HEARD] >= program[ROUND] and not program[at + DONE]
+        outcome = _NOW if heard else _LATER
     elif kind == EXPECT and not program[at + NUM_EARLY]:
         expect(program, (at - HEADER) // FIELDS)
         outcome = _LATER
@@ -289,15 +301,17 @@ def _perform(program: Array, at: int, scratch: Array) -> int:
 @compiled
 def _ring(program: Array, at: int, scratch: Array) -> bool:
     nbytes = program[at + NBYTES]
-    words = RING_WORDS + (nbytes + 7) // 8
+    words = RING_WORDS + _num_words(nbytes)
     scratch[RING_KEY] = program[at + KEY]
     scratch[RING_SOURCE] = program[RANK]
     scratch[RING_MESSAGE] = program[at + TAG]
     scratch[RING_ROUND] = program[ROUND]
     scratch[RING_NBYTES] = nbytes
     start = np.uint64(scratch.ctypes.data)
-    _copy(start + np.uint64(8 * RING_WORDS), np.uint64(program[at + FROM]), np.uint64(nbytes))
-    return _write(np.int32(program[at + DESCRIPTOR]), start, np.uint64(8 * words)) == 8 * words
+    _copy(start + np.uint64(WORD_BYTES * RING_WORDS), np.uint64(program[at + FROM]), np.uint64(nbytes))
+    return (
+        _write(np.int32(program[at + DESCRIPTOR]), start, np.uint64(WORD_BYTES * words)) == WORD_BYTES * words
+    )
 
 
 @compiled

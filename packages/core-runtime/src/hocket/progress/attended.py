@@ -26,7 +26,7 @@ class Attended:
     Attributes:
         name: the exchange, for messages.
         lane: of its own.
-        closing: set by the application once all it has triggered is triggered.
+        closing: whether the application has triggered all that it will.
         closed: whether nothing is posted and nothing will be.
         rings: what has rung for it since the last `advance`.
     """
@@ -62,10 +62,15 @@ class Attended:
         assert self._execution is not None
         self._execution.wanted = max(self._execution.wanted, round + 1)
 
-    def tell(self, telling: bool) -> None:
-        """Have the bell return to Python when a round ends, or no more."""
+    def tell(self, watched: bool) -> None:
+        """Have the bell return to Python when a round ends, or no more; it does while this is closing."""
         if self._execution is not None:
-            self._execution.tell(telling)
+            self._execution.tell(watched or self.closing)
+
+    def close(self) -> None:
+        """Say that all is triggered that the application will trigger."""
+        self.closing = True
+        self.tell(True)
 
     def describe(self) -> str:
         """Say what this rank's part of the present round lacks."""

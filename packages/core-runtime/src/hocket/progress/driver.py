@@ -59,7 +59,8 @@ class Driver:
         """Make ready for a schedule among the ranks of `peer`; collective among them."""
         attended = Attended(schedule, peer.lane(name), name)
         key, self._num_opened = self._num_opened, self._num_opened + 1
-        self._attended[key] = attended  # before the others learn how to ring, so that no ring is missed
+        # Before the others learn how to ring, so that no ring is missed; another thread may look at the one before.
+        self._attended = {**self._attended, key: attended}
         self._bell.serve(key, attended.open(self._bell.connect(peer, key)))
         self._note_unheard()
         with self._lock:
@@ -95,7 +96,7 @@ class Driver:
         everywhere = self._hear(longest_s)
         in_flight = False
         try:
-            for attended in list(self._attended.values()):
+            for attended in self._attended.values():
                 if attended.advance(everywhere):
                     self._quiet_since_s = None
                     self._tell()
@@ -122,15 +123,18 @@ class Driver:
 
     def watch(self, over: Callable[[], bool]) -> Event | None:
         """Return an event that is set when `over()` has become true or the driver has failed; None if so already."""
+        watcher = (over, self.peer.event())
         with self._lock:
-            event = self.peer.event()
-            self._watchers.append((over, event))
+            self._watchers.append(watcher)
             self._note_watched()
-        # Looked at only after rounds are told of: the lock orders one after the other.
+        # Rounds are told of from here on; only then is it asked whether this one has ended. Taking the lock keeps the
+        # processor to that order, as the fence does where a program ends a round.
         with self._lock:
+            if watcher not in self._watchers:
+                return None  # told in between
             if not over() and self.error is None:
-                return event
-            self._watchers.remove((over, event))
+                return watcher[1]
+            self._watchers.remove(watcher)
             self._note_watched()
             return None
 

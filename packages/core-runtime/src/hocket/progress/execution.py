@@ -147,7 +147,7 @@ class Execution:
             self._messages.note_rung(place)
         elif data is None:
             kernel.hear(self.program, i, ring.round)
-        elif self._get(i, kernel.EXPECTED) == ring.round:
+        elif self._get(i, kernel.KIND) == kernel.EXPECT and self._get(i, kernel.EXPECTED) == ring.round:
             _copy(ring.data, data)
             kernel.arrive(self.program, i)
         else:

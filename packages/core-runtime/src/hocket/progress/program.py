@@ -98,7 +98,7 @@ def _write_kind(record: Array, operation: Operation, connection: Connection) -> 
                 record[layout.EXPECTED] = -1
                 _write_data(record, layout.TO, data)
         case Add(total=total, addend=addend):
-            if total.dtype.name in layout.ADDABLE:
+            if total.dtype.isnative and total.dtype.name in layout.ADDABLE:
                 kind = layout.ADD
                 record[layout.DTYPE] = layout.ADDABLE[total.dtype.name]
                 _write_data(record, layout.TO, total)

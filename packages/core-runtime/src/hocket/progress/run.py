@@ -98,7 +98,7 @@ class Run:
         """
         if self._closed:
             return
-        self._attended.closing = True
+        self._attended.close()
         self._waiter.nudge()
         self._wait_until(lambda: self._attended.closed, "the end", None)
         self._closed = True

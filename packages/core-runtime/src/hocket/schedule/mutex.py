@@ -8,7 +8,8 @@ import numpy as np
 
 __all__ = ["Mutex"]
 
-_libc = ctypes.CDLL(None)
+# Calls of the one let go of the GIL, and have to wait for it again; calls of the other keep it.
+_waiting, _at_once = ctypes.CDLL(None), ctypes.PyDLL(None)
 # A pthread_mutex_t takes 40 bytes on Linux, 64 on macOS.
 _WORDS = 8
 
@@ -26,10 +27,12 @@ class Mutex:
         self._memory = np.zeros(_WORDS, np.int64)
         self.address = self._memory.ctypes.data
         self._pointer = ctypes.c_void_p(self.address)
-        _libc.pthread_mutex_init(self._pointer, None)
+        _at_once.pthread_mutex_init(self._pointer, None)
 
     def __enter__(self) -> None:
-        _libc.pthread_mutex_lock(self._pointer)
+        # Who holds it must not wait for the GIL: compiled code, and with it other ranks, would wait for that too.
+        if _at_once.pthread_mutex_trylock(self._pointer) != 0:
+            _waiting.pthread_mutex_lock(self._pointer)
 
     def __exit__(self, *_: object) -> None:
-        _libc.pthread_mutex_unlock(self._pointer)
+        _at_once.pthread_mutex_unlock(self._pointer)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-
 from hocket.schedule.mutex import Mutex
 from hocket.transport.peer import Array
 
@@ -40,8 +38,12 @@ class Operation:
     after: tuple[str, ...] = ()
     logic: Logic = Logic.ALL
 
-    def buffers(self) -> tuple[Array, ...]:
-        """Return the arrays that it works on, all of one shape and dtype."""
+    def reads(self) -> tuple[Array, ...]:
+        """Return the arrays that it reads."""
+        return ()
+
+    def writes(self) -> tuple[Array, ...]:
+        """Return the arrays that it writes, of the shape and dtype of those that it reads."""
         return ()
 
 
@@ -61,10 +63,6 @@ class Compute(Operation):
     call: Callable[[int], None] = lambda round: None
 
 
-def _nothing() -> Array:
-    return np.zeros(0)
-
-
 @dataclass(frozen=True, eq=False)
 class Add(Operation):
     """total += addend, done at once; without Python for float32, float64, int32 and int64.
@@ -73,11 +71,14 @@ class Add(Operation):
         total, addend: C-contiguous, of one shape and dtype.
     """
 
-    total: Array = field(default_factory=_nothing)
-    addend: Array = field(default_factory=_nothing)
+    total: Array = field(kw_only=True)
+    addend: Array = field(kw_only=True)
 
-    def buffers(self) -> tuple[Array, ...]:
+    def reads(self) -> tuple[Array, ...]:
         return self.total, self.addend
+
+    def writes(self) -> tuple[Array, ...]:
+        return (self.total,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +92,17 @@ class Copy(Operation):
         lock: held meanwhile, against an application that touches the same; None for none.
     """
 
-    source: Array = field(default_factory=_nothing)
-    to: Array = field(default_factory=_nothing)
+    source: Array = field(kw_only=True)
+    to: Array = field(kw_only=True)
     clears: bool = False
     stamp: Array | None = None
     lock: Mutex | None = None
 
-    def buffers(self) -> tuple[Array, ...]:
-        return self.source, self.to
+    def reads(self) -> tuple[Array, ...]:
+        return (self.source,)
+
+    def writes(self) -> tuple[Array, ...]:
+        return (self.to, self.source) if self.clears else (self.to,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +132,6 @@ class _Message(Operation):
     data: Array | None = None
     tag: int = 0
 
-    def buffers(self) -> tuple[Array, ...]:
-        return () if self.data is None else (self.data,)
-
 
 @dataclass(frozen=True, eq=False)
 class Send(_Message):
@@ -142,6 +143,9 @@ class Send(_Message):
 
     to: int = 0
 
+    def reads(self) -> tuple[Array, ...]:
+        return () if self.data is None else (self.data,)
+
 
 @dataclass(frozen=True, eq=False)
 class Receive(_Message):
@@ -152,3 +156,6 @@ class Receive(_Message):
     """
 
     source: int = 0
+
+    def writes(self) -> tuple[Array, ...]:
+        return () if self.data is None else (self.data,)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hocket.errors import HocketError, suggest
-from hocket.schedule.operation import NoOp, Operation, Receive, Send
+from hocket.schedule.operation import Copy, NoOp, Operation, Receive, Send
 
 __all__ = ["Schedule", "ScheduleError", "chain"]
 
@@ -115,12 +115,18 @@ class Schedule:
     def _check_buffers(self) -> None:
         """Check what compiled code relies on."""
         for operation in self.operations:
-            buffers = operation.buffers()
-            if not all(buffer.flags.c_contiguous for buffer in buffers):
-                raise ScheduleError(f"operation {operation.name!r}: its data must be C-contiguous")
-            kinds = [f"{buffer.dtype}{list(buffer.shape)}" for buffer in buffers]
-            if len(set(kinds)) > 1:
-                raise ScheduleError(f"operation {operation.name!r}: its arrays differ, {' and '.join(kinds)}")
+            where = f"operation {operation.name!r}"
+            arrays = (*operation.reads(), *operation.writes())
+            if not all(array.flags.c_contiguous for array in arrays):
+                raise ScheduleError(f"{where}: its data must be C-contiguous")
+            if not all(array.flags.writeable for array in operation.writes()):
+                raise ScheduleError(f"{where}: what it writes must be writable")
+            kinds = list(dict.fromkeys(f"{array.dtype}{list(array.shape)}" for array in arrays))
+            if len(kinds) > 1:
+                raise ScheduleError(f"{where}: its arrays differ, {' and '.join(kinds)}")
+            stamp = operation.stamp if isinstance(operation, Copy) else None
+            if stamp is not None and (stamp.dtype != "int64" or stamp.size != 1 or not stamp.flags.writeable):
+                raise ScheduleError(f"{where}: its stamp must be one writable int64")
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:

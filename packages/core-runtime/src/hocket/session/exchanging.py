@@ -93,7 +93,7 @@ class OpenExchange:
         """
         group = self._group_of[segment.index]
         if len(group) == 1 or self.exchange.progress is Progress.THREAD:
-            self._turns.add(segment)  # a thread brings the first one while the others are under way
+            self._turns.add(segment)  # a progress thread ends the first one while the others are under way
         elif segment is group[-1]:
             self._start_together(group)
 

@@ -8,6 +8,7 @@ ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import struct
@@ -34,8 +35,6 @@ _ELSEWHERE = -1
 _OWN = _RING.pack(-1, 0, 0, 0, _ELSEWHERE)
 # Writes up to 4,096 bytes, PIPE_BUF, are never torn apart.
 _LARGEST_BYTES = 2048
-# All that a pipe holds: reading cuts no ring in two.
-_READ_BYTES = 1 << 16
 # poll(2) counts in milliseconds; shorter sleeps do not listen.
 _POLL_RESOLUTION_S = 1e-3
 
@@ -51,6 +50,10 @@ class HostDoorbell(Doorbell):
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
         self._others: dict[str, int] = {}
+        # All that the pipe holds: reading cuts no ring in two.
+        self._pipe_bytes = fcntl.fcntl(self._reading, fcntl.F_GETPIPE_SZ)
+        # Not 0 once this rank has rung: its own ring finds no room where the others have filled the pipe.
+        self._called = np.zeros(1, np.int64)
         self._programs: dict[int, Array] = {}
         self._server: _Server | None = None
 
@@ -72,9 +75,11 @@ class HostDoorbell(Doorbell):
         if program is not None:
             programs[key] = program
         self._programs = programs
-        self._server = _Server(self._reading, programs) if programs else None
+        buffer = np.empty(self._pipe_bytes // _WORD_BYTES, np.int64)
+        self._server = _Server(self._reading, self._called, programs, buffer) if programs else None
 
     def ring(self) -> None:
+        self._called[0] = 1
         _write(self._writing, _OWN)
 
     def wait(self, timeout_s: float | None) -> Sequence[Ring]:
@@ -85,9 +90,11 @@ class HostDoorbell(Doorbell):
             if not self._poll.poll(timeout_s * 1e3):
                 return ()
         server = self._server  # another thread can put another in its place
-        if server is not None:
-            return _rings(server.read(blocks=timeout_s is None))
-        return _rings(os.read(self._reading, _READ_BYTES))
+        if server is None:
+            return _rings(os.read(self._reading, self._pipe_bytes))
+        left = server.read(blocks=timeout_s is None)
+        self._called[0] = 0  # before the caller looks at what has been changed
+        return _rings(left)
 
     def close(self) -> None:
         for descriptor in (self._reading, self._writing, *self._others.values()):
@@ -108,19 +115,21 @@ class _Server:
 
     Args:
         reading: the bell's pipe.
+        called: see `serve`.
         programs: by key.
+        buffer: for rings, of the pipe's size.
     """
 
-    def __init__(self, reading: int, programs: dict[int, Array]) -> None:
+    def __init__(self, reading: int, called: Array, programs: dict[int, Array], buffer: Array) -> None:
         from hocket.kernels.program import serve  # which imports Numba
 
         table = np.zeros((max(programs) + 1, 2), np.int64)
         for key, program in programs.items():
             table[key] = program.ctypes.data, program.size
         self._programs = programs  # alive while compiled code knows their addresses
-        self._left = np.empty(_READ_BYTES // _WORD_BYTES, np.int64)
+        self._left = np.empty_like(buffer)
         scratch = np.empty((_RING.size + _LARGEST_BYTES) // _WORD_BYTES, np.int64)
-        self._serve = partial(serve, reading, table, np.empty_like(self._left), self._left, scratch)
+        self._serve = partial(serve, reading, called, table, buffer, self._left, scratch)
 
     def read(self, blocks: bool) -> bytes:
         """Return rings that are for none of the programs; see `serve`."""
