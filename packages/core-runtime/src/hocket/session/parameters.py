@@ -2,7 +2,8 @@
 
 - Overlap none: sent and merged before `optimizer.step()` returns.
 - Overlap forward: sent there, in the order of the segments (see `turns`), and merged segment by segment before the next
-  forward first reads them (see `forward_merge`). Bit for bit the numbers of overlap none.
+  forward first reads them (see `forward_merge`), or another step of the optimizer. Ranks that share memory merge it
+  where it is, all segments at once. Bit for bit the numbers of overlap none.
 - Overlap delayed: sent after a step, and merged after the next one's optimizer step as
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 
