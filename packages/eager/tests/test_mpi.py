@@ -98,13 +98,14 @@ def test_sessions(job: tuple[int, Job], shared: bool) -> None:
         return ranks.run(train_on, ({"gradients": [exchange]}, paces_s))
 
     eager = {"name": "eager.partial_allreduce", "candidates": None, "shared": shared}
-    synchronous, full, solo = (trained(each) for each in ("allreduce", {**eager, "starts": "last"}, eager))
+    # With the newest result alone, solo learns little of five ranks, and diverges where one falls far behind.
+    kinds = ("allreduce", {**eager, "starts": "last"}, {**eager, "missed": "sum"})
+    synchronous, full, solo = map(trained, kinds)
     assert len({tuple(of["parameters"]) for of in full}) == 1
     np.testing.assert_allclose(full[0]["parameters"], synchronous[0]["parameters"], rtol=1e-4, atol=1e-5)
     assert full[0]["active"] == size
     for of in solo:
-        # How much depends on who was late, and a batch has 8 samples.
-        assert np.mean(of["losses"][-20:]) < 0.8 * np.mean(of["losses"][:10])
+        assert np.mean(of["losses"][-20:]) < 0.3 * np.mean(of["losses"][:10])
         assert of["active"] < size
 
 

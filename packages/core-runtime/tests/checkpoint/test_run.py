@@ -31,8 +31,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def hocket_run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["hocket", "run", *arguments])
-        # Another test of this process may have joined as a single rank.
-        monkeypatch.setattr("hocket.cli.main._is_joined", lambda: False)
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)

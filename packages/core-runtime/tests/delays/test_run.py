@@ -42,8 +42,6 @@ def run(out: Path, *more: str) -> dict[str, Any]:
     """Carry out a run on virtual ranks, in this process, and return its summary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["hocket", *arguments(out, "--transport", "virtual", *more)])
-        # Another test of this process may have joined as a single rank.
-        patch.setattr("hocket.cli.main._is_joined", lambda: False)
         with pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code
