@@ -73,7 +73,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     program = [sys.executable, mpi_rank.__file__, str(folder), str(STEPS)]
     with (folder / "output.txt").open("w") as output:
         ended = subprocess.run(
-            find_mpiexec().command(RANKS, program),
+            find_mpiexec().command(RANKS, program, folder=folder),
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -191,7 +191,7 @@ class TestUnderALauncher:
         assert "Muon only supports 2D parameters" in message
 
     def test_a_number_of_ranks_that_the_launcher_did_not_start(self, tmp_path: Path) -> None:
-        command = find_mpiexec().command(2, HOCKET)
+        command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
         ended = hocket("run", "sgd", "-n", "3", cwd=tmp_path, command=command)
         assert ended.returncode == 2
         [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
@@ -199,7 +199,7 @@ class TestUnderALauncher:
         assert "Traceback" not in ended.stderr
 
     def test_a_transport_that_the_launcher_does_not_start(self, tmp_path: Path) -> None:
-        command = find_mpiexec().command(2, HOCKET)
+        command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
         ended = hocket("run", "sgd", "--transport", "virtual", cwd=tmp_path, command=command)
         assert ended.returncode == 2
         [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]

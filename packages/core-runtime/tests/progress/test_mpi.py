@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -90,6 +91,8 @@ def _results(size: int) -> list[list[Any]]:
 
 
 def _run(size: int, calls: list[list[Any]]) -> tuple[int, str]:
-    command = find_mpiexec().command(size, [sys.executable, str(_RANK), json.dumps(calls)])
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    program = [sys.executable, str(_RANK), json.dumps(calls)]
+    with tempfile.TemporaryDirectory() as folder:
+        command = find_mpiexec().command(size, program, folder=Path(folder))
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     return done.returncode, done.stdout + done.stderr

@@ -25,7 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ddp")
     program = [sys.executable, ddp_cases.__file__, str(folder / "store"), str(folder / "results.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = find_mpiexec().command(ddp_cases.RANKS, program)
+    command = find_mpiexec().command(ddp_cases.RANKS, program, folder=folder)
     with (folder / "output.txt").open("w") as output:
         ended = subprocess.run(
             command,
