@@ -144,9 +144,10 @@ def holds_the_gil(peer: Peer, name: str) -> float:
     peer.allgather_bytes(b"")
     seconds = 0.0
     if peer.rank == 1:
+        time.sleep(0.2)  # its progress thread has done with round 0
         ctypes.PyDLL(None).usleep(1_000_000)
     elif peer.rank == 0:
-        time.sleep(0.1)  # rank 1 has begun
+        time.sleep(0.4)  # rank 1 has begun
         begin_s = time.monotonic()
         for round in range(solo.num_rounds, solo.num_rounds + 10):
             solo(np.ones(5), round)
