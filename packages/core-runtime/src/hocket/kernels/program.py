@@ -19,6 +19,16 @@ from numba.core import types
 from numba.core.typing import signature
 
 from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
+from hocket.transport.host.rings import (
+    RING_KEY,
+    RING_MESSAGE,
+    RING_NBYTES,
+    RING_ROUND,
+    RING_SOURCE,
+    RING_WORDS,
+    WORD_BYTES,
+    words_of_ring,
+)
 from hocket.transport.peer import Array
 
 __all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "prepare", "serve", "take"]
@@ -66,15 +76,11 @@ _FLOAT32, _FLOAT64, _INT32, _INT64 = range(4)
 #: The dtypes that an ADD knows, and what it calls them.
 ADDABLE = {"float32": _FLOAT32, "float64": _FLOAT64, "int32": _INT32, "int64": _INT64}
 
-# ---- A ring, as it goes through a pipe ----
-RING_KEY, RING_SOURCE, RING_MESSAGE, RING_ROUND, RING_NBYTES = range(5)
-WORD_BYTES = 8
-RING_WORDS = 5  # then the message, filled up to whole words; RING_NBYTES is -1 where it comes on a lane
-
 #: What `go_on` returns in place of an operation.
 IDLE, ROUND_ENDED = -1, -2
 
 _LATER, _NOW, _BY_PYTHON = range(3)
+_words_of_ring = compiled(words_of_ring)
 _WORD, _AN_INT32 = np.zeros(1, np.int64), np.zeros(1, np.int32)
 _A_FLOAT32, _A_FLOAT64 = np.zeros(1, np.float32), np.zeros(1, np.float64)
 _read = types.ExternalFunction("read", signature(types.int64, types.int32, types.uint64, types.uint64))
@@ -108,7 +114,7 @@ def go_on(program: Array, scratch: Array) -> int:
 
     Args:
         program: a schedule's.
-        scratch: [RING_WORDS + words of the largest message that comes with a ring] int64.
+        scratch: [words of the largest ring] int64.
 
     Returns:
         An operation that Python is to `take`, perform and, once it is done, `finish`; ROUND_ENDED if somebody wants to
@@ -206,7 +212,7 @@ def serve(
         num_left = 0
         at = 0
         while at < nbytes // WORD_BYTES:
-            words = RING_WORDS + _num_words(max(rings[at + RING_NBYTES], 0))
+            words = _words_of_ring(max(rings[at + RING_NBYTES], 0))
             key = rings[at + RING_KEY]
             if not (0 <= key < len(programs) and programs[key, 0] and _take_in(programs[key], rings, at)):
                 left[num_left : num_left + words] = rings[at : at + words]
@@ -218,11 +224,6 @@ def serve(
                 handed |= go_on(_program(programs[key]), scratch) != IDLE
         if num_left or handed or not blocks:
             return num_left
-
-
-@compiled
-def _num_words(nbytes: int) -> int:
-    return (nbytes + WORD_BYTES - 1) // WORD_BYTES
 
 
 @compiled
@@ -301,7 +302,7 @@ def _perform(program: Array, at: int, scratch: Array) -> int:
 @compiled
 def _ring(program: Array, at: int, scratch: Array) -> bool:
     nbytes = program[at + NBYTES]
-    words = RING_WORDS + _num_words(nbytes)
+    words = _words_of_ring(nbytes)
     scratch[RING_KEY] = program[at + KEY]
     scratch[RING_SOURCE] = program[RANK]
     scratch[RING_MESSAGE] = program[at + TAG]

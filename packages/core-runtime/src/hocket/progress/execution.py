@@ -16,6 +16,7 @@ from hocket.progress.messages import Messages, Place
 from hocket.progress.program import build_program
 from hocket.schedule.operation import Add, Compute, Gate, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
+from hocket.transport.host.rings import words_of_ring
 from hocket.transport.peer import Array, Lane, Request
 from hocket.transport.signals import Connection, Ring
 
@@ -49,7 +50,7 @@ class Execution:
         self.doing = ""
         self._operations = schedule.operations
         self._messages = Messages(schedule, lane, connection)
-        self._scratch = np.empty(kernel.RING_WORDS + -(-connection.largest_bytes // 8), np.int64)
+        self._scratch = np.empty(words_of_ring(connection.largest_bytes), np.int64)
         self._perform = [self._action(i, operation) for i, operation in enumerate(self._operations)]
         self._receives = {
             (operation.source, operation.tag): (i, operation.data)
@@ -129,15 +130,20 @@ class Execution:
         """Return from whom the present round awaits data, and in which operation."""
         awaited = [self._receives[place][0] for place in self._messages.awaited()]
         for i, _ in self._receives.values():
-            if self._get(i, kernel.KIND) == kernel.EXPECT and self._get(i, kernel.EXPECTED) >= 0:
+            if self._expects(i, self.round):
                 awaited.append(i)
         source = {i: place[0] for place, (i, _) in self._receives.items()}
         return [(source[i], self._operations[i].name) for i in awaited]
 
     # ------------------------------------------------------------------------------------------- how it does it
 
-    def _get(self, i: int, field: int) -> int:
-        return int(self.program[kernel.HEADER + i * kernel.FIELDS + field])
+    def _record(self, i: int) -> Array:
+        return self.program[kernel.HEADER + i * kernel.FIELDS :][: kernel.FIELDS]
+
+    def _expects(self, i: int, round: int) -> bool:
+        """Return whether a receive waits for what comes with a ring in `round`."""
+        record = self._record(i)
+        return bool(record[kernel.KIND] == kernel.EXPECT and record[kernel.EXPECTED] == round)
 
     def _take_in(self, ring: Ring) -> None:
         """Note what rang: for a message on the lane, or with a message."""
@@ -147,12 +153,12 @@ class Execution:
             self._messages.note_rung(place)
         elif data is None:
             kernel.hear(self.program, i, ring.round)
-        elif self._get(i, kernel.KIND) == kernel.EXPECT and self._get(i, kernel.EXPECTED) == ring.round:
+        elif self._expects(i, ring.round):
             _copy(ring.data, data)
             kernel.arrive(self.program, i)
         else:
             self._messages.keep(place, ring.round, ring.data)
-            self.program[kernel.HEADER + i * kernel.FIELDS + kernel.NUM_EARLY] += 1
+            self._record(i)[kernel.NUM_EARLY] += 1
 
     def _note_come(self, i: int, round: int | None) -> None:
         """Note that data has come on the lane, or a notice of `round`."""
@@ -209,7 +215,7 @@ class Execution:
         return request is None
 
     def _post(self, i: int, place: Place, data: Array) -> bool:
-        if self._get(i, kernel.KIND) != kernel.EXPECT:
+        if self._record(i)[kernel.KIND] != kernel.EXPECT:
             self._messages.receive(place, self.round, data)
             self.program[kernel.UNDER_WAY] += 1
             return False
@@ -218,7 +224,7 @@ class Execution:
             kernel.expect(self.program, i)
             return False
         _copy(message, data)
-        self.program[kernel.HEADER + i * kernel.FIELDS + kernel.NUM_EARLY] -= 1
+        self._record(i)[kernel.NUM_EARLY] -= 1
         return True
 
     def _compute(self, call: Callable[[int], None]) -> bool:

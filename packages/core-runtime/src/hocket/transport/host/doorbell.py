@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import select
-import struct
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.transport.host.rings import WORD_BYTES, pack_ring, unpack_rings, words_of_ring
 from hocket.transport.signals import Connection, Doorbell, Ring
 
 if TYPE_CHECKING:
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostDoorbell"]
 
-# As in `Ring`: key, source, message, round, and the number of bytes that follow, filled up to whole words, or
-# _ELSEWHERE. `hocket.kernels.program` reads and writes the same.
-_RING = struct.Struct("=5q")
-_WORD_BYTES = 8
-_ELSEWHERE = -1
-_OWN = _RING.pack(-1, 0, 0, 0, _ELSEWHERE)
+_OWN = pack_ring(Ring(-1, 0, 0, 0, None))
 # Writes up to 4,096 bytes, PIPE_BUF, are never torn apart.
 _LARGEST_BYTES = 2048
 # poll(2) counts in milliseconds; shorter sleeps do not listen.
@@ -75,7 +70,7 @@ class HostDoorbell(Doorbell):
         if program is not None:
             programs[key] = program
         self._programs = programs
-        buffer = np.empty(self._pipe_bytes // _WORD_BYTES, np.int64)
+        buffer = np.empty(self._pipe_bytes // WORD_BYTES, np.int64)
         self._server = _Server(self._reading, self._called, programs, buffer) if programs else None
 
     def ring(self) -> None:
@@ -91,10 +86,10 @@ class HostDoorbell(Doorbell):
                 return ()
         server = self._server  # another thread can put another in its place
         if server is None:
-            return _rings(os.read(self._reading, self._pipe_bytes))
+            return unpack_rings(os.read(self._reading, self._pipe_bytes))
         left = server.read(blocks=timeout_s is None)
         self._called[0] = 0  # before the caller looks at what has been changed
-        return _rings(left)
+        return unpack_rings(left)
 
     def close(self) -> None:
         for descriptor in (self._reading, self._writing, *self._others.values()):
@@ -128,7 +123,7 @@ class _Server:
             table[key] = program.ctypes.data, program.size
         self._programs = programs  # alive while compiled code knows their addresses
         self._left = np.empty_like(buffer)
-        scratch = np.empty((_RING.size + _LARGEST_BYTES) // _WORD_BYTES, np.int64)
+        scratch = np.empty(words_of_ring(_LARGEST_BYTES), np.int64)
         self._serve = partial(serve, reading, called, table, buffer, self._left, scratch)
 
     def read(self, blocks: bool) -> bytes:
@@ -163,28 +158,7 @@ class _HostConnection(Connection):
 
     def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
         descriptor, key = self._bells[rank]
-        if data is None:
-            return _write(descriptor, _RING.pack(key, self._rank, message, round, _ELSEWHERE))
-        ring = _RING.pack(key, self._rank, message, round, len(data)) + data
-        return _write(descriptor, ring.ljust(_RING.size + _whole_words(len(data)), b"\0"))
-
-
-def _rings(data: bytes) -> list[Ring]:
-    rings = []
-    start = 0
-    while start < len(data):
-        key, source, message, round, nbytes = _RING.unpack_from(data, start)
-        start += _RING.size
-        if nbytes == _ELSEWHERE:
-            rings.append(Ring(key, source, message, round, None))
-        else:
-            rings.append(Ring(key, source, message, round, data[start : start + nbytes]))
-            start += _whole_words(nbytes)
-    return rings
-
-
-def _whole_words(nbytes: int) -> int:
-    return -(-nbytes // _WORD_BYTES) * _WORD_BYTES
+        return _write(descriptor, pack_ring(Ring(key, self._rank, message, round, data)))
 
 
 def _write(descriptor: int, ring: bytes) -> bool:
