@@ -13,12 +13,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["LINE_BYTES", "compiled", "compiled_once", "fence", "pointer_to", "stream_line"]
+__all__ = ["compiled", "compiled_once", "fence", "pointer_to"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-#: What `stream_line` writes at a time: a cache line.
-LINE_BYTES = 64
 
 
 def compiled(function: _Function) -> _Function:
@@ -67,24 +64,6 @@ def pointer_to(typing: Any, address: Any, like: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))
 
     return pointer(types.uint64, like), generate
-
-
-@intrinsic
-def stream_line(typing: Any, to: Any, source: Any) -> Any:
-    """Copy 64 bytes from address `source` to address `to`, a multiple of 64, around the caches.
-
-    An ordinary store reads a line into the cache before it changes it, which costs memory half as much again. Other
-    cores may rely on what was written only after `fence`.
-    """
-    line = ir.VectorType(ir.IntType(64), 8)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target, origin = (builder.inttoptr(address, line.as_pointer()) for address in arguments)
-        store = builder.store(builder.load(origin, align=8), target, align=LINE_BYTES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, types.uint64), generate
 
 
 @intrinsic

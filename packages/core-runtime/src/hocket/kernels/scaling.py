@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.kernels.compiling import LINE_BYTES, compiled, fence, stream_line
+from hocket.kernels.compiling import compiled, fence
+from hocket.kernels.lines import LINE_BYTES, stream_line
 from hocket.transport.peer import Array
 
 __all__ = ["scaled_copy"]
