@@ -74,7 +74,11 @@ def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
 
 
 def wait_until(
-    done: Callable[[], bool], timeout_s: float, describe: Callable[[str], str], expected_s: float = 0.0
+    done: Callable[[], bool],
+    timeout_s: float,
+    describe: Callable[[str], str],
+    expected_s: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> float:
     """Poll `done` until it is true.
 
@@ -84,6 +88,7 @@ def wait_until(
         describe: says who waits for whom and in what; called only when the wait stalls, with words on how
             long it has lasted.
         expected_s: how long it may last; there are fewer polls then.
+        sleep: sleeps for so many seconds, or until it makes sense to look.
 
     Returns:
         Seconds that it took.
@@ -104,8 +109,8 @@ def wait_until(
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)
         if waited_s < _SHORT_SLEEPS_S:
             sleep_s = max(waited_s, expected_s) / _SLEEPS_PER_WAIT
-            time.sleep(min(max(_SHORT_SLEEP_S, sleep_s), _LONG_SLEEP_S))
+            sleep(min(max(_SHORT_SLEEP_S, sleep_s), _LONG_SLEEP_S))
         elif waited_s < _LONG_SLEEPS_S:
-            time.sleep(_LONG_SLEEP_S)
+            sleep(_LONG_SLEEP_S)
         else:
-            time.sleep(_IDLE_SLEEP_S)
+            sleep(_IDLE_SLEEP_S)

@@ -69,6 +69,8 @@ class HostExchange:
         self._work: Callable[[], Iterable[int]] | None = work
         self._touched, self._touching = touched, touching
         self._ready = self._done = False
+        # Which rank has not come how far: what the last `advance` stopped at, of the lane's first exchange.
+        self._awaited: tuple[int, int] | None = None
         #: What went wrong, to be raised by whoever asks for this exchange; it is done then.
         self.error: TransportError | None = None
         #: The ranks whose data held NaN or Inf, as far as the ranks looked that worked on this one's.
@@ -92,7 +94,7 @@ class HostExchange:
             marks.set_call(self._call)
             marks.set(READY, self._number)
         if self._work is not None:
-            if not marks.reached(READY, self._number, self._touched):
+            if self._waits(READY, self._touched):
                 return False
             if others := marks.others_than(self._call, self._touched):
                 self.error = self._disagreement(others)
@@ -100,10 +102,23 @@ class HostExchange:
             marks.set_nonfinite(self._number, self._work())
             self._work = None
             marks.set(WORKED, self._number)
-        if not marks.reached(WORKED, self._number, self._touching):
+        if self._waits(WORKED, self._touching):
             return False
         self.nonfinite = marks.nonfinite(self._number, self._touching)
         return self._end()
+
+    def sleep(self, longest_s: float) -> None:
+        """Sleep until the lane's first exchange can go on after `advance` has stopped, at most for `longest_s`."""
+        first = self._lane.queue[0]
+        if first._awaited is not None:
+            which, rank = first._awaited
+            self._lane.marks.sleep(which, first._number, rank, longest_s)
+
+    def _waits(self, which: int, ranks: Iterable[int]) -> bool:
+        """Return whether one of `ranks` has not come so far, and note which."""
+        behind = self._lane.marks.behind(which, self._number, ranks)
+        self._awaited = None if behind is None else (which, behind)
+        return behind is not None
 
     def _end(self) -> bool:
         self._done = True

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from hocket.transport.host.futex import wait_while, wake
 from hocket.transport.peer import Array
 
 __all__ = ["MARK_BYTES", "READY", "WORKED", "Marks"]
@@ -41,19 +42,28 @@ class Marks:
         # Memoryviews: waiting ranks look often, and an element of an array takes NumPy three times as long.
         self._marks = [mark.view(np.int64).data for mark in marks]
         self._own = self._marks[rank]
+        self._addresses = [mark.ctypes.data for mark in marks]
+        self._own_address = self._addresses[rank]
 
     def set(self, which: int, number: int) -> None:
-        """Say that this rank has come to exchange `number`."""
+        """Say that this rank has come to exchange `number`, and wake who waits for that."""
         with _fence:
             self._own[which] = number
+        wake(self._own_address + which * self._own.itemsize)
 
-    def reached(self, which: int, number: int, ranks: Iterable[int]) -> bool:
-        """Return whether all of `ranks` have come to exchange `number`."""
+    def behind(self, which: int, number: int, ranks: Iterable[int]) -> int | None:
+        """Return one of `ranks` that has not come to exchange `number`, None if all have."""
         with _fence:
             for rank in ranks:
                 if self._marks[rank][which] < number:
-                    return False
-        return True
+                    return rank
+        return None
+
+    def sleep(self, which: int, number: int, rank: int, longest_s: float) -> None:
+        """Sleep until `rank` comes to exchange `number`, or says anything else of the kind, or for a while."""
+        said = self._marks[rank][which]
+        if said < number:
+            wait_while(self._addresses[rank] + which * self._own.itemsize, said, longest_s)
 
     def set_call(self, call: str) -> None:
         """Say, before `READY` is set, what this rank's exchange is."""

@@ -26,6 +26,10 @@ class HostProgress:
         """Whether anything is not done."""
         return bool(self._unfinished)
 
+    def is_only(self, exchange: Advancing) -> bool:
+        """Return whether nothing but `exchange` is not done."""
+        return self._unfinished == [exchange]
+
     def advance(self) -> None:
         """Look once at everything that is not done."""
         if not self._unfinished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,7 @@ from hocket.errors import TransportError
 from hocket.transport.host import HostExchange
 from hocket.transport.mpi.stall import Place, describe_stall
 from hocket.transport.peer import Array, Request
-from hocket.transport.waiting import poll_briefly, wait_until
+from hocket.transport.waiting import CHECK_EVERY_S, poll_briefly, wait_until
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane
@@ -38,6 +39,8 @@ class Operation(Request):
         self._other = other
 
     def wait(self, timeout_s: float | None = None) -> Any:
+        if self.done():
+            return self.result
         peer = self._lane.peer
         expected_s = peer.waits.expected_s()
         if not expected_s and poll_briefly(
@@ -46,9 +49,15 @@ class Operation(Request):
             return self.result
         peer.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        peer.waits.ended(wait_until(self._look_around, timeout_s, self._describe_stall, expected_s))
+        peer.waits.ended(
+            wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
+        )
         peer.note_computing()
         return self.result
+
+    def _sleep(self, longest_s: float) -> None:
+        """Sleep before another look, at most for `longest_s`."""
+        time.sleep(longest_s)
 
     def _look(self) -> bool:
         """Advance everything that other ranks need of this one, and return whether this is done."""
@@ -147,6 +156,11 @@ class HostRequest(Operation):
     @property
     def result(self) -> tuple[int, ...]:
         return self._exchange.nonfinite
+
+    def _sleep(self, longest_s: float) -> None:
+        # Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
+        alone = self._lane.peer.host_progress.is_only(self._exchange)
+        self._exchange.sleep(CHECK_EVERY_S if alone else longest_s)
 
     def _awaited(self) -> list[int]:
         return self._exchange.others
