@@ -15,7 +15,7 @@ import numpy as np
 from measuring import medians, run_ranks
 
 from hocket.topology import Exponential, Ring, Topology
-from hocket.transport.peer import Mixing, Peer
+from hocket.transport.peer import Peer
 from hocket.transport.reduction import weighted_sum
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
@@ -24,8 +24,8 @@ SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
 def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callable[[], object]]]:
     """Return the ways to mix vectors of so many bytes that this transport has."""
     neighbours = topology.neighbours(peer.rank, peer.size, 0, 0)
-    terms = topology.component_terms(peer.rank, peer.size, 0, 0)
-    weights = [weight for _, weight in terms[peer.rank]]
+    terms = topology.terms(peer.size, 0, 0)
+    weights = terms.weights[terms.starts[peer.rank] : terms.starts[peer.rank + 1]].tolist()
     data, out = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
     data[:] = out[:] = 1
     received = [np.ones_like(data) for _ in neighbours.receive_from]
@@ -41,14 +41,11 @@ def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callab
             request.wait()
         weighted_sum([data, *received], weights, out)
 
-    def mix(into: np.ndarray) -> None:
-        request = lane.imix([Mixing(data, into, terms)])
-        assert request is not None
-        request.wait()
-
     found: list[tuple[str, Callable[[], object]]] = [("messages", by_messages)]
-    if peer.works_in_place(data):
-        found += [("out of place", lambda: mix(out)), ("in place", lambda: mix(data))]
+    for name, into in (("out of place", out), ("in place", data)):
+        mixer = lane.mixer([(data, into)])
+        if mixer is not None:
+            found.append((name, lambda mixer=mixer: mixer.start([terms]).wait()))
     return found
 
 

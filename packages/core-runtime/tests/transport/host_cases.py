@@ -16,7 +16,7 @@ from hocket.errors import TransportError
 from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology
 from hocket.transport import mpi
 from hocket.transport.host import SMALLEST_BYTES, HostExchange
-from hocket.transport.peer import Lane, Mixing, Peer, Terms
+from hocket.transport.peer import Lane, Peer, Request, Terms
 from hocket.transport.reduction import tree_sum, weighted_sum
 
 BIG = SMALLEST_BYTES // 4 + 1001  # float32 elements: enough for the host path to be taken
@@ -37,9 +37,23 @@ def buffers(peer: Peer, numel: int, dtype: str) -> tuple[np.ndarray, np.ndarray]
 def mixed(terms: Terms, rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
     """What `rank` gets: the sum that its messages would have given."""
     out = np.empty(numel, dtype)
-    values = [contribution(source, round, numel, dtype).copy() for source, _ in terms[rank]]
-    weighted_sum(values, [weight for _, weight in terms[rank]], out)
+    own = slice(terms.starts[rank], terms.starts[rank + 1])
+    values = [contribution(int(source), round, numel, dtype).copy() for source in terms.sources[own]]
+    weighted_sum(values, terms.weights[own].tolist(), out)
     return out
+
+
+def terms_of(rows: list[list[tuple[int, float]]]) -> Terms:
+    """The terms of a graph, given what each rank adds up."""
+    starts = np.cumsum([0, *map(len, rows)])
+    sources, weights = zip(*(pair for row in rows for pair in row), strict=True)
+    return Terms(starts, np.array(sources), np.array(weights))
+
+
+def mix(lane: Lane, data: np.ndarray, out: np.ndarray, terms: Terms) -> Request:
+    mixer = lane.mixer([(data, out)])
+    assert mixer is not None
+    return mixer.start([terms])
 
 
 def sums(peer: Peer) -> bool:
@@ -122,12 +136,10 @@ def mixes(peer: Peer) -> bool:
         for topology in topologies:
             lane = peer.lane("mixes", data.nbytes)
             for round in range(4):
-                terms = topology.component_terms(peer.rank, peer.size, round, 0)
+                terms = topology.terms(peer.size, round, 0)
                 into = data if round % 2 else out
                 data[:] = contribution(peer.rank, round, numel, dtype)
-                request = lane.imix([Mixing(data, into, terms)])
-                assert request is not None
-                request.wait(20)
+                mix(lane, data, into, terms).wait(20)
                 np.testing.assert_array_equal(into, mixed(terms, peer.rank, round, numel, dtype))
                 into[:] = -1
             lane.close()
@@ -138,22 +150,24 @@ def mixes_together(peer: Peer) -> bool:
     """Several vectors of several lengths at once, each with components of its own; who gave NaN is found in any."""
     lane = peer.lane("together", 4 * BIG)
     vectors = [buffers(peer, BIG + 500 * i, "float32") for i in range(3)]
+    mixers = [lane.mixer(vectors), lane.mixer([(data, data) for data, _ in vectors])]
     for round in range(6):
-        mixings = []
-        for number, (data, out) in enumerate(vectors):
+        terms = [RandomMatching().terms(peer.size, round, number) for number in range(3)]
+        for number, (data, _) in enumerate(vectors):
             data[:] = contribution(peer.rank, round + number, data.size, "float32")
-            terms = RandomMatching().component_terms(peer.rank, peer.size, round, number)
-            mixings.append(Mixing(data, data if round % 2 else out, terms))
         if round == 5 and peer.rank == 1:
             vectors[2][0][-1] = np.nan
-        request = lane.imix(mixings)
-        assert request is not None
-        found = request.wait(20)
-        for number, (_, into, terms) in enumerate(mixings):
-            expected = mixed(terms, peer.rank, round + number, into.size, "float32")
+        mixer = mixers[round % 2]
+        assert mixer is not None
+        found = mixer.start(terms).wait(20)
+        for number, (data, out) in enumerate(vectors):
+            into = data if round % 2 else out
+            expected = mixed(terms[number], peer.rank, round + number, into.size, "float32")
             np.testing.assert_array_equal(into[:-1], expected[:-1])
         # Who is not in that component may have heard of it from one whom another vector connects it with.
-        assert found == (1,) if round == 5 and 1 in mixings[2].terms else found in ((), (1,)[: round // 5])
+        last = RandomMatching().neighbours(peer.rank, peer.size, round, 2)
+        meets = peer.rank == 1 or 1 in last.receive_from
+        assert found == (1,) if round == 5 and meets else found in ((), (1,)[: round // 5])
     return True
 
 
@@ -168,9 +182,8 @@ def mixes_in_another_order(peer: Peer) -> bool:
         for number in draws.sample(range(4), 4):
             lane, data, out = lanes[number]
             data[:] = contribution(peer.rank, round, BIG, "float32")
-            terms = RandomMatching().component_terms(peer.rank, peer.size, round, number)
-            request = lane.iallreduce(data, out) if number == 3 else lane.imix([Mixing(data, out, terms)])
-            assert request is not None
+            terms = RandomMatching().terms(peer.size, round, number)
+            request = lane.iallreduce(data, out) if number == 3 else mix(lane, data, out, terms)
             requests.append((number, terms, request))
         draws.shuffle(requests)
         for number, terms, request in requests:
@@ -180,7 +193,7 @@ def mixes_in_another_order(peer: Peer) -> bool:
             np.testing.assert_array_equal(lanes[number][2], expected)
     lane, data, out = lanes[0]
     small = BIG // 10
-    assert lane.imix([Mixing(data[:small], out[:small], {peer.rank: [(peer.rank, 1.0)]})]) is None
+    assert lane.mixer([(data[:small], out[:small])]) is None
     return True
 
 
@@ -188,26 +201,20 @@ def only_neighbours_wait(peer: Peer) -> bool:
     """A rank without neighbours goes through its rounds while the others have not come to theirs."""
     data, _ = buffers(peer, BIG, "float32")
     lane = peer.lane("alone", data.nbytes)
-    everyone = {r: [(r, 0.5), ((r + 1) % peer.size, 0.5)] for r in range(peer.size)}
+    everyone = terms_of([[(r, 0.5), ((r + 1) % peer.size, 0.5)] for r in range(peer.size)])
     lonely = peer.size - 1
+    apart = terms_of([[(r, 0.5 if r == lonely else 1.0)] for r in range(peer.size)])
     if peer.rank == lonely:
         data[:] = 8
         for _ in range(3):
-            request = lane.imix([Mixing(data, data, {lonely: [(lonely, 0.5)]})])
-            assert request is not None
-            request.wait(20)
+            mix(lane, data, data, apart).wait(20)
         assert (data == 1).all()
     peer.lane("they follow").ibarrier().wait(20)
     if peer.rank != lonely:
         for _ in range(3):
-            others = {r: [(r, 1.0)] for r in range(lonely)}
-            request = lane.imix([Mixing(data, data, others)])
-            assert request is not None
-            request.wait(20)
+            mix(lane, data, data, apart).wait(20)
         data[:] = 1
-    request = lane.imix([Mixing(data, data, everyone)])
-    assert request is not None
-    request.wait(20)
+    mix(lane, data, data, everyone).wait(20)
     return bool((data == 1).all())
 
 
@@ -256,7 +263,7 @@ def falls_back(peer: Peer) -> str:
     assert not group.works_in_place(send)
     lane = group.lane("falls back", send.nbytes)
     send[:] = peer.rank
-    assert lane.imix([Mixing(send, receive, {rank: [(rank, 1.0)] for rank in range(peer.size)})]) is None
+    assert lane.mixer([(send, receive)]) is None
     lane.iallreduce(send, receive).wait(20)
     assert (receive == sum(range(peer.size))).all()
     lane.iallreduce(send, send).wait(20)
@@ -291,7 +298,7 @@ def gossip_falls_back(peer: Peer) -> bool:
             segment.outgoing_array[:] = contribution(group.rank, round + segment.index, BIG, "float32")
         channel.start_together(together, round).wait(20)
         for segment in together:
-            terms = RandomMatching().component_terms(group.rank, group.size, round, segment.index)
+            terms = RandomMatching().terms(group.size, round, segment.index)
             expected = mixed(terms, group.rank, round + segment.index, BIG, "float32")
             np.testing.assert_array_equal(segment.incoming_array, expected)
             assert not channel.finds_nonfinite(segment)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket import draws
-from hocket.topology import Neighbours, Topology
+from hocket.topology import Neighbours, Terms, Topology
 from hocket_crossover import derangements
 from hocket_crossover.derangements import Place
 from hocket_crossover.rounds import Rounds
@@ -69,40 +69,52 @@ class FairRandom(Topology):
         self.check_size(size)
         if size == 1:
             return Neighbours((), (), (), 1.0)
-        sources, receivers = _rounds(self, size).of(round, segment)
-        return Neighbours((int(receivers[rank]),), (0.5,), (int(sources[rank]),), 0.5)
+        drawn = _rounds(self, size).of(round, segment)
+        return Neighbours((int(drawn.receivers[rank]),), (0.5,), (int(drawn.sources[rank]),), 0.5)
 
-    def component_terms(
-        self, rank: int, size: int, round: int, segment: int
-    ) -> dict[int, list[tuple[int, float]]]:
-        """Return the terms of the rank's cycle."""
+    def terms(self, size: int, round: int, segment: int) -> Terms:
         self.check_size(size)
         if size == 1:
-            return {0: [(0, 1.0)]}
-        sources = _rounds(self, size).of(round, segment)[0].tolist()
-        terms = {}
-        while rank not in terms:
-            source = sources[rank]
-            terms[rank] = [(rank, 0.5), (source, 0.5)]
-            rank = source
-        return dict(sorted(terms.items()))
+            return Terms(np.array([0, 1]), np.array([0]), np.array([1.0]))
+        starts, weights = _starts_and_weights(size)
+        return Terms(starts, _rounds(self, size).of(round, segment).terms, weights)
+
+
+class _Drawn(NamedTuple):
+    """A derangement, all int64.
+
+    Attributes:
+        sources: [size], whom each rank hears from.
+        receivers: [size], its inverse: whom each rank sends to.
+        terms: [2 * size], each rank and whom it hears from.
+    """
+
+    sources: NDArray[np.int64]
+    receivers: NDArray[np.int64]
+    terms: NDArray[np.int64]
 
 
 @lru_cache(maxsize=16)
-def _rounds(topology: FairRandom, size: int) -> Rounds[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return draws of whom each rank hears from, and of its inverse, whom each rank sends to, both int64 [size]."""
+def _rounds(topology: FairRandom, size: int) -> Rounds[_Drawn]:
     table = None if topology.roulette is None else np.array(topology.roulette)
 
-    def draw(places: Sequence[Place]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def draw(places: Sequence[Place]) -> list[_Drawn]:
         if table is None:
             sources = derangements.uniform(size, topology.seed, places)
         else:
             sources = derangements.roulette(table, topology.seed, places)
+        ranks = np.arange(size)[None]
         receivers = np.empty_like(sources)
-        np.put_along_axis(receivers, sources, np.arange(size)[None], axis=1)
-        return list(zip(sources, receivers, strict=True))
+        np.put_along_axis(receivers, sources, ranks, axis=1)
+        terms = np.stack([np.broadcast_to(ranks, sources.shape), sources], axis=2).reshape(len(sources), -1)
+        return [_Drawn(*drawn) for drawn in zip(sources, receivers, terms, strict=True)]
 
     return Rounds(draw, size)
+
+
+@lru_cache(maxsize=16)
+def _starts_and_weights(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    return np.arange(0, 2 * size + 1, 2), np.full(2 * size, 0.5)
 
 
 def _checked(roulette: Any) -> Table:

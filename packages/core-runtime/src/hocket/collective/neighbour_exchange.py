@@ -12,7 +12,7 @@ from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
 from hocket.topology import Neighbours, Topology
-from hocket.transport.peer import Array, Lane, Mixing, Peer, Request, Terms
+from hocket.transport.peer import Array, Lane, Mixer, Peer, Request, Terms
 from hocket.transport.reduction import weighted_sum
 
 __all__ = ["GossipChannel"]
@@ -56,6 +56,8 @@ class GossipChannel(Channel):
             for segment in segments
             if not packing and peer.works_in_place(segment.outgoing_array)
         }
+        # By the indices of the segments that start together.
+        self._mixers: dict[tuple[int, ...], Mixer | None] = {}
         self._received: dict[int, list[Array]] = {segment.index: [] for segment in segments}
         self._sent: dict[int, Array] = {}
         #: The last round's, where it is the same for all segments.
@@ -113,13 +115,16 @@ class GossipChannel(Channel):
 
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
-        mixings = [
-            Mixing(segment.outgoing_array, segment.incoming_array, self._plan(segment, round).terms)
-            for segment in segments
-        ]
-        request = self._lanes[segments[0].index].imix(mixings)
-        num_active = min(len(mixing.terms[self._rank]) for mixing in mixings)
-        return None if request is None else _Mixed(request, round, num_active)
+        indices = tuple(segment.index for segment in segments)
+        if indices not in self._mixers:
+            places = [(segment.outgoing_array, segment.incoming_array) for segment in segments]
+            self._mixers[indices] = self._lanes[indices[0]].mixer(places)
+        mixer = self._mixers[indices]
+        if mixer is None:
+            return None
+        terms = [self._plan(segment, round).terms for segment in segments]
+        num_active = min(int(own.starts[self._rank + 1] - own.starts[self._rank]) for own in terms)
+        return _Mixed(mixer.start(terms), round, num_active)
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:
@@ -195,8 +200,8 @@ class _Plan:
 
     @cached_property
     def terms(self) -> Terms:
-        """What the ranks add up that share the work over shared memory."""
-        return self._topology.component_terms(*self._asked)
+        """What all ranks add up."""
+        return self._topology.terms(*self._asked[1:])
 
 
 class _Mixed(Request):

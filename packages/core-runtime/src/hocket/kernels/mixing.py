@@ -1,113 +1,172 @@
-"""Weighted sums of several vectors into several, in one walk through memory."""
+"""Weighted sums of vectors that several ranks give, in one walk through memory."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from hocket.kernels.compiling import compiled, fence, pointer_to
 from hocket.kernels.lines import AHEAD_BYTES, LINE_BYTES, copy_line, scaled_line, weighted_line
-from hocket.transport.peer import Array
+from hocket.transport.peer import Array, Terms
 
-__all__ = ["Mix", "Sums"]
+__all__ = ["JoinedTerms", "Mix"]
 
 # Bytes of a vector at a time: what is read stays in a core's first cache until it is written, and the next tile comes
 # into it meanwhile.
 _TILE_BYTES = AHEAD_BYTES
 
-
-class Sums(NamedTuple):
-    """Weighted sums of several vectors of one length.
-
-    Attributes:
-        values: addresses of flat, contiguous vectors, which the caller keeps alive.
-        outs: addresses like `values`, where to write; all of them among `values`, or no vector overlaps one.
-        terms: for each of `outs`, at least one (index in `values`, weight).
-        numel: elements of each vector.
-    """
-
-    values: Sequence[int]
-    outs: Sequence[int]
-    terms: Sequence[Sequence[tuple[int, float]]]
-    numel: int
+#: The terms of all places as one.
+JoinedTerms = Terms
 
 
 class Mix:
-    """Weighted sums of several vectors into several, with the bits of `reduction.weighted_sum`.
+    """What one rank does of everybody's weighted sums, with the bits of `reduction.weighted_sum`.
 
-    Every product is rounded before it is added, and terms are added in order. All that can be prepared is: what
-    calls it finds nothing in the caches, as training or the call before has just walked through memory.
+    Ranks that are connected by what they add up share the work: each writes all of their results, for its share of the
+    elements. Who calls this finds nothing in the caches, as training has just walked through memory: Python does the
+    same little for one place and for many.
 
     Args:
-        sums: one after the other.
+        rank: this rank, of those that `values` are given for.
+        values: for each place every rank's vector, by its address; flat, contiguous, and kept alive by the caller.
+        outs: like `values`, where every rank's sum goes; a place's are all those of `values`, or overlap none.
+        numels: elements of each place's vectors.
         dtype: of all vectors, float32 or float64.
     """
 
-    __slots__ = ("_arguments", "_nonfinite")
+    def __init__(
+        self,
+        rank: int,
+        values: Sequence[Sequence[int]],
+        outs: Sequence[Sequence[int]],
+        numels: Sequence[int],
+        dtype: np.dtype[np.generic],
+    ) -> None:
+        self._rank = rank
+        self._dtype = dtype
+        self._values = np.array(values, dtype=np.uint64)
+        self._outs = np.array(outs, dtype=np.uint64)
+        self._numels = np.array(numels, dtype=np.int64)
+        size = self._values.shape[1]
+        self._in_place = (self._values == self._outs).all(axis=1)
+        self._streams = ~self._in_place & (self._outs % np.uint64(LINE_BYTES) == 0).all(axis=1)
+        self._kept = np.empty((size + 1, _TILE_BYTES // dtype.itemsize), dtype=dtype)
 
-    def __init__(self, sums: Sequence[Sums], dtype: np.dtype[np.generic]) -> None:
-        values = [address for own in sums for address in own.values]
-        outs = [address for own in sums for address in own.outs]
-        all_terms = [terms for own in sums for terms in own.terms]
-        pairs = [pair for terms in all_terms for pair in terms]
-        aligned = not any(out % LINE_BYTES for out in outs)
-        self._nonfinite = np.zeros(len(values), dtype=np.bool_)
-        self._arguments = (
-            np.array([(len(own.values), len(own.outs), own.numel) for own in sums], dtype=np.int64),
-            np.array(values, dtype=np.uint64),
-            np.array(outs, dtype=np.uint64),
-            np.array([0, *itertools.accumulate(map(len, all_terms))], dtype=np.int64),
-            np.array([source for source, _ in pairs], dtype=np.int64),
-            np.array([weight for _, weight in pairs], dtype=dtype),
-            aligned and set(values).isdisjoint(outs),
-            np.empty((max(len(own.outs) for own in sums) + 1, _TILE_BYTES // dtype.itemsize), dtype=dtype),
-            self._nonfinite,
+    def join(self, terms: Sequence[Terms]) -> JoinedTerms:
+        """Return the terms of all places, in their order, as one: starts [places, ranks + 1], each from 0."""
+        starts, sources, weights = zip(*terms, strict=True)
+        return Terms(
+            np.concatenate(starts).reshape(self._values.shape[0], -1),
+            np.concatenate(sources),
+            np.concatenate(weights).astype(self._dtype),
         )
 
-    def __call__(self) -> list[int]:
-        """Write the sums, once.
+    def connected(self, terms: JoinedTerms) -> list[int]:
+        """Return the ranks that share the work at some place with this one, itself included, in ascending order."""
+        found: list[int] = np.flatnonzero(_connected(self._rank, terms.starts, terms.sources)).tolist()
+        return found
+
+    def __call__(self, terms: JoinedTerms) -> list[int]:
+        """Write this rank's share of the sums.
 
         Returns:
-            Those that hold NaN or Inf and are the first term of some result, by their place among all values.
+            The ranks whose values hold NaN or Inf here and are the first term of some result, in ascending order.
         """
-        _mix_all(*self._arguments)
-        return [i for i, found in enumerate(self._nonfinite.tolist()) if found]
+        nonfinite = np.zeros(self._values.shape[1], dtype=np.bool_)
+        _mix_all(
+            self._rank,
+            self._values,
+            self._outs,
+            self._numels,
+            *terms,
+            self._in_place,
+            self._streams,
+            self._kept,
+            nonfinite,
+        )
+        found: list[int] = np.flatnonzero(nonfinite).tolist()
+        return found
+
+
+@compiled
+def _connected(rank: int, starts: Array, sources: Array) -> Array:
+    connected = np.zeros(starts.shape[1] - 1, dtype=np.bool_)
+    first = 0
+    for place in range(starts.shape[0]):
+        for member in _component(rank, starts[place], sources[first:]):
+            connected[member] = True
+        first += starts[place, -1]
+    return connected
+
+
+@compiled
+def _component(rank: int, starts: Array, sources: Array) -> Array:
+    """Return the ranks that are connected with one, in ascending order, by joining trees."""
+    size = starts.size - 1
+    parents = np.arange(size)
+    for i in range(size):
+        for term in range(starts[i], starts[i + 1]):
+            parents[_root(parents, i)] = _root(parents, sources[term])
+    own = _root(parents, rank)
+    members = np.empty(size, dtype=np.int64)
+    num = 0
+    for i in range(size):
+        if _root(parents, i) == own:
+            members[num] = i
+            num += 1
+    return members[:num]
+
+
+@compiled
+def _root(parents: Array, i: int) -> int:
+    while parents[i] != i:
+        parents[i] = parents[parents[i]]
+        i = parents[i]
+    return i
 
 
 @compiled
 def _mix_all(
-    counts: Array,
+    rank: int,
     values: Array,
     outs: Array,
+    numels: Array,
     starts: Array,
     sources: Array,
     weights: Array,
-    streams: bool,
+    in_place: Array,
+    streams: Array,
     kept: Array,
     nonfinite: Array,
 ) -> None:
-    value = out = 0
-    for i in range(len(counts)):
-        next_value, next_out = value + counts[i, 0], out + counts[i, 1]
-        own_values, own_outs = values[value:next_value], outs[out:next_out]
-        first, last = starts[out], starts[next_out]
+    first = 0
+    for place in range(starts.shape[0]):
+        last = first + starts[place, -1]
+        own_starts, own_sources = starts[place], sources[first:last]
+        members = _component(rank, own_starts, own_sources)
+        position = np.searchsorted(members, rank)
+        # Whole cache lines each.
+        lines = -(-numels[place] * kept.itemsize // (members.size * LINE_BYTES))
+        share = lines * LINE_BYTES // kept.itemsize
+        start = min(position * share, numels[place])
+        offset = np.uint64(start * kept.itemsize)
         _mix(
-            own_values,
-            own_outs,
-            starts[out : next_out + 1] - first,
-            sources[first:last],
+            values[place] + offset,
+            outs[place] + offset,
+            min(share, numels[place] - start),
+            members,
+            own_starts,
+            own_sources,
             weights[first:last],
-            counts[i, 2],
-            streams,
+            in_place[place],
+            streams[place],
             kept,
-            nonfinite[value:next_value],
+            nonfinite,
         )
-        value, out = next_value, next_out
-    if streams:
+        first = last
+    if streams.any():
         fence()
 
 
@@ -115,21 +174,24 @@ def _mix_all(
 def _mix(
     values: Array,
     outs: Array,
+    numel: int,
+    members: Array,
     starts: Array,
     sources: Array,
     weights: Array,
-    numel: int,
+    in_place: bool,
     streams: bool,
     kept: Array,
     nonfinite: Array,
 ) -> None:
-    order, keeps, read_kept = _plan(values, outs, starts, sources)
+    order, keeps, read_kept = _plan(members, starts, sources, in_place)
     tile = kept.shape[1]
-    found = np.zeros(outs.size, dtype=np.int64)
+    sum_so_far = _row(kept, len(kept) - 1)
+    found = np.zeros(members.size, dtype=np.int64)
     for start in range(0, numel, tile):
         count = min(tile, numel - start)
         offset = np.uint64(start * kept.itemsize)
-        for position in range(outs.size):
+        for position in range(members.size):
             i = order[position]
             to = outs[i] + offset
             if keeps[position] >= 0:
@@ -138,20 +200,22 @@ def _mix(
             row = read_kept[first]
             at = values[sources[first]] + offset if row < 0 else _row(kept, row)
             if first == last:
-                found[i] |= _scale(to, at, weights[first], count, streams, kept)
+                found[position] |= _scale(to, at, weights[first], count, streams, kept)
                 continue
             weight = weights[first]
             for term in range(first + 1, last + 1):
                 row = read_kept[term]
                 other_at = values[sources[term]] + offset if row < 0 else _row(kept, row)
-                target = to if term == last else _row(kept, len(kept) - 1)
-                bad = _add(target, at, weight, other_at, weights[term], count, streams and term == last, kept)
+                target = to if term == last else sum_so_far
+                bad = _add(
+                    target, at, weight, other_at, weights[term], count, streams and term == last, kept
+                )
                 if term == first + 1:
-                    found[i] |= bad
+                    found[position] |= bad
                 # A sum so far, times 1, keeps its bits.
                 at, weight = target, weights.dtype.type(1)
-    for i in range(outs.size):
-        nonfinite[sources[starts[i]]] |= found[i] != 0
+    for position in range(members.size):
+        nonfinite[sources[starts[order[position]]]] |= found[position] != 0
 
 
 @compiled
@@ -202,45 +266,40 @@ def _add(
 
 
 @compiled
-def _plan(values: Array, outs: Array, starts: Array, sources: Array) -> tuple[Array, Array, Array]:
-    """Find an order of the results in which little is overwritten that others still need.
+def _plan(members: Array, starts: Array, sources: Array, in_place: bool) -> tuple[Array, Array, Array]:
+    """Find an order of the members' results in which little is overwritten that others still need.
 
     In a cycle of ranks that hear from each other, it is one vector, whose tile is kept.
 
     Returns:
-        The results in their order; for each the row in which to keep what it overwrites, or -1; and for each term the
-        row in which it is kept by then, or -1.
+        The members in their order; for each the row in which to keep what its result overwrites, or -1; and for each
+        term the row in which it is kept by then, or -1.
     """
-    num = outs.size
-    order, keeps = np.empty(num, dtype=np.int64), np.full(num, -1)
-    read_kept = np.empty(sources.size, dtype=np.int64)
-    overwritten = np.full(num, -1)  # which of the values, if any
-    for i in range(num):
-        for value in range(values.size):
-            if values[value] == outs[i]:
-                overwritten[i] = value
+    order, keeps = members.copy(), np.full(members.size, -1)
+    read_kept = np.full(sources.size, -1)
+    if not in_place:
+        return order, keeps, read_kept
     # How many terms of others still need a value, and in which row it is kept.
-    needed, row_of = np.zeros(values.size, dtype=np.int64), np.full(values.size, -1)
-    for i in range(num):
+    size = starts.size - 1
+    needed, row_of = np.zeros(size, dtype=np.int64), np.full(size, -1)
+    for i in members:
         for term in range(starts[i], starts[i + 1]):
-            needed[sources[term]] += sources[term] != overwritten[i]
-    todo = np.ones(num, dtype=np.bool_)
+            needed[sources[term]] += sources[term] != i
     rows = 0
-    for position in range(num):
-        chosen = -1
-        for i in range(num):
-            if todo[i] and (overwritten[i] < 0 or needed[overwritten[i]] == 0):
-                chosen = i
+    for position in range(members.size):
+        # The rest of `order` is what is left to do.
+        chosen = position
+        for candidate in range(position, members.size):
+            if needed[order[candidate]] == 0:
+                chosen = candidate
                 break
-            if todo[i] and chosen < 0:
-                chosen = i
-        own = overwritten[chosen]
-        for term in range(starts[chosen], starts[chosen + 1]):
+        i = order[chosen]
+        order[chosen] = order[position]
+        order[position] = i
+        for term in range(starts[i], starts[i + 1]):
             read_kept[term] = row_of[sources[term]]
-            needed[sources[term]] -= sources[term] != own
-        if own >= 0 and needed[own] > 0:
-            row_of[own] = keeps[position] = rows
+            needed[sources[term]] -= sources[term] != i
+        if needed[i] > 0:
+            row_of[i] = keeps[position] = rows
             rows += 1
-        todo[chosen] = False
-        order[position] = chosen
     return order, keeps, read_kept

@@ -129,25 +129,18 @@ class TopologyConformance:
 
     @_EXAMPLES
     @given(round=_ROUNDS, segment=_SEGMENTS)
-    def test_component_terms_follow_the_neighbours(
-        self, topology: Topology, round: int, segment: int
-    ) -> None:
+    def test_terms_follow_the_neighbours(self, topology: Topology, round: int, segment: int) -> None:
         for size in self.possible_sizes():
-            followed = {
-                rank: Topology.component_terms(topology, rank, size, round, segment) for rank in range(size)
-            }
+            terms = topology.terms(size, round, segment)
+            for told, followed in zip(terms, Topology.terms(topology, size, round, segment), strict=True):
+                assert told.dtype == followed.dtype
+                np.testing.assert_array_equal(told, followed)
             matrix = np.zeros((size, size))
-            for rank, terms in followed.items():
-                told = topology.component_terms(rank, size, round, segment)
-                assert list(told.items()) == list(terms.items())
-                # All members of a component know the same one.
-                assert all(followed[member] == terms for member in terms)
-                (own, _), *received = terms[rank]
-                assert own == rank
+            for rank in range(size):
+                own = slice(terms.starts[rank], terms.starts[rank + 1])
                 neighbours = topology.neighbours(rank, size, round, segment)
-                assert tuple(source for source, _ in received) == neighbours.receive_from
-                for source, weight in terms[rank]:
-                    matrix[rank, source] = weight
+                assert tuple(terms.sources[own]) == (rank, *neighbours.receive_from)
+                matrix[rank, terms.sources[own]] = terms.weights[own]
             np.testing.assert_array_equal(matrix, topology.mixing_matrix(size, round, segment))
 
     @_EXAMPLES

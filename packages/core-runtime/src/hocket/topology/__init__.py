@@ -5,6 +5,7 @@ from hocket.topology.complete import Complete
 from hocket.topology.exponential import Exponential, Peers
 from hocket.topology.random_matching import RandomMatching
 from hocket.topology.ring import Ring
+from hocket.transport.peer import Terms
 
 __all__ = [
     "Complete",
@@ -13,5 +14,6 @@ __all__ = [
     "Peers",
     "RandomMatching",
     "Ring",
+    "Terms",
     "Topology",
 ]

@@ -16,6 +16,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.transport.peer import Terms
+
 __all__ = ["Neighbours", "Topology"]
 
 
@@ -91,37 +93,26 @@ class Topology(ABC):
         """
         return
 
-    def component_terms(
-        self, rank: int, size: int, round: int, segment: int
-    ) -> dict[int, list[tuple[int, float]]]:
-        """Return what the ranks of `rank`'s connected component add up in one round, as `Lane.imix` takes it.
+    def terms(self, size: int, round: int, segment: int) -> Terms:
+        """Return what all ranks add up in one round, as `Mixer.start` takes it.
 
-        Follows the neighbours of neighbours; a topology that knows its components overrides it.
+        Asks for everybody's neighbours; a topology that knows all at once overrides it.
 
         Args:
-            rank, size, round, segment: as in `neighbours`.
+            size, round, segment: as in `neighbours`.
 
         Returns:
-            For each rank of the component, in ascending order, (rank, weight) for its own value and then for each
-            that it receives, in the order of `receive_from`. Who sends or receives is connected; a rank without
-            neighbours is a component of its own.
+            W's rows: each rank's own value, then those that it receives, in the order of `receive_from`.
         """
-        found = {rank: self.neighbours(rank, size, round, segment)}
-        unseen = [rank]
-        while unseen:
-            current = found[unseen.pop()]
-            for other in (*current.send_to, *current.receive_from):
-                if other not in found:
-                    found[other] = self.neighbours(other, size, round, segment)
-                    unseen.append(other)
-        return {
-            member: [(member, own.self_weight)]
-            + [
-                (source, found[source].send_weights[found[source].send_to.index(member)])
-                for source in own.receive_from
-            ]
-            for member, own in sorted(found.items())
-        }
+        everyone = [self.neighbours(rank, size, round, segment) for rank in range(size)]
+        sources, weights, starts = [], [], [0]
+        for rank, own in enumerate(everyone):
+            sources += [rank, *own.receive_from]
+            weights.append(own.self_weight)
+            for source in own.receive_from:
+                weights.append(everyone[source].send_weights[everyone[source].send_to.index(rank)])
+            starts.append(len(sources))
+        return Terms(np.array(starts), np.array(sources), np.array(weights))
 
     def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
         """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value at rank i."""

@@ -25,7 +25,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -43,7 +43,7 @@ __all__ = [
     "Advancing",
     "Array",
     "Lane",
-    "Mixing",
+    "Mixer",
     "Peer",
     "Request",
     "Terms",
@@ -52,23 +52,18 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: For each rank of a few, what its weighted sum is made of, in the order in which it is added: (rank, weight).
-Terms = Mapping[int, Sequence[tuple[int, float]]]
-
-
-class Mixing(NamedTuple):
-    """Weighted sums of a few ranks' vectors, which share the work.
+class Terms(NamedTuple):
+    """What each rank of a lane adds up, in the order in which it is added: a matrix by its rows, without its zeros.
 
     Attributes:
-        data: float32 or float64 in memory of `Peer.allocate`, the same on every rank of the lane.
-        out: like `data`; the same memory, or memory that does not overlap it, on every rank alike.
-        terms: for each rank of this one's component its terms, at least one, the same on each of them. The result has
-            the bits of `reduction.weighted_sum`: products are rounded, and added in this order.
+        starts: int64 [ranks + 1]; rank i has the terms from starts[i] up to starts[i + 1], at least one.
+        sources: int64 [terms], whose vector it is.
+        weights: float64 [terms], rounded to the vectors' dtype before they are used.
     """
 
-    data: Array
-    out: Array
-    terms: Terms
+    starts: Array
+    sources: Array
+    weights: Array
 
 
 #: How long a wait lasts, in seconds, before it raises, where the caller does not say.
@@ -121,6 +116,26 @@ class Advancing(Protocol):
         """Do what can be done without waiting; return whether the others need nothing more."""
 
 
+class Mixer(ABC):
+    """Weighted sums of vectors that the ranks of a lane give, over and over; see `Lane.mixer`."""
+
+    @abstractmethod
+    def start(self, terms: Sequence[Terms]) -> Request:
+        """Put every rank's sums where they go.
+
+        Only ranks wait for each other that are connected by what they add up, which may differ from round to round:
+        every rank of the lane calls this once a round.
+
+        Args:
+            terms: for each of the places, the same on every rank of the lane. Results have the bits of
+                `reduction.weighted_sum`: products are rounded, and added in their order.
+
+        Returns:
+            A request, whose result is the connected ranks that gave NaN or Inf, as a tuple, and maybe others that one
+            of these ranks has met.
+        """
+
+
 class Lane(ABC):
     """A matching space of its own within a peer's group: one per (exchange, segment).
 
@@ -148,19 +163,16 @@ class Lane(ABC):
             receive: like `send`; the same memory, or memory that does not overlap it, on every rank alike.
         """
 
-    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
-        """Put weighted sums of a few ranks' `data` into their `out`, if this lane has a better way than messages.
-
-        Only the ranks in `terms` wait for each other. They are one of the round's connected components: every rank
-        of the lane calls this once a round, with its own component, which may have other members in each round.
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
+        """Prepare weighted sums of vectors that the ranks give, if this lane has a better way than messages.
 
         Args:
-            mixings: one or more, which are done together; as many on every rank of the lane, and of like vectors.
+            places: one or more pairs (what this rank gives, where its sum goes), which are done together: float32 or
+                float64, all of one dtype, in memory of `Peer.allocate`, the same on every rank of the lane. The two are
+                the same memory, or memory that does not overlap it, on every rank alike.
 
         Returns:
-            A request, whose result is the ranks of the components whose `data` held NaN or Inf, as a tuple, and maybe
-            others that one of these ranks has met; or None, on all ranks alike, if messages are the way: nothing has
-            been done then.
+            None, on all ranks alike, if messages are the way.
         """
         return None
 

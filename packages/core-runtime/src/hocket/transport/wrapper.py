@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hocket.transport.peer import Advancing, Array, Lane, Mixing, Peer, Request
+from hocket.transport.peer import Advancing, Array, Lane, Mixer, Peer, Request
 from hocket.transport.signals import Doorbell, Event
 
 __all__ = ["WrapperLane", "WrapperPeer", "WrapperRequest"]
@@ -62,8 +62,8 @@ class WrapperLane(Lane):
     def iallreduce(self, send: Array, receive: Array) -> Request:
         return self.held.iallreduce(send, receive)
 
-    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
-        return self.held.imix(mixings)
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
+        return self.held.mixer(places)
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         return self.held.ireduce(send, receive, root)

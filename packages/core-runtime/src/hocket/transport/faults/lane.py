@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hocket.transport.faults.request import FaultyRequest, LostRequest
 from hocket.transport.faults.victim import Victim
 from hocket.transport.gathering import check_gathering
-from hocket.transport.peer import Array, Lane, Mixing, Peer, Request
+from hocket.transport.peer import Array, Lane, Mixer, Peer, Request
 from hocket.transport.wrapper import WrapperLane
 
 __all__ = ["FaultyLane"]
@@ -60,7 +60,7 @@ class FaultyLane(WrapperLane):
     def iallreduce(self, send: Array, receive: Array) -> Request:
         return self._collective("allreduce", lambda: self.held.iallreduce(send, receive))
 
-    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
         return None  # messages, on which the faults are
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:

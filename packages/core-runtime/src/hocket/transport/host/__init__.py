@@ -4,6 +4,7 @@ from hocket.transport.host.collectives import SMALLEST_BYTES, HostCollectives
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.marks import MARK_BYTES, Marks
 from hocket.transport.host.memory import HostMemory, Shared, find_shared
+from hocket.transport.host.mixing import HostMixer
 from hocket.transport.host.progress import HostProgress
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "HostExchange",
     "HostLane",
     "HostMemory",
+    "HostMixer",
     "HostProgress",
     "Marks",
     "Shared",

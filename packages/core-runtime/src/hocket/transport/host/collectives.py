@@ -9,8 +9,9 @@ import numpy as np
 
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.memory import Shared, find_shared
-from hocket.transport.host.sharing import share_of_mixes, sum_share
-from hocket.transport.peer import Array, Mixing
+from hocket.transport.host.mixing import HostMixer
+from hocket.transport.host.sharing import sum_share
+from hocket.transport.peer import Array
 from hocket.transport.reduction import TreeSum
 
 __all__ = ["SMALLEST_BYTES", "HostCollectives"]
@@ -70,25 +71,15 @@ class HostCollectives:
             touching=self._everyone if is_root else [],
         )
 
-    def mix(self, mixings: Sequence[Mixing]) -> HostExchange | None:
-        """Put the weighted sums of a few ranks' `data` into their `out`."""
-        shares = []
-        for data, out, terms in mixings:
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> HostMixer | None:
+        """Prepare weighted sums of the first of each pair into the second."""
+        shared = []
+        for data, out in places:
             values, outs = self._find(data), self._find(out)
             if values is None or outs is None or data.dtype.char not in "fd":
                 return None
-            shares.append((values, outs, terms))
-        members = sorted({member for mixing in mixings for member in mixing.terms})
-        places = "; ".join(f"{values.what} into {outs.what}" for values, outs, _ in shares)
-        # Of several the components differ, and with them what the ranks that touch each other know.
-        terms = mixings[0].terms
-        told = f" with terms {[(member, terms[member]) for member in members]}" if len(mixings) == 1 else ""
-        return self._lane.start(
-            f"mix of {places}{told}",
-            share_of_mixes(self._lane.rank, shares),
-            touched=members,
-            touching=members,
-        )
+            shared.append((values, outs))
+        return HostMixer(self._lane, shared)
 
     def _find(self, array: Array) -> Shared | None:
         """Return everybody's arrays, or None if they are too small or not in shared memory."""

@@ -10,10 +10,10 @@ from mpi4py import MPI
 
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering
-from hocket.transport.host import HostCollectives
+from hocket.transport.host import HostCollectives, HostMixer
 from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
 from hocket.transport.mpi.request import HostRequest, MPIRequest, Receive, begun
-from hocket.transport.peer import Array, Lane, Mixing, Request, is_same_memory
+from hocket.transport.peer import Array, Lane, Mixer, Request, Terms, is_same_memory
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
@@ -79,9 +79,9 @@ class MPILane(Lane):
             lambda: self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data, other=root
         )
 
-    def imix(self, mixings: Sequence[Mixing]) -> Request | None:
-        exchange = None if self._host is None else self._host.mix(mixings)
-        return None if exchange is None else HostRequest(self, exchange, "mixing")
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
+        held = None if self._host is None else self._host.mixer(places)
+        return None if held is None else _Mixer(self, held)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         where = f"rank {self.peer.world_rank}: {self.name}"
@@ -107,6 +107,15 @@ class MPILane(Lane):
         if self.order.busy:
             return OrderedRequest(self, begin, what, *buffers, other=other)
         return MPIRequest(self, begun(self, what, begin), what, *buffers, other=other)
+
+
+class _Mixer(Mixer):
+    def __init__(self, lane: MPILane, held: HostMixer) -> None:
+        self._lane = lane
+        self._held = held
+
+    def start(self, terms: Sequence[Terms]) -> Request:
+        return HostRequest(self._lane, self._held.start(terms), "mixing")
 
 
 def _bytes(data: Array) -> Array:
