@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,16 @@ def test_a_job_passes_on_what_it_prints(
         f"out 1 {tmp_path} more\n",
         "err\nhocket: the ranks ended with exit code 3, without a word\n",
     )
+
+
+def test_a_launcher_that_does_not_end_the_job_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launching, "_ENDING_TIMEOUT_S", 1.0)
+    # What a rank does in `end_job`, but for the call that Open MPI's launcher once did not heed.
+    program = "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
+    begun_s = time.monotonic()
+    assert launch(find_mpiexec(), 2, [sys.executable, "-c", program], folder=tmp_path) == 3
+    assert time.monotonic() - begun_s < 60
+    assert "hocket: mpiexec did not end the job within 1 s after a rank asked it to" in capfd.readouterr().err
+    assert launching._processes_of(tmp_path) == []

@@ -20,7 +20,7 @@ from typing import TextIO
 from hocket.errors import UserError
 from hocket.transport.job_output import JobOutput, Report
 
-__all__ = ["Mpiexec", "PID_FOLDER_VARIABLE", "find_mpiexec", "launch", "note_pid", "threads_per_rank"]
+__all__ = ["Mpiexec", "PID_FOLDER_VARIABLE", "find_mpiexec", "launch", "note_ending", "note_pid", "threads_per_rank"]
 
 #: Names the folder in which ranks leave their process numbers, for launchers that report these only.
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
@@ -32,6 +32,10 @@ _FIRST_WITH_ULFM = 5
 # A user's own choice of where Open MPI's files go: it takes no second one.
 _EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 _LAUNCHERS = "launcher"
+_ENDING = "ending"
+# Seconds that the launcher may take to end the job when a rank has asked it to. Open MPI's has been seen to wait for a
+# lock that nobody holds (5.0.11, in MPI_Abort, once in thousands of jobs).
+_ENDING_TIMEOUT_S = 15.0
 # Seconds that a rank may take to end by itself after SIGTERM.
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
@@ -136,6 +140,15 @@ def note_pid(rank: int) -> None:
         (Path(folder) / str(os.getpid())).write_text(str(rank))
 
 
+def note_ending(code: int) -> None:
+    """Leave word for `launch` that this process is about to have the launcher end the job, with this exit status."""
+    folder = os.environ.get(PID_FOLDER_VARIABLE)
+    if folder:
+        # The first one's counts. On another host the folder may not be there.
+        with contextlib.suppress(OSError), open(Path(folder) / _ENDING, "x") as file:
+            file.write(str(code))
+
+
 def launch(
     mpiexec: Mpiexec,
     ranks: int,
@@ -181,7 +194,7 @@ def launch(
     ]
     for reader in readers:
         reader.start()
-    interrupted = _wait(job)
+    interrupted = _wait(job, folder / _ENDING)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
@@ -189,7 +202,8 @@ def launch(
     if interrupted is not None:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
-    status = report.status or job.returncode
+    killed = job.returncode < 0
+    status = report.status or (killed and _told_status(folder / _ENDING)) or job.returncode
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
@@ -211,9 +225,21 @@ def _writer(stream: TextIO) -> Callable[[str], None]:
     return write
 
 
-def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
-    """Wait for the job; end it on Ctrl-C, SIGTERM or a closed terminal and return which it was."""
+def _told_status(ending: Path) -> int:
+    """Return the exit status with which a rank has ended the job, 0 if none has."""
+    try:
+        return int(ending.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
+    """Wait for the job; end it on Ctrl-C, SIGTERM or a closed terminal and return which it was.
+
+    End it too where its launcher does not, and a rank has left word in `ending` that it ends the job.
+    """
     received: list[signal.Signals] = []
+    patience_s: float | None = None
 
     def end(number: int, frame: object) -> None:
         received.append(signal.Signals(number))
@@ -229,6 +255,15 @@ def _wait(job: subprocess.Popen[bytes]) -> signal.Signals | None:
                 break
             except subprocess.TimeoutExpired:
                 if received:
+                    job.kill()
+                elif patience_s is None and ending.exists():
+                    patience_s = time.monotonic() + _ENDING_TIMEOUT_S
+                elif patience_s is not None and time.monotonic() > patience_s:
+                    print(
+                        f"hocket: mpiexec did not end the job within {_ENDING_TIMEOUT_S:.0f} s after a rank asked it "
+                        "to, and was killed",
+                        file=sys.stderr,
+                    )
                     job.kill()
     finally:
         for number, handler in previous.items():

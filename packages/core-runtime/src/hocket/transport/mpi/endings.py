@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from hocket.errors import ExchangeTimeoutError, HocketError, PeerLostError, UserError
+from hocket.transport.launching import note_ending
 from hocket.transport.mpi.board import Board, Row, State
 from hocket.transport.mpi.stall import summarise
 
@@ -41,6 +42,7 @@ def end_job(message: str, code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, f"{message.rstrip()}\n".encode())
+    note_ending(code)
     time.sleep(_STAGGER_S)  # the launcher forwards what was written before it hears of the abort
     MPI.COMM_WORLD.Abort(code)
     raise SystemExit(code)

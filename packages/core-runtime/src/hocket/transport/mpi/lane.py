@@ -37,6 +37,8 @@ class MPILane(Lane):
         self.name = name
         self.rank, self.size = peer.rank, peer.size
         self.order = CallOrder()
+        #: Seconds that the last wait took that was not over soon.
+        self.last_wait_s = 0.0
         self._comm = comm
         self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
 

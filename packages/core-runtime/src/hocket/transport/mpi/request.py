@@ -12,7 +12,7 @@ from hocket.errors import TransportError
 from hocket.transport.host import HostExchange
 from hocket.transport.mpi.stall import Place, describe_stall
 from hocket.transport.peer import Array, Request
-from hocket.transport.waiting import CHECK_EVERY_S, poll_briefly, wait_until
+from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane
@@ -43,17 +43,21 @@ class Operation(Request):
             return self.result
         peer = self._lane.peer
         expected_s = peer.waits.expected_s()
-        if not expected_s and poll_briefly(
-            self._look if peer.host_progress.busy else self.done, self._yields
-        ):
-            return self.result
+        if not expected_s and self._may_be_brief():
+            look = self._look if peer.host_progress.busy else self.done
+            if poll_briefly(look, self._yields):
+                return self.result
         peer.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        peer.waits.ended(
-            wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
-        )
+        took_s = wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
+        peer.waits.ended(took_s)
+        self._lane.last_wait_s = took_s
         peer.note_computing()
         return self.result
+
+    def _may_be_brief(self) -> bool:
+        """Return whether to look without a pause at first, which other ranks may have to pay with their core."""
+        return True
 
     def _sleep(self, longest_s: float) -> None:
         """Sleep before another look, at most for `longest_s`."""
@@ -156,6 +160,9 @@ class HostRequest(Operation):
     @property
     def result(self) -> tuple[int, ...]:
         return self._exchange.nonfinite
+
+    def _may_be_brief(self) -> bool:
+        return self._lane.last_wait_s < LONG_WAIT_S
 
     def _sleep(self, longest_s: float) -> None:
         # Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
