@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from hocket.kernels.compiling import compiled, fence, pointer_to
+from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
 from hocket.kernels.lines import AHEAD_BYTES, LINE_BYTES, copy_line, scaled_line, weighted_line
 from hocket.transport.peer import Array, Terms
 
@@ -53,6 +53,11 @@ class Mix:
         self._in_place = (self._values == self._outs).all(axis=1)
         self._streams = ~self._in_place & (self._outs % np.uint64(LINE_BYTES) == 0).all(axis=1)
         self._kept = np.empty((size + 1, _TILE_BYTES // dtype.itemsize), dtype=dtype)
+        # Compile all, or load it, where no other rank waits for a first sum yet.
+        alone = self.join([Terms(np.arange(size + 1), np.arange(size), np.ones(size))] * len(numels))
+        with compiled_once(_mix_all):
+            self.connected(alone)
+            self._write(alone, np.zeros_like(self._numels))
 
     def join(self, terms: Sequence[Terms]) -> JoinedTerms:
         """Return the terms of all places, in their order, as one: starts [places, ranks + 1], each from 0."""
@@ -74,12 +79,15 @@ class Mix:
         Returns:
             The ranks whose values hold NaN or Inf here and are the first term of some result, in ascending order.
         """
+        return self._write(terms, self._numels)
+
+    def _write(self, terms: JoinedTerms, numels: Array) -> list[int]:
         nonfinite = np.zeros(self._values.shape[1], dtype=np.bool_)
         _mix_all(
             self._rank,
             self._values,
             self._outs,
-            self._numels,
+            numels,
             *terms,
             self._in_place,
             self._streams,
