@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -60,7 +61,8 @@ def medians(
 ) -> dict[str, float]:
     """Return each side's median over repeats of the slowest rank's seconds.
 
-    The sides take turns, so that what else the machine does hits them alike; ranks start each repeat together.
+    The sides take turns, so that what else the machine does hits them alike, each time in another order, as what one
+    leaves in caches and heap is the next one's to begin with. Ranks start each repeat together.
 
     Args:
         peer: this rank's.
@@ -76,7 +78,7 @@ def medians(
     seconds: dict[str, list[float]] = {name: [] for name, _ in sides}
     settling = in_a_row // 3
     for turn in range(repeats + 1):
-        for name, side in sides:
+        for name, side in random.Random(turn).sample(sides, len(sides)):  # the same on every rank
             for repeat in range(in_a_row):
                 before(name)
                 barrier.ibarrier().wait()

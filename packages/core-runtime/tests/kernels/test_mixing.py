@@ -112,17 +112,28 @@ def test_places_of_several_lengths_and_graphs(
 
 def connected(rank: int, *graphs: Terms) -> list[int]:
     size = len(graphs[0].starts) - 1
-    mixing = Mix(rank, [[0] * size] * len(graphs), [[0] * size] * len(graphs), [0] * len(graphs), np.dtype("f4"))
+    mixing = Mix(
+        rank, [[0] * size] * len(graphs), [[0] * size] * len(graphs), [0] * len(graphs), np.dtype("f4")
+    )
     return mixing.connected(mixing.join(graphs))
 
 
 def test_no_more_ranks_are_connected_than_add_each_other_up() -> None:
-    assert sorted(len(connected(rank, RandomMatching().terms(5, 0, 0))) for rank in range(5)) == [1, 2, 2, 2, 2]
+    assert sorted(len(connected(rank, RandomMatching().terms(5, 0, 0))) for rank in range(5)) == [
+        1,
+        2,
+        2,
+        2,
+        2,
+    ]
     # One direction is enough.
     assert connected(0, Exponential().terms(6, 0, 0)) == [0, 1, 2, 3, 4, 5]
     assert connected(0, Exponential().terms(6, 1, 0)) == [0, 2, 4]
     # At any place; who is connected with one by another is not thereby.
-    one_way, apart = terms_of([[(0, 1.0)], [(1, 0.5), (0, 0.5)], [(2, 1.0)]]), terms_of([[(i, 1.0)] for i in range(3)])
+    one_way, apart = (
+        terms_of([[(0, 1.0)], [(1, 0.5), (0, 0.5)], [(2, 1.0)]]),
+        terms_of([[(i, 1.0)] for i in range(3)]),
+    )
     other_way = terms_of([[(0, 1.0)], [(1, 1.0)], [(2, 0.5), (1, 0.5)]])
     assert connected(0, one_way, other_way) == [0, 1]
     assert connected(1, one_way, other_way) == [0, 1, 2]

@@ -160,7 +160,9 @@ def test_a_launcher_that_does_not_end_the_job_is_killed(
 ) -> None:
     monkeypatch.setattr(launching, "_ENDING_TIMEOUT_S", 1.0)
     # What a rank does in `end_job`, but for the call that Open MPI's launcher once did not heed.
-    program = "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
+    program = (
+        "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
+    )
     begun_s = time.monotonic()
     assert launch(find_mpiexec(), 2, [sys.executable, "-c", program], folder=tmp_path) == 3
     assert time.monotonic() - begun_s < 60

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -215,9 +216,7 @@ def _mix(
                 row = read_kept[term]
                 other_at = values[sources[term]] + offset if row < 0 else _row(kept, row)
                 target = to if term == last else sum_so_far
-                bad = _add(
-                    target, at, weight, other_at, weights[term], count, streams and term == last, kept
-                )
+                bad = _add(target, at, weight, other_at, weights[term], count, streams and term == last, kept)
                 if term == first + 1:
                     found[position] |= bad
                 # A sum so far, times 1, keeps its bits.
@@ -227,7 +226,7 @@ def _mix(
 
 
 @compiled
-def _row(kept: Array, row: int) -> int:
+def _row(kept: Array, row: int) -> Any:
     """Return the address of a row."""
     return np.uint64(kept.ctypes.data + row * kept.shape[1] * kept.itemsize)
 
@@ -258,7 +257,14 @@ def _scale(to: int, at: int, weight: float, count: int, streams: bool, like: Arr
 
 @compiled
 def _add(
-    to: int, at: int, weight: float, other_at: int, other_weight: float, count: int, streams: bool, like: Array
+    to: int,
+    at: int,
+    weight: float,
+    other_at: int,
+    other_weight: float,
+    count: int,
+    streams: bool,
+    like: Array,
 ) -> int:
     """Write weight * vector + other_weight * other; return 0 where the vector is finite."""
     found = 0

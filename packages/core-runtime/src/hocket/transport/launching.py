@@ -20,7 +20,15 @@ from typing import TextIO
 from hocket.errors import UserError
 from hocket.transport.job_output import JobOutput, Report
 
-__all__ = ["Mpiexec", "PID_FOLDER_VARIABLE", "find_mpiexec", "launch", "note_ending", "note_pid", "threads_per_rank"]
+__all__ = [
+    "Mpiexec",
+    "PID_FOLDER_VARIABLE",
+    "find_mpiexec",
+    "launch",
+    "note_ending",
+    "note_pid",
+    "threads_per_rank",
+]
 
 #: Names the folder in which ranks leave their process numbers, for launchers that report these only.
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"

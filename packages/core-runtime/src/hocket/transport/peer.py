@@ -52,6 +52,7 @@ __all__ = [
 
 Array = NDArray[Any]
 
+
 class Terms(NamedTuple):
     """What each rank of a lane adds up, in the order in which it is added: a matrix by its rows, without its zeros.
 

@@ -17,7 +17,14 @@ from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
 
-__all__ = ["CHECK_EVERY_S", "LONG_WAIT_S", "STALL_REPORT_AFTER_S", "WaitsInARow", "poll_briefly", "wait_until"]
+__all__ = [
+    "CHECK_EVERY_S",
+    "LONG_WAIT_S",
+    "STALL_REPORT_AFTER_S",
+    "WaitsInARow",
+    "poll_briefly",
+    "wait_until",
+]
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
 STALL_REPORT_AFTER_S = 30.0
@@ -26,8 +33,8 @@ STALL_REPORT_AFTER_S = 30.0
 CHECK_EVERY_S = 0.2
 
 _EAGER_S = 0.0005
-#: Where a wait has taken so long, in seconds, the next one of its kind does not begin with polls: in training, ranks that
-#: share cores come one after the other, step after step.
+#: Where a wait has taken so long, in seconds, the next one of its kind does not begin with polls: in training, ranks
+#: that share cores come one after the other, step after step.
 LONG_WAIT_S = 0.005
 _SLEEPS_PER_WAIT = 16
 _POLLS_A_LOOK = 32  # between looks at the clock

@@ -39,14 +39,14 @@ class HostMixer:
 
     def start(self, terms: Sequence[Terms]) -> HostExchange:
         """Put the sums where they go; see `Mixer.start`."""
-        terms = self._mix.join(terms)
-        connected = self._mix.connected(terms)
+        joined = self._mix.join(terms)
+        connected = self._mix.connected(joined)
         graphs = 0
-        for numbers in terms:
+        for numbers in joined:
             graphs = zlib.crc32(numbers, graphs)
         return self._lane.start(
             f"mix of {self._what} over graphs {graphs:08x}",
-            partial(self._mix, terms),
+            partial(self._mix, joined),
             touched=connected,
             touching=connected,
         )
