@@ -43,7 +43,7 @@ class HostMixer:
         connected = self._mix.connected(joined)
         graphs = 0
         for numbers in joined:
-            graphs = zlib.crc32(numbers, graphs)
+            graphs = zlib.crc32(numbers.data, graphs)
         return self._lane.start(
             f"mix of {self._what} over graphs {graphs:08x}",
             partial(self._mix, joined),
