@@ -84,6 +84,13 @@ def processes(mark):
     return found
 
 
+def command_of(number):
+    """Return the name of a process's command; nothing where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{number}/comm").read_text().strip()
+    return ""
+
+
 def wait_until(true, timeout_s=20.0):
     deadline_s = time.monotonic() + timeout_s
     while not true():
@@ -99,7 +106,7 @@ def running(mark, *arguments):
 
         def sleeping():
             assert process.poll() is None, process.stderr.read()
-            return any(Path(f"/proc/{number}/comm").read_text() == "sleep\n" for number in processes(mark))
+            return any(command_of(number) == "sleep" for number in processes(mark))
 
         wait_until(sleeping)
         lines = netlab("list").stdout.splitlines()

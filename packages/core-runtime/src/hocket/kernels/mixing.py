@@ -228,7 +228,7 @@ def _mix(
 @compiled
 def _row(kept: Array, row: int) -> Any:
     """Return the address of a row."""
-    return np.uint64(kept.ctypes.data + row * kept.shape[1] * kept.itemsize)
+    return np.uint64(kept.ctypes.data) + np.uint64(row * kept.shape[1] * kept.itemsize)
 
 
 @compiled
