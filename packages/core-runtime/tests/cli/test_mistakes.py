@@ -194,8 +194,11 @@ class TestUnderALauncher:
         command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
         ended = hocket("run", "sgd", "-n", "3", cwd=tmp_path, command=command)
         assert ended.returncode == 2
-        [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
-        assert message.endswith("mpiexec started 2 ranks, but 3 were asked for: leave out -n and `ranks`")
+        # Both ranks find it out, and a busy machine lets the second one say so before the job ends.
+        messages = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
+        for message in messages:
+            assert message.endswith("mpiexec started 2 ranks, but 3 were asked for: leave out -n and `ranks`")
+        assert messages
         assert "Traceback" not in ended.stderr
 
     def test_a_transport_that_the_launcher_does_not_start(self, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_allreduces_have_the_same_bits_everywhere(size: int) -> None:
 def test_a_rank_that_holds_the_gil_holds_nobody_up(size: int) -> None:
     first = len(_SOLOS) + len(_ALLREDUCES)
     for seconds in _results(size)[0][first : first + len(_GIL)]:
-        assert seconds < 0.5, "ten rounds, with one of the ranks silent for a second"
+        # Milliseconds where nothing else runs; a second and more if anybody waited for that rank.
+        assert seconds < 0.9, "ten rounds, with one of the ranks silent for a second"
 
 
 @pytest.mark.parametrize("size", _SIZES)

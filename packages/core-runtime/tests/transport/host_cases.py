@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import random
 import sys
+import threading
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,48 @@ def disagreement(peer: Peer) -> str:
     return message
 
 
+def dropped_mixing(peer: Peer) -> bool:
+    """Who drops a mixing with all that belongs to it still does its share, in memory that is still there."""
+    data, _ = buffers(peer, BIG, "float32")
+    data[:] = peer.rank
+    lane = peer.lane("dropped", data.nbytes)
+    everyone = terms_of([[(rank, 1.0 / peer.size) for rank in range(peer.size)]] * peer.size)
+    late = peer.lane("late")
+    if peer.rank:
+        late.ibarrier().wait(20)
+        request = mix(lane, data, data, everyone)
+        request.wait(20)
+        return bool(np.allclose(data, (peer.size - 1) / 2))
+    mix(lane, data, data, everyone)
+    del data, lane
+    gc.collect()
+    late.ibarrier().wait(20)
+    return True
+
+
+def two_threads_advance(peer: Peer) -> bool:
+    """A thread carries mixings on while another waits for sums: each mixing is worked on once."""
+    data, out = buffers(peer, 4 * BIG, "float32")
+    mixing, summing = peer.lane("mixing", data.nbytes), peer.lane("summing", out.nbytes)
+    everyone = terms_of([[(rank, 1.0) for rank in range(peer.size)]] * peer.size)
+    for _ in range(20):
+        data[:], out[:] = 1, 1
+        request = mix(mixing, data, data, everyone)
+        thread = threading.Thread(target=until_done, args=(request,))
+        thread.start()
+        summing.iallreduce(out, out).wait(20)
+        thread.join()
+        assert (data == peer.size).all()
+        assert (out == peer.size).all()
+        peer.lane("next").ibarrier().wait(20)
+    return True
+
+
+def until_done(request: Request) -> None:
+    while not request.done():
+        pass
+
+
 def groups(peer: Peer) -> bool:
     """A group's collectives over memory that the world allocated."""
     mine = [rank for rank in range(peer.size) if rank % 2 == peer.rank % 2]
@@ -315,6 +359,8 @@ CASES = (
     mixes_in_another_order,
     mixes_together,
     only_neighbours_wait,
+    dropped_mixing,
+    two_threads_advance,
     disagreement,
     groups,
     falls_back,

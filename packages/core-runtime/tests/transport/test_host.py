@@ -44,6 +44,8 @@ def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
         ("mixes_in_another_order", 16),
         ("mixes_together", 6),
         ("only_neighbours_wait", 4),
+        ("dropped_mixing", 1),
+        ("two_threads_advance", 40),
         ("groups", 0),  # a group may have one rank
     ],
 )

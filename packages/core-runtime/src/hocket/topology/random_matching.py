@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hocket import draws
 from hocket.topology.api import Neighbours, Topology
+from hocket.transport.peer import Terms
 
 __all__ = ["RandomMatching"]
 
@@ -35,10 +39,25 @@ class RandomMatching(Topology):
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
         """Return the rank's partner, or nobody."""
-        # Pairs are the places 0 and 1, 2 and 3, ... of a random order.
-        order = draws.permutation(size, "matching", self.seed, round, segment).tolist()
+        order = self._order(size, round, segment).tolist()
         place = order.index(rank) ^ 1
         if place == size:
             return Neighbours((), (), (), 1.0)
         partner = (order[place],)
         return Neighbours(send_to=partner, send_weights=(0.5,), receive_from=partner, self_weight=0.5)
+
+    def terms(self, size: int, round: int, segment: int) -> Terms:
+        order = self._order(size, round, segment)
+        ranks = np.arange(size)
+        partners = ranks.copy()
+        pairs = order[: size - size % 2].reshape(-1, 2)
+        partners[pairs] = pairs[:, ::-1]
+        paired = partners != ranks
+        starts = np.concatenate([[0], np.cumsum(1 + paired)])
+        is_term = np.stack([np.ones_like(paired), paired], axis=1)
+        sources = np.stack([ranks, partners], axis=1)[is_term]
+        return Terms(starts, sources, np.repeat(np.where(paired, 0.5, 1.0), 1 + paired))
+
+    def _order(self, size: int, round: int, segment: int) -> NDArray[np.int64]:
+        """Return a random order of the ranks, in which pairs are the places 0 and 1, 2 and 3, ..."""
+        return draws.permutation(size, "matching", self.seed, round, segment)

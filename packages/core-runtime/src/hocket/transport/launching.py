@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import shutil
@@ -248,8 +249,11 @@ def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
     """
     received: list[signal.Signals] = []
     patience_s: float | None = None
+    received_s = math.inf
 
     def end(number: int, frame: object) -> None:
+        nonlocal received_s
+        received_s = min(received_s, time.monotonic())
         received.append(signal.Signals(number))
         job.terminate()
 
@@ -259,11 +263,12 @@ def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
     try:
         while True:
             try:
-                job.wait(_TERMINATION_TIMEOUT_S if received else 1.0)
+                job.wait(1.0)
                 break
             except subprocess.TimeoutExpired:
                 if received:
-                    job.kill()
+                    if time.monotonic() > received_s + _TERMINATION_TIMEOUT_S:
+                        job.kill()
                 elif patience_s is None and ending.exists():
                     patience_s = time.monotonic() + _ENDING_TIMEOUT_S
                 elif patience_s is not None and time.monotonic() > patience_s:

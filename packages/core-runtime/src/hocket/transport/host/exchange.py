@@ -10,6 +10,8 @@ grow, so that who is further has also done what is asked for.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,6 +19,9 @@ from hocket.errors import TransportError
 from hocket.transport.host.marks import READY, WORKED, Marks
 
 __all__ = ["HostExchange", "HostLane"]
+
+# Between looks at what another thread of this process is about, in seconds.
+_OTHER_THREAD_S = 0.0002
 
 
 class HostLane:
@@ -32,6 +37,8 @@ class HostLane:
     def __init__(self, name: str, world_ranks: Sequence[int], rank: int, marks: Marks) -> None:
         self.name, self.world_ranks, self.rank, self.marks = name, world_ranks, rank, marks
         self.queue: deque[HostExchange] = deque()
+        #: A progress thread carries exchanges on, and so does whoever waits for anything: one of them at a time.
+        self.lock = threading.Lock()
         self._started = 0
 
     def start(
@@ -82,13 +89,27 @@ class HostExchange:
         return sorted({*self._touched, *self._touching} - {self._lane.rank})
 
     def advance(self) -> bool:
-        """Do this rank's part as far as the other ranks are; return whether the exchange is done, or has failed."""
+        """Do this rank's part as far as the other ranks are; return whether the exchange is done, or has failed.
+
+        Returns at once where another thread of this process is at it.
+        """
+        if self._done:
+            return True
+        lock = self._lane.lock
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            return self._advance()
+        finally:
+            lock.release()
+
+    def _advance(self) -> bool:
         if self._done:
             return True
         lane, marks = self._lane, self._lane.marks
         if not self._ready:
             while lane.queue[0] is not self:
-                if not lane.queue[0].advance():
+                if not lane.queue[0]._advance():
                     return False
             self._ready = True
             marks.set_call(self._call)
@@ -109,10 +130,19 @@ class HostExchange:
 
     def sleep(self, longest_s: float) -> None:
         """Sleep until the lane's first exchange can go on after `advance` has stopped, at most for `longest_s`."""
-        first = self._lane.queue[0]
-        if first._awaited is not None:
-            which, rank = first._awaited
-            self._lane.marks.sleep(which, first._number, rank, longest_s)
+        awaited = None
+        if self._lane.lock.acquire(blocking=False):
+            try:
+                if self._lane.queue:
+                    first = self._lane.queue[0]
+                    awaited, number = first._awaited, first._number
+            finally:
+                self._lane.lock.release()
+        if awaited is None:  # another thread is at it
+            time.sleep(min(longest_s, _OTHER_THREAD_S))
+        else:
+            which, rank = awaited
+            self._lane.marks.sleep(which, number, rank, longest_s)
 
     def _waits(self, which: int, ranks: Iterable[int]) -> bool:
         """Return whether one of `ranks` has not come so far, and note which."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.memory import Shared
 from hocket.transport.peer import Terms
+
+if TYPE_CHECKING:
+    from hocket.kernels.mixing import JoinedTerms
 
 __all__ = ["HostMixer"]
 
@@ -46,7 +50,11 @@ class HostMixer:
             graphs = zlib.crc32(numbers.data, graphs)
         return self._lane.start(
             f"mix of {self._what} over graphs {graphs:08x}",
-            partial(self._mix, joined),
+            partial(self._write, joined),
             touched=connected,
             touching=connected,
         )
+
+    def _write(self, joined: JoinedTerms) -> list[int]:
+        # By way of `self`, which keeps the memory: the exchange is carried out also where its caller has dropped it.
+        return self._mix(joined)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from hocket.transport.peer import Advancing
 
 __all__ = ["HostProgress"]
@@ -15,6 +17,18 @@ class HostProgress:
 
     def __init__(self) -> None:
         self._unfinished: list[Advancing] = []
+        self._messages = 0
+        self._lock = threading.Lock()
+
+    @property
+    def messages(self) -> int:
+        """How many operations of MPI this process has begun that are not done: they need its calls to go on."""
+        return self._messages
+
+    def count_messages(self, more: int) -> None:
+        """Count operations of MPI that have begun, or, negative, have ended."""
+        with self._lock:
+            self._messages += more
 
     def add(self, exchange: Advancing) -> None:
         """Begin an exchange."""
@@ -27,8 +41,8 @@ class HostProgress:
         return bool(self._unfinished)
 
     def is_only(self, exchange: Advancing) -> bool:
-        """Return whether nothing but `exchange` is not done."""
-        return self._unfinished == [exchange]
+        """Return whether nothing but `exchange` is not done, messages included."""
+        return not self.messages and self._unfinished == [exchange]
 
     def advance(self) -> None:
         """Look once at everything that is not done."""

@@ -39,14 +39,13 @@ class Operation(Request):
         self._other = other
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        if self.done():
-            return self.result
         peer = self._lane.peer
+        look = self._look if peer.host_progress.busy else self.done
+        if look():
+            return self.result
         expected_s = peer.waits.expected_s()
-        if not expected_s and self._may_be_brief():
-            look = self._look if peer.host_progress.busy else self.done
-            if poll_briefly(look, self._yields):
-                return self.result
+        if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
+            return self.result
         peer.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
         took_s = wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
@@ -117,6 +116,7 @@ class MPIRequest(Operation):
         super().__init__(lane, what, other)
         self._request = request
         self._buffers = buffers
+        lane.peer.host_progress.count_messages(1)
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
@@ -137,6 +137,7 @@ class MPIRequest(Operation):
     def _release(self) -> None:
         self._request = None
         self._buffers = ()
+        self._lane.peer.host_progress.count_messages(-1)
 
 
 class HostRequest(Operation):
@@ -160,6 +161,11 @@ class HostRequest(Operation):
     @property
     def result(self) -> tuple[int, ...]:
         return self._exchange.nonfinite
+
+    def _look_around(self) -> bool:
+        if self._lane.peer.host_progress.messages:
+            MPI.COMM_SELF.Iprobe()  # a call that makes progress: over shared memory there is none
+        return super()._look_around()
 
     def _may_be_brief(self) -> bool:
         return self._lane.last_wait_s < LONG_WAIT_S
