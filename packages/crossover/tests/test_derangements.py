@@ -151,10 +151,15 @@ def chance_of_rest(table: np.ndarray, sources: tuple[int, ...]) -> float:
 
 
 def test_4096_ranks_and_50_segments_take_less_than_10_ms() -> None:
-    """In processor time: others share the machine."""
-    seconds = []
+    """In processor time: others share the machine. On a slow one, hardly longer than drawing and sorting as much."""
+    seconds, plain = [], []
+    draws = np.random.default_rng(0)
     for round in range(15):
         begun = time.thread_time()
         uniform(4096, 0, round, range(50))
-        seconds.append(time.thread_time() - begun)
-    assert np.median(seconds) < 0.010
+        drawn = time.thread_time()
+        # Of e permutations one has no fixed point.
+        draws.integers(2**63, size=(136, 4096)).sort(axis=1)
+        seconds.append(drawn - begun)
+        plain.append(time.thread_time() - drawn)
+    assert np.median(seconds) < max(0.010, 2 * np.median(plain)), plain
