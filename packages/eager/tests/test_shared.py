@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
-from hocket.transport.host.memory import FOLDER
 from hocket.transport.peer import Array
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
@@ -142,9 +142,7 @@ def test_a_lock_that_another_holds_too_long() -> None:
 
 def test_a_mutex_whose_holder_has_died() -> None:
     """The next to come is told at once, and so is everybody after."""
-    path = FOLDER / f"hocket-test-{os.getpid()}"
-    memory = np.memmap(path, np.uint8, "w+", shape=MUTEX_BYTES)
-    path.unlink()
+    memory = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)[:MUTEX_BYTES]
     mutex = RobustMutex(memory)
     mutex.initialise()
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hocket.cli import doctor
 from hocket.cli.doctor import Verdict, examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
 from hocket.errors import UserError
+from hocket.transport.host import memory
 from hocket.transport.launching import Mpiexec
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"
@@ -35,7 +35,7 @@ def test_the_command_reports_without_starting_mpi_itself(tmp_path: Path) -> None
     lines = [line.split(None, 2) for line in ended.stdout.splitlines() if line and line[0].islower()]
     assert {verdict for verdict, *_ in lines} <= {"ok", "note", "problem"}
     subjects = [subject for _, subject, _ in lines]
-    for subject in ("python", "hocket-core", "torch", "cores", "memory", "/dev/shm", "mpi", "mpiexec", "gpu"):
+    for subject in ("python", "hocket-core", "torch", "cores", "memory", "sharing", "mpi", "mpiexec", "gpu"):
         assert subject in subjects
     assert "matplotlib" in subjects
 
@@ -96,18 +96,12 @@ def test_without_an_mpiexec_there_are_virtual_ranks(monkeypatch: pytest.MonkeyPa
     assert (finding.verdict, finding.text[:16]) == (Verdict.NOTE, "no mpiexec found")
 
 
-def test_shared_memory_that_is_too_small_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert shared_memory(tmp_path / "absent").verdict is Verdict.NOTE
-    monkeypatch.setattr(
-        doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 << 20, total=64 << 20)
-    )
-    finding = shared_memory(tmp_path)
+def test_shared_memory_that_processors_do_not_order_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shared_memory().verdict is Verdict.OK
+    monkeypatch.setattr(memory, "_ORDERED", False)
+    finding = shared_memory()
     assert finding.verdict is Verdict.NOTE
-    assert "--shm-size" in finding.text
-    monkeypatch.setattr(
-        doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 << 30, total=8 << 30)
-    )
-    assert shared_memory(tmp_path).verdict is Verdict.OK
+    assert "nothing orders what ranks write there" in finding.text
 
 
 def test_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import random
 import sys
 import threading
@@ -18,6 +19,7 @@ from hocket.errors import TransportError
 from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology
 from hocket.transport import mpi
 from hocket.transport.host import SMALLEST_BYTES, HostExchange
+from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.peer import Lane, Peer, Request, Terms
 from hocket.transport.reduction import tree_sum, weighted_sum
 
@@ -301,7 +303,7 @@ def falls_back(peer: Peer) -> str:
     assert isinstance(group, mpi.MPIPeer)
     reserve = memory._reserve
     if peer.rank == peer.size - 1:
-        memory._reserve = lambda path, nbytes: "/dev/shm: No space left on device"
+        memory._reserve = lambda name, nbytes: (None, "shared memory: No space left on device")
     send, receive = buffers(group, BIG, "float32")
     memory._reserve = reserve
     assert not group.works_in_place(send)
@@ -313,6 +315,32 @@ def falls_back(peer: Peer) -> str:
     lane.iallreduce(send, send).wait(20)
     assert (send == sum(range(peer.size))).all()
     return group.memory.refused
+
+
+def cannot_be_opened(peer: Peer) -> str:
+    """One rank's memory is out of the others' sight, as in a PID namespace of its own: all use messages."""
+    from hocket.transport.host import memory
+
+    group = peer.group(list(range(peer.size)))
+    assert isinstance(group, mpi.MPIPeer)
+    descriptor = memory.Descriptor
+    if peer.rank == 0:
+        memory.Descriptor = _Elsewhere
+    try:
+        send, receive = buffers(group, BIG, "float32")
+    finally:
+        memory.Descriptor = descriptor
+    assert not group.works_in_place(send)
+    send[:] = peer.rank
+    group.lane("cannot be opened", send.nbytes).iallreduce(send, receive).wait(20)
+    assert (receive == sum(range(peer.size))).all()
+    return group.memory.refused
+
+
+class _Elsewhere(Descriptor):
+    @classmethod
+    def of(cls, number: int) -> Descriptor:
+        return Descriptor(f"/proc/{os.getppid()}/fd/{number}", Descriptor.of(number).what)
 
 
 def gossip_falls_back(peer: Peer) -> bool:
@@ -333,7 +361,7 @@ def gossip_falls_back(peer: Peer) -> bool:
         spans = named_spans([("weight", parameters)])
         segments.append(Segment(f"segment {index}", index, spans, parameters, parameters))
     reserve = memory._reserve
-    memory._reserve = lambda path, nbytes: "/dev/shm: No space left on device"
+    memory._reserve = lambda name, nbytes: (None, "shared memory: No space left on device")
     channel = GossipChannel(group, segments, RandomMatching())
     memory._reserve = reserve
     [together] = channel.together(segments)
@@ -364,6 +392,7 @@ CASES = (
     disagreement,
     groups,
     falls_back,
+    cannot_be_opened,
     gossip_falls_back,
 )
 
@@ -385,7 +414,7 @@ def main() -> None:
     peer.lane("bits", send.nbytes).iallreduce(send, receive).wait(20)
     results["bits"] = hashlib.sha256(receive.tobytes()).hexdigest()
     maps = Path("/proc/self/maps").read_text().splitlines()
-    results["mapped"] = [line for line in maps if "/dev/shm/hocket-" in line]
+    results["mapped"] = [line for line in maps if "/memfd:hocket-" in line]
     told = peer.gather(results)
     if peer.rank == 0:
         print("\nRESULTS " + json.dumps(told), flush=True)

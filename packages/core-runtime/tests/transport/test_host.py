@@ -63,9 +63,17 @@ def test_ranks_that_disagree_are_told_before_memory_is_written(results: list[dic
 
 
 def test_all_fall_back_to_messages_where_one_has_no_memory(results: list[dict[str, Any]]) -> None:
-    expected = {"result": "/dev/shm: No space left on device", "over shared memory": 0}
+    expected = {"result": "shared memory: No space left on device", "over shared memory": 0}
     assert all(rank["falls_back"] == expected for rank in results)
     assert all(rank["gossip_falls_back"] == {"result": True, "over shared memory": 0} for rank in results)
+
+
+def test_all_fall_back_to_messages_where_memory_is_out_of_sight(results: list[dict[str, Any]]) -> None:
+    for rank in results:
+        assert rank["cannot_be_opened"]["result"].startswith(
+            "memory of rank 0 cannot be opened through /proc: "
+        )
+        assert rank["cannot_be_opened"]["over shared memory"] == 0
 
 
 def test_the_virtual_transport_gives_the_same_bits(results: list[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from hocket.transport.launching import Mpiexec, find_mpiexec
 
 __all__ = ["Finding", "Verdict", "doctor_command", "examine"]
 
-_SMALL_SHARED_MEMORY_BYTES = 1 << 30
 _INSTALL_MPI = "pip install 'hocket-core[mpi]'"
 _QUERY_TIMEOUT_S = 30.0
 # Run by a process of its own: MPI starts when it is imported, and a broken one may end the process.
@@ -83,7 +81,7 @@ def examine() -> Iterator[Finding]:
     yield _torch()
     yield _cores()
     yield _memory()
-    yield shared_memory(Path("/dev/shm"))
+    yield shared_memory()
     mpi = query_mpi()
     yield mpi_finding(mpi)
     yield from mpiexec_findings(mpi)
@@ -122,21 +120,16 @@ def _memory() -> Finding:
     return _ok("memory", text) if available > 1 << 30 else _note("memory", f"{text}: run few ranks")
 
 
-def shared_memory(folder: Path) -> Finding:
-    """Say whether the ranks of a host have enough memory to share."""
-    if not folder.is_dir():
+def shared_memory() -> Finding:
+    """Say whether the ranks of a host can share memory."""
+    from hocket.transport.host.memory import why_unshared
+
+    why = why_unshared()
+    if why:
         return _note(
-            str(folder), "missing: ranks of one host exchange by messages, which is several times slower"
+            "sharing", f"{why}: ranks of one host exchange by messages, which is several times slower"
         )
-    usage = shutil.disk_usage(folder)
-    text = f"{_gib(usage.free)} of {_gib(usage.total)} free"
-    if usage.free < _SMALL_SHARED_MEMORY_BYTES:
-        return _note(
-            str(folder),
-            f"{text}: models that do not fit are exchanged by messages, which is several times slower (in a "
-            "container: docker run --shm-size=8g)",
-        )
-    return _ok(str(folder), text)
+    return _ok("sharing", "ranks of one host share memory")
 
 
 def query_mpi(python: str = sys.executable) -> dict[str, str]:

@@ -319,7 +319,7 @@ class Peer(ABC):
 
         Returns:
             For each rank `nbytes` zeroed bytes, as uint8, 64-byte aligned; None, on all ranks alike, where ranks share
-            no memory. What one writes others see in order on x86-64; elsewhere a lock has to order it.
+            no memory. What one writes others see in order: ranks of processors that do not promise it share none.
         """
         return None
 

@@ -13,7 +13,6 @@ then reads a newer one.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,9 +34,6 @@ __all__ = ["SharedSum", "open_shared_sum"]
 
 # Until then the launcher's side can say which rank has died; its lock tells before.
 _TOLD_WITHIN_S = 2.0
-
-# Taking a lock orders what is read before and after it, where the processor does not.
-_fence = threading.Lock()
 
 
 def open_shared_sum(
@@ -104,8 +100,7 @@ class SharedSum(PartialSum):
 
     def ended(self, step: int) -> bool:
         self._telling(self._peer.check_lost)
-        with _fence:
-            return self._table.rounds[0] > step
+        return self._table.rounds[0] > step
 
     def wait(self, step: int, timeout_s: float | None = None) -> None:
         if self.ended(step):
@@ -207,15 +202,13 @@ class SharedSum(PartialSum):
 
     def _fetch_newest(self, out: Array) -> tuple[int, int]:
         while True:
-            with _fence:
-                round = self._table.rounds[0] - 1
+            round = self._table.rounds[0] - 1
             author = self._places[round % self._size]
             np.copyto(out, author.slot)
             active = author.slot_active[0]
-            with _fence:
-                # The slot's next round begins when all rounds before it have ended.
-                if self._table.rounds[0] < round + self._size:
-                    return round, active
+            # The slot's next round begins when all rounds before it have ended.
+            if self._table.rounds[0] < round + self._size:
+                return round, active
 
     def _fetch_sum(self, out: Array) -> tuple[int, int]:
         own = self._own

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.rings import WORD_BYTES, pack_ring, unpack_rings, words_of_ring
 from hocket.transport.signals import Connection, Doorbell, Ring
 
@@ -53,12 +54,12 @@ class HostDoorbell(Doorbell):
         self._server: _Server | None = None
 
     def connect(self, peer: Peer, key: int) -> _HostConnection:
-        host, pipe = _host(), f"/proc/{os.getpid()}/fd/{self._writing}"
-        told = peer.gather([host, pipe, os.readlink(pipe), key])
+        host = _host()
+        told = peer.gather([host, Descriptor.of(self._writing), key])
         bells: dict[int, tuple[int, int]] = {}
-        for rank, (their_host, their_pipe, their_inode, their_key) in enumerate(told):
+        for rank, (their_host, their_pipe, their_key) in enumerate(told):
             if rank != peer.rank and their_host == host:
-                descriptor = self._open(their_pipe, their_inode)
+                descriptor = self._open(Descriptor(*their_pipe))
                 if descriptor is not None:
                     bells[rank] = (descriptor, their_key)
         reached = peer.gather([*bells])
@@ -96,13 +97,12 @@ class HostDoorbell(Doorbell):
             os.close(descriptor)
         self._others.clear()
 
-    def _open(self, pipe: str, inode: str) -> int | None:
+    def _open(self, pipe: Descriptor) -> int | None:
         """Open another process's pipe, once; None if it cannot be opened."""
-        if inode not in self._others:
+        if pipe.what not in self._others:
             with contextlib.suppress(OSError):
-                if os.readlink(pipe) == inode:
-                    self._others[inode] = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        return self._others.get(inode)
+                self._others[pipe.what] = pipe.open(os.O_WRONLY | os.O_NONBLOCK)
+        return self._others.get(pipe.what)
 
 
 class _Server:

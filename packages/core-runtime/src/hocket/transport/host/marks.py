@@ -1,11 +1,10 @@
 """How far each rank of a lane is, in memory that all of them see.
 
-Stores become visible in order on x86-64; elsewhere taking a lock orders them.
+Stores become visible in order, as they do on x86-64: elsewhere no memory is shared (`memory.py`).
 """
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -27,7 +26,6 @@ _CALL = 2
 _NONFINITE, _WHOSE = 3, 4
 # Ranks from here on share the last bit.
 _LAST_BIT = 62
-_fence = threading.Lock()
 
 
 class Marks:
@@ -47,16 +45,14 @@ class Marks:
 
     def set(self, which: int, number: int) -> None:
         """Say that this rank has come to exchange `number`, and wake who waits for that."""
-        with _fence:
-            self._own[which] = number
+        self._own[which] = number
         wake(self._own_address + which * self._own.itemsize)
 
     def behind(self, which: int, number: int, ranks: Iterable[int]) -> int | None:
         """Return one of `ranks` that has not come to exchange `number`, None if all have."""
-        with _fence:
-            for rank in ranks:
-                if self._marks[rank][which] < number:
-                    return rank
+        for rank in ranks:
+            if self._marks[rank][which] < number:
+                return rank
         return None
 
     def sleep(self, which: int, number: int, rank: int, longest_s: float) -> None:

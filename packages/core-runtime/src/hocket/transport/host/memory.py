@@ -1,34 +1,37 @@
-"""Memory that all ranks of a host can read, in arenas: one file per rank and arena, mapped by all, then unlinked.
+"""Memory that all ranks of a host can read, in arenas: one of memfd_create(2) per rank and arena, mapped by all.
 
-The pages are reserved when an arena is made. A file system for shared memory that is too small (64 MB in many
-containers) is so found out by an error, and not by a SIGBUS in the middle of training; then everybody falls back
-to messages.
+It has no name, and a small /dev/shm (64 MB in many containers) is no limit to it: it lives as long as somebody maps it,
+however that process ends. Its pages are reserved when an arena is made, so that a limit is found out by an error, and
+not by a SIGBUS in the middle of training. Where one rank cannot have or see the memory all send messages.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import platform
 import uuid
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 
+from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.peer import Array
 
-__all__ = ["FOLDER", "HostMemory", "Shared", "find_shared"]
+__all__ = ["HostMemory", "Shared", "find_shared", "why_unshared"]
 
-#: Where shared memory lives on Linux.
-FOLDER = Path("/dev/shm")
+_log = logging.getLogger("hocket")
 
+# What one process writes the others see in the order in which it was written: elsewhere that needs fences, which
+# neither Python nor NumPy has.
+_ORDERED = platform.machine() in ("x86_64", "AMD64")
 _ARENA_BYTES = 1 << 20
 _ALIGNMENT = 64
-
-_Map = TypeVar("_Map", bound=mmap.mmap)
 
 _arenas: weakref.WeakSet[_Arena] = weakref.WeakSet()
 
@@ -100,29 +103,47 @@ class HostMemory:
         return self._current[start : start + nbytes]
 
     def _arena(self, nbytes: int) -> Array | None:
-        path = FOLDER / f"hocket-{uuid.uuid4().hex}"
+        name = f"hocket-{uuid.uuid4().hex}"
+        own, failure = _reserve(name, nbytes)
         try:
-            told = self._members.gather([str(path), _reserve(path, nbytes)])
-            paths, failures = zip(*told, strict=True)
-            if any(failures):
-                self.refused = next(filter(None, failures))
+            told = self._members.gather([name, own and Descriptor.of(own), failure])
+            if self._refuse([failure for _, _, failure in told]) or own is None:
                 return None
-            arena = _map(_Arena, path, nbytes)
-            arena.name = Path(paths[0]).name
-            arena.parts = {
-                self._members.world_rank_of(rank): np.frombuffer(
-                    _map(mmap.mmap, name, nbytes), dtype=np.uint8
-                )
-                for rank, name in enumerate(paths)
-                if rank != self._members.rank
-            }
-            self._members.gather(None)  # everybody has opened it: the name can go
+            parts, failure = self._open([Descriptor(*descriptor) for _, descriptor, _ in told], nbytes)
+            # From here on everybody has opened it.
+            if self._refuse(self._members.gather(failure)):
+                return None
+            arena = _Arena(own, nbytes)
         finally:
-            path.unlink(missing_ok=True)
-        own = np.frombuffer(arena, dtype=np.uint8)
-        arena.address = own.ctypes.data
+            if own is not None:
+                os.close(own)
+        arena.name, arena.parts = told[0][0], parts
+        memory = np.frombuffer(arena, dtype=np.uint8)
+        arena.address = memory.ctypes.data
         _arenas.add(arena)
-        return own
+        return memory
+
+    def _open(self, descriptors: Sequence[Descriptor], nbytes: int) -> tuple[dict[int, Array], str]:
+        """Map the other ranks' parts, by rank in the job; also return what went wrong, or nothing."""
+        parts = {}
+        try:
+            for rank, descriptor in enumerate(descriptors):
+                if rank != self._members.rank:
+                    parts[self._members.world_rank_of(rank)] = _map(descriptor, nbytes)
+        except OSError as error:
+            whose = f"memory of rank {self._members.world_rank_of(rank)}"
+            return (
+                {},
+                f"{whose} cannot be opened through /proc: {error.strerror} (a container, or a user, of its own?)",
+            )
+        return parts, ""
+
+    def _refuse(self, failures: Sequence[str]) -> bool:
+        """Share no memory from now on if any rank has failed, and say so once; return whether that is so."""
+        self.refused = next(filter(None, failures), "")
+        if self.refused and self._members.rank == 0:
+            _warn_once(self.refused)
+        return bool(self.refused)
 
 
 def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Shared | None:
@@ -151,22 +172,39 @@ def find_shared(array: Array, world_ranks: Sequence[int], world_rank: int) -> Sh
     return None
 
 
-def _reserve(path: Path, nbytes: int) -> str:
-    """Create a file of `nbytes` bytes that are really there; return what went wrong, or nothing."""
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, nbytes)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return f"{FOLDER}: {error.strerror} ({nbytes >> 20} MiB asked for)"
-    return ""
-
-
-def _map(kind: type[_Map], path: str | Path, nbytes: int) -> _Map:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        return kind(descriptor, nbytes)
-    finally:
+def why_unshared() -> str:
+    """Return why this process cannot have memory to share; empty if it can."""
+    descriptor, failure = _reserve("hocket-probe", mmap.PAGESIZE)
+    if descriptor is not None:
         os.close(descriptor)
+    return failure
+
+
+@cache
+def _warn_once(why: str) -> None:
+    _log.warning("ranks of this host send messages, which is slower than to share memory: %s", why)
+
+
+def _reserve(name: str, nbytes: int) -> tuple[int | None, str]:
+    """Return a descriptor of `nbytes` bytes of memory that are really there, or None and what went wrong."""
+    if not _ORDERED:
+        return None, f"on {platform.machine()} nothing orders what ranks write there"
+    if not hasattr(os, "memfd_create"):
+        return None, "this system has no memfd_create"
+    descriptor = None
+    try:
+        descriptor = os.memfd_create(name)
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None, f"shared memory: {error.strerror} ({nbytes >> 20} MiB asked for)"
+    return descriptor, ""
+
+
+def _map(descriptor: Descriptor, nbytes: int) -> Array:
+    number = descriptor.open(os.O_RDWR)
+    try:
+        return np.frombuffer(mmap.mmap(number, nbytes), dtype=np.uint8)
+    finally:
+        os.close(number)
