@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from hocket.collective.rooted import RootedCollective
 from hocket.compressor import Compressor
 from hocket.compressor.none import NoCompression
 from hocket.errors import CompositionError
@@ -359,7 +360,22 @@ def families(slot: str, registry: Registry | None = None) -> Iterator[list[Cell]
         if pair.everywhere:
             arranged |= {scope.id: [{**alone, "over": scope.config}] for scope in others}
             arranged |= _hierarchies(alone, slot)
-        yield [Cell(f"{slot}-{pair.id}-{key}", slot, {slot: value}) for key, value in arranged.items()]
+        yield [
+            Cell(f"{slot}-{pair.id}-{key}", slot, {**_shared_before(slot, value, registry), slot: value})
+            for key, value in arranged.items()
+        ]
+
+
+def _shared_before(slot: str, exchanges: list[Config], registry: Registry) -> Config:
+    """Return what hands gradients on whose ranks' parameters an exchange of parameters would replace."""
+    first = exchanges[0]
+    if slot == "gradients":
+        return {}
+    if issubclass(registry.resolve(Kind.COLLECTIVE, first["collective"]["name"]), RootedCollective):
+        return {"gradients": [{"collective": "gossip", "topology": "random_matching"}]}
+    if first.get("over", {}).get("name") == "leaders":
+        return {"gradients": [{"collective": "allreduce", "over": {**first["over"], "name": "group"}}]}
+    return {}
 
 
 @cache

@@ -89,9 +89,9 @@ def averages_and_broadcasts_are_in_place(peer: Peer) -> None:
     own, buffers = trained(peer, {"parameters": [{"collective": "allreduce"}]}, 1, 0.0, peer.rank)
     assert all(outgoing is incoming for outgoing, incoming in buffers)
     torch.testing.assert_close(own.double(), mean, rtol=1e-5, atol=1e-6)
-    own, buffers = trained(
-        peer, {"parameters": [{"collective": {"name": "broadcast", "root": 1}}]}, 1, 0.0, peer.rank
-    )
+    broadcast = {"collective": {"name": "broadcast", "root": 1}}
+    shared = {"gradients": [{"collective": "allreduce"}], "parameters": [broadcast]}
+    own, buffers = trained(peer, shared, 1, 0.0, peer.rank)
     assert all(outgoing is incoming for outgoing, incoming in buffers)
     torch.testing.assert_close(own, flat(model_of(1)), rtol=0, atol=0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import batches, flat, mlp, on_ranks, reference, replicas, sgd, train
+from toys import batches, flat, gradient_of, mlp, on_ranks, reference, replicas, sgd, train
 
 import hocket
 
@@ -48,11 +48,19 @@ def test_keep_starts_each_rank_from_its_own() -> None:
 
 
 def test_broadcast_of_a_root() -> None:
-    strategy = {"parameters": [{"collective": {"name": "broadcast", "root": 1}}]}
-    given = on_ranks(3, lambda rank: train((strategy,), batches(rank, 4)))
-    alone = replicas([batches(1, 4)], None)[0]
+    strategy = {
+        "gradients": [{"collective": "allreduce"}],
+        "parameters": [{"collective": {"name": "broadcast", "root": 1}}],
+    }
+    keep = {"initial": "keep"}
+    given = on_ranks(3, lambda rank: train((strategy,), batches(rank, 1), seed=rank, attach=keep))
+    root = mlp(1)
+    gradients = [gradient_of(mlp(rank), batches(rank, 1)[0]) for rank in range(3)]
+    for parameter, *of_ranks in zip(root.parameters(), *gradients, strict=True):
+        parameter.grad = torch.stack(of_ranks).mean(0)
+    sgd(root).step()
     for of_rank in given:
-        torch.testing.assert_close(of_rank, alone, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(of_rank, flat(root), rtol=1e-12, atol=1e-13)
 
 
 class Normed(nn.Module):

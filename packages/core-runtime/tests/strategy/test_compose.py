@@ -19,7 +19,7 @@ from hocket.collective.broadcast import Broadcast
 from hocket.compressor import NoCompression
 from hocket.errors import CompositionError
 from hocket.plugin import default_registry
-from hocket.strategy import Bytes, Exchange, Layers, Overlap, Placement, Strategy, World, compose
+from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
 
 RECIPES = ("agd", "dpsgd", "hierarchical_sgd", "local", "overlap_sgp", "periodic_average", "sgd", "sgp")
 
@@ -199,6 +199,94 @@ def test_replicas_stay_equal_through_groups_their_leaders_and_groups_again(size:
     assert compose({"gradients": stages}).keeps_replicas_equal(placement)
     one_group = len(compose({"gradients": stages}).gradients[0].over.parts(placement)) == 1
     assert compose({"gradients": stages[:1]}).keeps_replicas_equal(placement) is one_group
+
+
+BY_HOST = [
+    {"collective": "allreduce", "over": {"name": "leaders", "by": "host"}},
+    {"collective": "broadcast", "over": {"name": "group", "by": "host"}},
+]
+IN_PAIRS = {"collective": "allreduce", "over": {"name": "group", "size": 2}}
+BROADCAST = {"collective": "broadcast"}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "at_fault", "ranks"),
+    [
+        ({"gradients": [IN_PAIRS, *BY_HOST]}, "gradients.2", "ranks 2, 3, 4"),
+        ({"gradients": [IN_PAIRS], "parameters": BY_HOST}, "parameters.1", "ranks 2, 3, 4"),
+        ({"parameters": [BROADCAST]}, "parameters.0", "ranks 1, 2, 3 and 1 more"),
+        (
+            {
+                "parameters": [
+                    {"collective": {"name": "broadcast", "root": 3}, "over": {"name": "group", "count": 1}}
+                ]
+            },
+            "parameters.0",
+            "ranks 0, 1, 2 and 1 more",
+        ),
+        # The average is too late, or comes more seldom.
+        (
+            {"parameters": [BROADCAST, {"collective": "allreduce"}]},
+            "parameters.0",
+            "ranks 1, 2, 3 and 1 more",
+        ),
+        (
+            {"parameters": [{"collective": "allreduce", "every": 4}, {**BROADCAST, "every": 6}]},
+            "parameters.1",
+            "ranks 1, 2, 3 and 1 more",
+        ),
+        (
+            {
+                "gradients": [
+                    {"collective": {"name": "reduce", "root": 1}, "over": {"name": "group", "count": 2}},
+                    *BY_HOST[1:],
+                ]
+            },
+            "gradients.1",
+            "ranks 1, 2, 3 and 1 more",
+        ),
+    ],
+)
+def test_ranks_whose_gradients_would_reach_nobody_are_named(mapping: Any, at_fault: str, ranks: str) -> None:
+    strategy = compose(mapping)
+    with pytest.raises(
+        CompositionError, match=rf"^{at_fault} among 5 ranks: .* nothing is left of the gradients of {ranks}:"
+    ):
+        strategy.check_size(Placement.on_one_host(5))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {},
+        {"gradients": [{"collective": "allreduce"}], "parameters": [BROADCAST]},
+        {"parameters": [{"collective": "allreduce", "every": 3}, {**BROADCAST, "every": 6}]},
+        {"gradients": [{**IN_PAIRS, "over": "world"}], "parameters": BY_HOST},
+        {"gradients": [{**IN_PAIRS, "over": {"name": "group", "by": "host"}}], "parameters": BY_HOST},
+        {"parameters": [{"collective": "gossip", "topology": "ring"}, {**BROADCAST, "every": 9}]},
+    ],
+)
+def test_gradients_that_reach_some_replica_are_not_lost(mapping: Any) -> None:
+    compose(mapping).check_size(Placement((0, 0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("gradients.0.over.by=null", "gradients.0.over.size=2"),
+        ("gradients.0.over.by=null", "gradients.0.over.count=2"),
+        ("gradients.0.over.by=null", "gradients.0.over.size=2", "gradients.0.over.sharded=true"),
+        ("gradients.0.segments=layers",),
+    ],
+)
+def test_hierarchical_sgd_is_regrouped_by_one_key(overrides: tuple[str, ...]) -> None:
+    strategy = compose("hierarchical_sgd", *overrides)
+    of_group, of_leaders, again = (exchange.over for exchange in strategy.gradients)
+    assert isinstance(of_leaders, Leaders)
+    assert of_group == again == of_leaders.as_group()
+    assert len({exchange.segments for exchange in strategy.gradients}) == 1
+    strategy.check_size(Placement.on_one_host(4))
+    assert strategy.keeps_replicas_equal(Placement.on_one_host(4))
 
 
 class _Unequal(Allreduce):

@@ -201,13 +201,16 @@ class Collective(ABC):
     def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:
         """Return what each rank ends with, as tokens that are equal where the bits are.
 
+        A token that is made of several is a tuple, which holds those whose ranks have a part in it.
+
         Args:
             values: a token for what each rank contributes.
             leader: the rank that leads the segment.
         """
+        together = (self, tuple(values))
         if self.equal_result:
-            return [(self, tuple(values))] * len(values)
-        return [(self, rank, tuple(values)) for rank in range(len(values))]
+            return [together] * len(values)
+        return [(rank, together) for rank in range(len(values))]
 
     @abstractmethod
     def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:

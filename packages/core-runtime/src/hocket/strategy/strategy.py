@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.config.component import describe
 from hocket.errors import CompositionError
+from hocket.strategy.contributions import check_contributions
 from hocket.strategy.equality import replicas_stay_equal
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.placement import Placement
@@ -64,10 +65,10 @@ class Strategy:
         return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
 
     def check_size(self, placement: Placement) -> None:
-        """Refuse a number of ranks for which a scope, a collective or a topology is not defined.
+        """Refuse ranks for which a scope, a collective or a topology is not defined, or some of which train nobody.
 
         Raises:
-            CompositionError: names the exchange and which sizes are possible.
+            CompositionError: names the exchange and which sizes are possible, or whose gradients would be lost.
         """
         for phase in self.phases:
             phase.strategy.check_size(placement)
@@ -80,6 +81,10 @@ class Strategy:
                         exchange.topology.check_size(size)
             except ValueError as error:
                 raise CompositionError(f"{exchange.name} among {placement.size} ranks: {error}") from error
+        try:
+            check_contributions(self.gradients, self.parameters, placement)
+        except ValueError as error:
+            raise CompositionError(str(error)) from error
 
     def resolved(self, registry: Registry | None = None) -> dict[str, Any]:
         """Return the strategy as plain, complete configuration, of which `compose` makes an equal strategy.
