@@ -39,6 +39,21 @@ class Packing:
         self.compressor = compressor
         self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
         self.packed_bytes: dict[int, float] = {}
+        self._keeps = False
+        # By the segment's index, what its state held before its last message, and whose messages are of this round.
+        self._before: dict[int, dict[str, Tensor]] = {}
+        self._packed: set[int] = set()
+
+    def keep(self, keeps: bool) -> None:
+        """Say whether the round that begins may be put back; costs a copy of the state of whatever is packed in it."""
+        self._keeps = keeps
+        self._packed.clear()
+
+    def put_back(self) -> None:
+        """Let states hold what they held before the round, if it was kept."""
+        for index in self._packed:
+            self.states[index].load_state_dict(self._before[index])
+        self._packed.clear()
 
     def capacity_bytes(self, segment: Segment) -> int:
         """Return the bytes of the longest message that a segment can have."""
@@ -49,9 +64,20 @@ class Packing:
 
         Valid until the segment changes or is packed again.
         """
-        payload = self.compressor.compress(segment, self.states[segment.index], round).payload
+        state = self.states[segment.index]
+        if self._keeps:
+            self._keep(segment.index, state)
+        payload = self.compressor.compress(segment, state, round).payload
         self.packed_bytes[segment.index] = payload.nbytes
         return payload
+
+    def _keep(self, index: int, state: State) -> None:
+        if index not in self._before:
+            self._before[index] = state.state_dict()
+        else:
+            for name, tensor in state.tensors().items():
+                self._before[index][name].copy_(tensor)
+        self._packed.add(index)
 
     def add(self, payload: Array, weight: float, segment: Segment, round: int) -> None:
         """Add `weight` times a message of this round to `segment.incoming`.

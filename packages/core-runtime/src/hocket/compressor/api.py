@@ -161,9 +161,9 @@ class Compressor(ABC):
         Args:
             segment: of gradients.
             state: the segment's.
-            terms: for each of the segment's parameters; None for one without a gradient on this rank, which
-                is left out of this round.
-            scale: what the gradients in `outgoing` have been multiplied by.
+            terms: for each of the segment's parameters; None for one that has no gradient on any rank, which is left
+                out of this round. One that has none on this rank only goes on with a gradient of 0.
+            scale: this rank's share of the mean, by which weight decay is multiplied; over all ranks it sums to 1.
         """
 
     # Empty on purpose: most compressors look at one segment at a time.

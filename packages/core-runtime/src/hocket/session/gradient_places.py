@@ -84,6 +84,8 @@ class SegmentPlace:
         stages: the exchanges that this rank takes it through, in order.
         first, last: the segment as the first of them sends it, and as the last one gives it.
         in_place: whether what comes back takes the place of what was sent.
+        present: 1 for each parameter that has a gradient in this round on this rank, else 0.
+        anywhere: the same of all ranks, where they have agreed on it.
         divides: whether what comes back is divided by the weight that comes with it.
         at: how many of them are over; -1 before the first has begun.
     """
@@ -95,8 +97,8 @@ class SegmentPlace:
         self.divides = all(opened.exchange.collective.divides_by_weight for opened, _ in stages)
         self.at = -1
         self.missing = 0
-        # 1 for each parameter that has a gradient in this round, else 0.
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)
+        self.anywhere = np.zeros_like(self.present)
         dtype = self.first.spans[0].dtype
         # float16 and bfloat16 gradients are summed in float32, and handed to the optimizer in their own dtype.
         self.casts = self.last.incoming.dtype != dtype
@@ -112,6 +114,8 @@ class SegmentPlace:
         self.at = -1
         self.missing = len(self.gradients)
         self.present[:] = 0
+        self.anywhere[:] = 0
+        self.first.finite = None
         for gradient in self.gradients:
             gradient.arrived = False
 
@@ -173,6 +177,13 @@ class SegmentPlace:
             # What a residual held back may come when nobody has a gradient any more.
             late = not present and bool(gradient.result.any())
             gradient.parameter.grad = gradient.result if present or late else None
+
+    def spoil(self) -> None:
+        """Bind NaN in place of a round's result, for scalers and whoever else looks for it."""
+        self.at = len(self.stages)
+        self.results.fill_(torch.nan)
+        for gradient in self.gradients:
+            gradient.parameter.grad = gradient.result
 
     def unbind(self) -> None:
         """Make `p.grad` of each parameter a tensor of its own."""

@@ -25,7 +25,8 @@ from hocket.session.exchanging import OpenExchange
 from hocket.session.gradient_places import GradientPlace, SegmentPlace, Stage
 from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.takeover import Takeover
-from hocket.session.weights import NOTHING, AgreedWeights, Contribution
+from hocket.session.undo import Undo
+from hocket.session.weights import NOTHING, Agreement, Contribution
 from hocket.strategy.exchange import Overlap
 
 __all__ = ["GradientMoment", "Stage"]
@@ -42,7 +43,8 @@ class GradientMoment:
         contribution: what this rank puts into the step's mean; asked for once per backward.
         check: raises where the parameters are no longer what they were; called once per backward.
         takeover: what the first exchange's compressor takes over from the optimizer.
-        agreed_weights: where residuals are kept, for which weights have to be known before anything is sent.
+        agreement: where compressors remember something, on what has to be known before they do.
+        may_skip: whether steps with NaN or Inf are left out.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class GradientMoment:
         contribution: Callable[[], Contribution],
         check: Callable[[], None],
         takeover: Takeover | None,
-        agreed_weights: AgreedWeights | None,
+        agreement: Agreement | None,
+        *,
+        may_skip: bool,
     ) -> None:
         self._exchanges = opened
         self._open = opened[0]
@@ -61,8 +65,11 @@ class GradientMoment:
         self._contribution = NOTHING
         self._check = check
         self.takeover = takeover
-        self._agreed_weights = agreed_weights
+        self._agreement = agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
+        self._undo = Undo(opened) if agreement is not None and self._early else None
+        if self._undo is not None and may_skip:
+            self._undo.begin()
         self._places = [SegmentPlace(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
@@ -90,7 +97,7 @@ class GradientMoment:
         # Freed at once, so that backward can reuse the memory; bound again when backward ends.
         gradient.parameter.grad = None
         place.missing -= 1
-        if self._early and place.missing == 0:
+        if self._early and place.missing == 0 and self._knows_enough(place):
             self._send(place)
         self._open.progress.advance()
         if len(self._exchanges) > 1:
@@ -115,8 +122,10 @@ class GradientMoment:
         at_end_of_backward(self._end_backward)
 
     def _begin_round(self, contribution: Contribution) -> None:
-        if self._agreed_weights is not None:
-            contribution = self._agreed_weights.agree(contribution)
+        if self._agreement is not None:
+            contribution = self._agreement.weigh(contribution)
+        if self._undo is not None:
+            self._undo.begin_round(spoiled=self.nonfinite_anywhere)
         self._contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
@@ -140,6 +149,14 @@ class GradientMoment:
         waiting = [place for place in self._places if place.at < 0]
         for place in waiting:
             self._contribute_late(place)
+        finite = self._agreement is None or self._agree(self._agreement, waiting)
+        if finite or self._early:  # with overlap backward others may wait for it already
+            self._exchange(waiting)
+        if not finite:
+            self._leave_out()
+
+    def _exchange(self, waiting: Sequence[SegmentPlace]) -> None:
+        """Send what is waiting, and bind every segment when it has come."""
         packing = self._open.channel.packing
         if packing is not None and packing.compressor.prepares:
             packing.compressor.prepare(
@@ -151,12 +168,7 @@ class GradientMoment:
                 # Messages are faster one after the other than all at once, which thrash the caches. With overlap
                 # backward ranks may have begun different segments, and waiting here could be for ever.
                 place.finish()
-        if len(self._exchanges) > 1:
-            # All go on to their next exchange before the last of one is waited for.
-            for stage in range(len(self._exchanges) - 1):
-                for place in self._places:
-                    if place.at == stage < len(place.stages) - 1:
-                        place.pass_on()
+        self._pass_all_on()
         for place in self._places:
             place.finish()
             place.bind()
@@ -164,6 +176,32 @@ class GradientMoment:
         self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
         for opened in self._exchanges:
             opened.end_round()
+
+    def _pass_all_on(self) -> None:
+        """Let all segments go on to their next exchange before the last of one is waited for."""
+        for stage in range(len(self._exchanges) - 1):
+            for place in self._places:
+                if place.at == stage < len(place.stages) - 1:
+                    place.pass_on()
+
+    def _knows_enough(self, place: SegmentPlace) -> bool:
+        """Return whether a segment can be sent before ranks have agreed on which parameters have a gradient."""
+        return self.takeover is None or bool(place.present.all())
+
+    def _agree(self, agreement: Agreement, waiting: Sequence[SegmentPlace]) -> bool:
+        """Find out which parameters have a gradient anywhere, and return whether all are finite; collective."""
+        for place in waiting:
+            self._look(place)
+        present, anywhere = ([getattr(p, name) for p in self._places] for name in ("present", "anywhere"))
+        return agreement.meet(present, anywhere, finite=not self.nonfinite)
+
+    def _leave_out(self) -> None:
+        """Let all ranks find NaN, whatever of it has come to whom, and compressors remember nothing of the round."""
+        for place in self._places:
+            place.spoil()
+        self.nonfinite_anywhere = True
+        if self._undo is not None:
+            self._undo.undo()
 
     def _contribute_late(self, place: SegmentPlace) -> None:
         """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
@@ -173,16 +211,22 @@ class GradientMoment:
 
     def _send(self, place: SegmentPlace) -> None:
         segment = place.first
+        if segment.finite is None:
+            self._look(place)
+        share = self._contribution.weight * self._open.scale
         companions = segment.outgoing_companions
-        bad = place.nonfinite()
-        self.nonfinite += bad
-        segment.finite = not bad
-        companions[WEIGHT] = self._contribution.weight * self._open.scale
-        companions[NONFINITE] = float(bool(bad))
+        companions[WEIGHT] = share
+        companions[NONFINITE] = float(not segment.finite)
         np.multiply(place.present, self._open.scale, out=companions[FIRST_PRESENCE:])
         if self.takeover is not None:
-            self.takeover.give(segment, [bool(has) for has in place.present], self._factor)
+            self.takeover.give(segment, place.present + place.anywhere != 0, share)
         place.begin()
+
+    def _look(self, place: SegmentPlace) -> None:
+        """Find NaN and Inf in what is about to be sent."""
+        bad = place.nonfinite()
+        self.nonfinite += bad
+        place.first.finite = not bad
 
     def exchange(self) -> None:
         """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
@@ -196,8 +240,8 @@ class GradientMoment:
 
     def close_lane(self) -> None:
         """Give back what the ranks agree over; collective."""
-        if self._agreed_weights is not None:
-            self._agreed_weights.close()
+        if self._agreement is not None:
+            self._agreement.close()
 
     def close(self) -> None:
         """Take the hooks off; gradients become tensors of their own."""

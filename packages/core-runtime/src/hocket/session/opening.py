@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -23,7 +22,7 @@ from hocket.session.layout import gradient_layout, parameter_layout
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks
 from hocket.session.takeover import Takeover
-from hocket.session.weights import AgreedWeights, BatchWeights
+from hocket.session.weights import Agreement, BatchWeights
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
@@ -77,9 +76,21 @@ class Opening:
         self._observer = observer
 
     def gradients(
-        self, optimizer: torch.optim.Optimizer, weights: BatchWeights, check: Callable[[], None]
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: BatchWeights,
+        check: Callable[[], None],
+        *,
+        may_skip: bool,
     ) -> GradientMoment | None:
-        """Open the gradients slot; None where this rank exchanges none. `check` is called once per backward."""
+        """Open the gradients slot; None where this rank exchanges none.
+
+        Args:
+            optimizer: what compressors may take terms over from.
+            weights: what this rank's batches count.
+            check: called once per backward.
+            may_skip: whether steps with NaN or Inf are left out.
+        """
         scopes = self._scopes(self._strategy.gradients)
         if not any(scope.peer is not None for scope in scopes):
             return None
@@ -101,21 +112,31 @@ class Opening:
             for segment in segments:
                 stages[segment.index].append((opened, segment))
         parameters = self._storage.parameters
-        takes = exchanges[0].exchange.compressor.takes
-        takeover = Takeover(optimizer, exchanges[0], parameters) if takes else None
-        agreed_weights = self._agreed_weights(scopes)
+        agreement = self._agreement(scopes, len(parameters))
+        takeover = None
+        if exchanges[0].exchange.compressor.takes:
+            assert agreement is not None
+            takeover = Takeover(optimizer, exchanges[0], parameters, agreement.peer)
         return GradientMoment(
-            parameters, exchanges, stages, weights.contribution, check, takeover, agreed_weights
+            parameters,
+            exchanges,
+            stages,
+            weights.contribution,
+            check,
+            takeover,
+            agreement,
+            may_skip=may_skip,
         )
 
-    def _agreed_weights(self, scopes: Sequence[_Scope]) -> AgreedWeights | None:
-        """Let ranks agree on their weights where residuals are kept, of what ends in a mean over ranks."""
-        keep = any(scope.exchange.compressor.keeps_residual for scope in scopes)
-        if not (keep and scopes[0].exchange.collective.equal_result):
+    def _agreement(self, scopes: Sequence[_Scope], num_parameters: int) -> Agreement | None:
+        """Let ranks agree on what they contribute where compressors remember it."""
+        compressors = [scope.exchange.compressor for scope in scopes]
+        if not any(compressor.keeps_residual or compressor.takes for compressor in compressors):
             return None
         peer = scopes[0].peer if len(scopes) == 1 else self._peer
         assert peer is not None  # the first exchange of gradients has all ranks
-        return AgreedWeights(peer, math.prod(_scale(scope) for scope in scopes))
+        # Otherwise no mean over all ranks has a weight that all of them could know before.
+        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.equal_result)
 
     def parameters(self) -> ParameterMoment:
         """Open the parameters slot."""

@@ -27,6 +27,7 @@ class OpenPhase:
         model, optimizer: those that are attached.
         weights: what this rank's batches count.
         check: called once per backward, before it sends anything.
+        may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
         gradients: that slot's moment; None where this rank exchanges none.
@@ -42,9 +43,11 @@ class OpenPhase:
         optimizer: torch.optim.Optimizer,
         weights: BatchWeights,
         check: Callable[[], None],
+        *,
+        may_skip: bool,
     ) -> None:
         self.strategy = strategy
-        self.gradients = opening.gradients(optimizer, weights, check)
+        self.gradients = opening.gradients(optimizer, weights, check, may_skip=may_skip)
         weights.gradients_stay_local = self.gradients is None
         self.parameters = opening.parameters()
         self.opened = opening.opened

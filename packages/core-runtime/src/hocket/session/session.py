@@ -82,7 +82,15 @@ class Session(TrainingSession):
         """Open the exchanges of a phase; collective."""
         opening = Opening(self._ranks, self._storage, strategy, self.counters, self._observer)
         self.replicas_equal = self._initial_equal and strategy.keeps_replicas_equal(self._ranks.placement)
-        return OpenPhase(strategy, opening, self.model, self.optimizer, self._weights, self._before_backward)
+        return OpenPhase(
+            strategy,
+            opening,
+            self.model,
+            self.optimizer,
+            self._weights,
+            self._before_backward,
+            may_skip=self._on_nonfinite == "skip",
+        )
 
     def _change_phase(self, strategy: Strategy) -> None:
         """Go on with another strategy; collective, between steps."""
@@ -199,39 +207,49 @@ class Session(TrainingSession):
     def _before_step(self) -> None:
         self._note_phase("optimizer")
         self._storage.check()
+        if self._leaves_step_out():
+            self.skipped_steps += 1
+            self._drop_gradients()
+        elif not self._scaler_skips():
+            self.late.join()
         self.phase.parameters.before_step()
         if self.phase.takeover is not None:
             self.phase.takeover.suspend()
+
+    def _leaves_step_out(self) -> bool:
+        """Return whether all ranks skip this step; what is late stays for the next one then.
+
+        Raises:
+            NonFiniteError: gradients hold NaN or Inf, which is to be an error.
+        """
         if self.phase.gradients is None:
             self._weights.drop_repetition()
-            self.late.join()
-            if (
+            # A single rank, which exchanges nothing, skips what several would.
+            return (
                 self._on_nonfinite == "skip"
-                and self.phase.strategy.gradients
+                and bool(self.phase.strategy.gradients)
                 and not self._gradients_are_finite()
-            ):
-                # A single rank, which exchanges nothing, skips what several would.
-                self.skipped_steps += 1
-                self._drop_gradients()
-            return
-        self.late.join()
+            )
         if (
             not self.phase.gradients.nonfinite_anywhere
             or getattr(self.optimizer, "found_inf", None) is not None
         ):
-            return
+            return False
         if self._on_nonfinite == "skip":
-            self.skipped_steps += 1
-            self._drop_gradients()
-        elif self.phase.gradients.nonfinite:
+            return True
+        if self.phase.gradients.nonfinite:
             raise NonFiniteError(
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
                 f"{some(self.phase.gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
-        else:
-            raise NonFiniteError(
-                f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
-            )
+        raise NonFiniteError(
+            f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
+        )
+
+    def _scaler_skips(self) -> bool:
+        """Return whether a fused optimizer, which GradScaler lets step all the same, leaves everything as it is."""
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        return found_inf is not None and bool(found_inf)
 
     def _gradients_are_finite(self) -> bool:
         gradients = [p.grad for p in self._storage.parameters.values() if p.grad is not None]
@@ -329,6 +347,8 @@ class Session(TrainingSession):
 
     def abandon(self) -> None:
         self._unhook()
+        if self.phase.takeover is not None:
+            self.phase.takeover.hand_back_own()
         if self._observer is not None:
             self._observer.abandon()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
+from hocket.transport.peer import Peer
 
 __all__ = ["Takeover"]
 
@@ -26,19 +27,25 @@ class Takeover:
         optimizer: torch's SGD.
         opened: the exchange of gradients whose compressor takes terms over.
         parameters: the trainable ones by name.
+        peer: the ranks whose contributions end in one mean.
 
     Raises:
         AttachError: the optimizer is another, or has settings that nobody takes over.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, opened: OpenExchange, parameters: Mapping[str, nn.Parameter]
+        self,
+        optimizer: torch.optim.Optimizer,
+        opened: OpenExchange,
+        parameters: Mapping[str, nn.Parameter],
+        peer: Peer,
     ) -> None:
         assert opened.channel.packing is not None  # "none" takes nothing over
         self._optimizer = optimizer
         self._opened = opened
         self._packing = opened.channel.packing
         self._parameters = parameters
+        self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
         self.read()
@@ -48,19 +55,19 @@ class Takeover:
         """Read the terms of this step: schedulers rewrite them."""
         self._terms = optimizer_terms(self._optimizer)
 
-    def give(self, segment: Segment, present: Sequence[bool], scale: float) -> None:
+    def give(self, segment: Segment, present: Iterable[bool], share: float) -> None:
         """Tell the compressor the terms of a segment that is about to be compressed.
 
         Args:
             segment: of gradients.
-            present: for each parameter, whether it has a gradient on this rank.
-            scale: what the gradients have been multiplied by.
+            present: for each parameter, whether it has a gradient on any rank, as far as that matters.
+            share: what this rank contributes to the sum of weights.
         """
         terms = [
             self._terms[self._parameters[span.name]] if has else None
             for span, has in zip(segment.spans, present, strict=True)
         ]
-        self._packing.compressor.take(segment, self._packing.states[segment.index], terms, scale)
+        self._packing.compressor.take(segment, self._packing.states[segment.index], terms, share)
 
     def suspend(self) -> None:
         """Take the terms out of the optimizer's step that follows."""
@@ -85,9 +92,8 @@ class Takeover:
 
     @torch.no_grad()
     def _take_buffers(self) -> None:
-        for segment in self._opened.segments:
-            momentum = self._packing.states[segment.index].momentum
-            for span in segment.spans if momentum is not None else ():
+        for segment, momentum in self._momenta():
+            for span in segment.spans:
                 buffer = self._optimizer.state[self._parameters[span.name]].pop(_BUFFER, None)
                 if buffer is not None:
                     # Each rank's share: they add up to the mean over ranks of what the ranks hold.
@@ -95,17 +101,30 @@ class Takeover:
 
     @torch.no_grad()
     def hand_back(self) -> None:
-        """Give the optimizer the momentum buffers again; collective among the exchange's ranks."""
-        lane = self._opened.peer.lane("momentum")
-        for segment in self._opened.segments:
-            momentum = self._packing.states[segment.index].momentum
-            if momentum is None:
-                continue
+        """Give the optimizer the momentum buffers again, the mean over ranks; collective."""
+        lane = self._peer.lane("momentum")
+        for segment, momentum in self._momenta():
             own = momentum.cpu().contiguous()
             total = torch.empty_like(own)
             lane.iallreduce(own.numpy(), total.numpy()).wait()
-            for span in segment.spans:
-                parameter = self._parameters[span.name]
-                buffer = view_of(total, span).to(parameter.device, parameter.dtype)
-                self._optimizer.state[parameter][_BUFFER] = buffer.clone(memory_format=torch.preserve_format)
+            self._give_buffers(segment, total.mul_(1 / (self._peer.size * self._opened.scale)))
         lane.close()
+
+    @torch.no_grad()
+    def hand_back_own(self) -> None:
+        """Give the optimizer its terms again, and what this rank alone knows of the momentum buffers."""
+        self.resume()
+        for segment, momentum in self._momenta():
+            self._give_buffers(segment, momentum / self._opened.scale)
+
+    def _momenta(self) -> Iterator[tuple[Segment, Tensor]]:
+        for segment in self._opened.segments:
+            momentum = self._packing.states[segment.index].momentum
+            if momentum is not None:
+                yield segment, momentum
+
+    def _give_buffers(self, segment: Segment, momentum: Tensor) -> None:
+        for span in segment.spans:
+            parameter = self._parameters[span.name]
+            buffer = view_of(momentum, span).to(parameter.device, parameter.dtype)
+            self._optimizer.state[parameter][_BUFFER] = buffer.clone(memory_format=torch.preserve_format)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from hocket.session.autograd import at_end_of_backward, current_backward
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Array, Peer
 
-__all__ = ["NOTHING", "AgreedWeights", "BatchWeights", "Contribution"]
+__all__ = ["NOTHING", "Agreement", "BatchWeights", "Contribution"]
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,56 @@ class Contribution:
 NOTHING = Contribution(0.0, 0.0, {})
 
 
-class AgreedWeights:
-    """Contributions that are divided by the ranks' mean weight before they are sent, and not when they have come.
+class Agreement:
+    """What ranks tell each other of a step where compressors remember something, before that enters what they remember.
 
-    What a residual keeps for later is then worth as much as what is sent at once, whatever later rounds weigh.
+    - Weights, when backward begins: contributions are divided by the ranks' mean weight before they are sent, and not
+      when they have come. What is kept for later is then worth as much as what is sent at once, whatever later rounds
+      weigh.
+    - Which parameters have a gradient on any rank, when it has ended: momentum goes on for those on all ranks.
+    - Whether a gradient is NaN or Inf on any rank: such a step is left out.
 
     Args:
         peer: the ranks whose contributions end in one mean; collective.
-        scale: what all contributions are multiplied by on their way into it.
+        num_parameters: those of all segments together.
+        weighs: whether they agree on weights.
     """
 
-    def __init__(self, peer: Peer, scale: float) -> None:
+    def __init__(self, peer: Peer, num_parameters: int, *, weighs: bool) -> None:
+        self.peer = peer
         self._lane = peer.lane("weights")
-        self._scale = scale
-        self._own, self._sum = np.empty(1), np.empty(1)
+        self._weighs = weighs
+        # Behind the parameters: the weight when backward begins, and whether something is NaN or Inf when it has ended.
+        self._own, self._sum = np.zeros(num_parameters + 1), np.zeros(num_parameters + 1)
 
-    def agree(self, given: Contribution) -> Contribution:
+    def weigh(self, given: Contribution) -> Contribution:
         """Return what this rank contributes, so that the ranks' weights have the mean 1; collective."""
-        self._own[0] = given.weight
+        if not self._weighs:
+            return given
+        self._own[-1] = given.weight
+        self._lane.iallreduce(self._own[-1:], self._sum[-1:]).wait()
+        mean = float(self._sum[-1]) / self._lane.size
+        return replace(given, weight=given.weight / mean, factor=given.factor / mean) if mean else given
+
+    def meet(self, present: Sequence[Array], anywhere: Sequence[Array], *, finite: bool) -> bool:
+        """Find out what the ranks have; collective.
+
+        Args:
+            present: by segment, whether this rank has a gradient of each parameter.
+            anywhere: of the same lengths; is made to say whether any rank has one.
+            finite: whether no gradient of this rank is NaN or Inf.
+
+        Returns:
+            Whether that is so on all ranks.
+        """
+        np.concatenate(present, out=self._own[:-1])
+        self._own[-1] = not finite
         self._lane.iallreduce(self._own, self._sum).wait()
-        total = float(self._sum[0]) * self._scale
-        return replace(given, weight=given.weight / total, factor=given.factor / total) if total else given
+        start = 0
+        for values in anywhere:
+            values[:] = self._sum[start : start + len(values)] != 0
+            start += len(values)
+        return not self._sum[-1]
 
     def close(self) -> None:
         """Give back the lane; collective."""
