@@ -8,6 +8,7 @@ import pytest
 from training import Training, on_ranks
 
 from hocket.checkpoint import folder as folders
+from hocket.checkpoint.durable import sync_folder
 from hocket.errors import CheckpointError
 
 TRAINING = Training(("local",), samples=(18, 18), epochs=2)
@@ -37,10 +38,61 @@ def test_a_step_that_is_saved_again_overwrites_nothing(tmp_path: Path) -> None:
     assert folders.latest_complete(tmp_path).name == "step-00000002.1"
 
 
+def test_a_step_that_is_saved_again_and_again(tmp_path: Path) -> None:
+    for _ in range(4):
+        on_ranks(1, Training(("local",), options={"keep": 1}), save=(tmp_path, [2]), stop=2)
+    assert names(tmp_path) == ["step-00000002.3"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["lit_model.pth"],
+        [],
+        ["rank-0000.safetensors", "notes.txt"],
+        ["rank-0000.safetensors", "manifest.json", "tokenizer.json"],
+    ],
+)
+@pytest.mark.parametrize("name", ["step-00000001", "step-00000004", "step-00000004.7"])
+def test_what_others_have_written_stays(files: list[str], name: str, tmp_path: Path) -> None:
+    """Others call their directories so, too; and some keep files of their own in a checkpoint."""
+    (tmp_path / name).mkdir()
+    for file in files:
+        (tmp_path / name / file).write_text("weeks of work")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "step-00000002").symlink_to("elsewhere")
+    on_ranks(1, Training(("local",), epochs=2, options={"keep": 1}), save=(tmp_path, [4, 5, 6]), stop=6)
+    assert [(tmp_path / name / file).read_text() for file in files] == ["weeks of work"] * len(files)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [name, "elsewhere", "step-00000002", "step-00000006"]
+    )
+
+
+def test_what_a_save_that_fails_has_written_goes_at_once(tmp_path: Path) -> None:
+    on_ranks(1, TRAINING, save=(tmp_path, [2]), stop=2)
+
+    def fail() -> None:
+        with folders.begin(tmp_path, 3, "a") as path:
+            (path / "rank-0000.safetensors.tmp").touch()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_a_file_system_that_syncs_no_folder() -> None:
+    folder = Path("/proc")  # which answers EINVAL
+    if not folder.is_dir():
+        pytest.skip("needs a file system that syncs no folder")
+    sync_folder(folder)
+
+
 def test_the_newest_by_number_not_by_name(tmp_path: Path) -> None:
     for step in (99_999_999, 100_000_000):
-        path = folders.begin(tmp_path, step)
-        (path / "manifest.json").touch()
+        with folders.begin(tmp_path, step, "a") as path:
+            (path / "manifest.json").touch()
+            folders.finish(path)
     assert folders.latest_complete(tmp_path).name == "step-100000000"
 
 

@@ -6,6 +6,7 @@ that happens: from there on, each fails. The process itself is killed in `test_m
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from hocket.checkpoint import folder as folders
 
 RANKS = 2
 TRAINING = Training(("dpsgd",), epochs=2)
+
+
+_CHANGES = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
 
 
 class Killed(BaseException):
@@ -35,17 +39,17 @@ class Disk:
         sys.addaudithook(self._heard)  # which cannot be taken off again
 
     def _heard(self, event: str, details: tuple[Any, ...]) -> None:
-        if self.left is None or not self._changes_something(event, details):
+        if self.left is None or event not in _CHANGES or (event == "open" and not details[2] & os.O_CREAT):
+            return
+        path = Path(str(details[0]))
+        if event in ("os.remove", "os.rmdir") and details[1] >= 0:  # as `shutil.rmtree` names what it removes
+            path = Path(f"/proc/self/fd/{details[1]}").resolve() / path
+        if self.folder not in str(path):
             return
         if self.left == 0:
             raise Killed(event)
         self.left -= 1
-        self.seen.append(f"{event} {Path(str(details[0])).name}")
-
-    def _changes_something(self, event: str, details: tuple[Any, ...]) -> bool:
-        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
-            return False
-        return self.folder in str(details[0]) and (event != "open" or details[1] not in (None, "r", "rb"))
+        self.seen.append(f"{event} {path.name}")
 
     @contextmanager
     def dies_after(self, count: int, folder: Path) -> Iterator[None]:
@@ -65,15 +69,14 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
         on_ranks(
             RANKS, Training(TRAINING.strategy, options={"keep": 1}), save=(tmp_path / "whole", [3, 6]), stop=6
         )
-        first = next(i for i, seen in enumerate(_DISK.seen) if seen == "os.mkdir step-00000006")
+        [_, first] = (i for i, seen in enumerate(_DISK.seen) if seen == "open .hocket-lock")
         operations = _DISK.seen[first:]
-    # Both ranks' files and the manifest: written and renamed; then the older checkpoint goes, its manifest first.
-    assert [seen for seen in operations if "manifest" in seen][:3] == [
-        "open manifest.json.tmp",
-        "os.rename manifest.json.tmp",
-        "os.remove manifest.json",
-    ]
-    assert len(operations) > 8
+    # Both ranks' files and the manifest: written and renamed; then their directory; then the older checkpoint goes.
+    renamed = [seen.rpartition("-")[0] or seen for seen in operations if seen.startswith("os.rename")]
+    assert sorted(renamed[:2]) == ["os.rename rank", "os.rename rank"]
+    assert renamed[2:] == ["os.rename manifest.json.tmp", "os.rename step-00000006", "os.rename step"]
+    assert operations[-1] == "os.remove .hocket-lock"
+    assert len(operations) > 12
     found = set()
     for count in range(first, first + len(operations)):
         folder = tmp_path / f"cut after {count}"
@@ -86,5 +89,6 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
         assert [r.resumed.step for r in resumed if r.resumed is not None] == [step, step]
         assert not folders.incomplete(folder)
         assert folders.latest_complete(folder).name == "step-00000007"
+        assert [path.name for path in folder.iterdir() if path not in folders.complete(folder)] == []
         assert not list(folder.rglob("*.tmp"))
     assert found == {3, 6}

@@ -88,7 +88,7 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
         ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
         ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
         ("manifest.json", truncate, "manifest.json is damaged"),
-        ("manifest.json", change_manifest(format=2), "format: found 2, written by hocket-core .* reads 1"),
+        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 2"),
         ("manifest.json", change_manifest(step=None), "manifest.json is damaged: .*'step'"),
         ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
     ],
@@ -140,6 +140,47 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         session.save(tmp_path, odd=Odd())
 
 
+class Longwinded:
+    """Its text is more than a file can hold, as soon as it has been asked for once."""
+
+    text = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        text, self.text = self.text, "x" * 100_000_000
+        return {"text": text}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.text = state["text"]
+
+
+def test_what_cannot_be_read_again_removes_nothing(tmp_path: Path) -> None:
+    _, session = attached()
+    given = Longwinded()
+    session.save(tmp_path, keep=1, given=given)
+    with pytest.raises(CheckpointError, match=r"^more/given/text has most of 1\d{8} bytes of text"):
+        session.save(tmp_path, keep=1, given=given)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
+    session.load(tmp_path, given=given)
+    assert given.text == ""
+
+
+def test_an_error_in_what_is_saved_is_everybodys(tmp_path: Path) -> None:
+    class Broken(Odd):
+        def state_dict(self) -> dict[str, Any]:
+            raise ValueError("no room")
+
+    def run(rank: int) -> None:
+        _, session = attached()
+        with pytest.raises(
+            CheckpointError, match=r"^rank 1: more/odd: Broken.state_dict failed: ValueError: no room$"
+        ):
+            session.save(tmp_path, odd=Broken() if rank else model_of())
+        assert rank or list(tmp_path.iterdir()) == []
+        assert session.save(tmp_path, odd=model_of()).is_dir()
+
+    hocket.virtual(2).run(lambda: run(hocket.join().rank))
+
+
 def test_names_that_were_saved(tmp_path: Path) -> None:
     _, session = attached()
     session.save(tmp_path, ema=model_of())
@@ -168,6 +209,33 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"Not a directory|File exists"):
         on_ranks(2, TRAINING, save=(tmp_path / "file", [1]))
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """One rank cannot write: an error everywhere, what was there stays, nothing is left, and the next save works."""
+    on_ranks(2, TRAINING, save=(tmp_path, [3]), stop=3)
+    name = "rank-0001.safetensors"
+
+    def run(rank: int) -> None:
+        _, session = attached()
+        session.step = 4
+
+        class Full(Odd):
+            def state_dict(self) -> dict[str, Any]:
+                if rank:
+                    [path] = tmp_path.glob("*.unfinished")
+                    (path / f"{name}.tmp").symlink_to("/dev/full")
+                return {}
+
+        with pytest.raises(
+            CheckpointError, match=rf"^rank 1: \[Errno 28\] No space left on device: '.*/{name}'$"
+        ):
+            session.save(tmp_path, keep=1, odd=Full())
+        assert rank or [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+        session.save(tmp_path, keep=1)
+
+    hocket.virtual(2).run(lambda: run(hocket.join().rank))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def test_ranks_at_different_steps(tmp_path: Path) -> None:

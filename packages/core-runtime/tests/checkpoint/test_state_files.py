@@ -111,6 +111,68 @@ def test_any_state(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None
     assert same(through_a_file(state, tmp_path_factory.getbasetemp()), state)
 
 
+@st.composite
+def long_lists(draw: st.DrawFn) -> Any:
+    """Long lists of one kind of number, but perhaps for one, as lists or tuples, in and beside other values."""
+    kind = draw(
+        st.sampled_from([st.booleans(), st.integers(), st.floats(), st.integers(0, 2**64 - 1).map(np.uint64)])
+    )
+    some = draw(st.lists(kind, min_size=1, max_size=4)) * draw(st.sampled_from([1, 255, 256, 1000]))
+    if draw(st.booleans()):
+        some[draw(st.integers(0, len(some) - 1))] = draw(_LEAVES)
+    return draw(st.sampled_from([list, tuple]))(some)
+
+
+@settings(max_examples=100)
+@given(state=st.dictionaries(_KEYS, st.one_of(long_lists(), st.lists(long_lists(), max_size=2)), max_size=3))
+def test_long_lists(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
+    assert same(through_a_file(state, tmp_path_factory.getbasetemp()), pythonic(state))
+
+
+def pythonic(state: Any) -> Any:
+    """Return a state with Python's numbers in place of NumPy's."""
+    if type(state) is dict:
+        return {key: pythonic(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(pythonic, state))
+    return state.item() if isinstance(state, np.generic) else state
+
+
+@pytest.mark.parametrize("value", [7, 7.25, True, np.int64(7), np.float32(7.25)])
+def test_long_lists_take_no_room_in_the_header(value: Any, tmp_path: Path) -> None:
+    size = write_state(tmp_path / "file", {"state": [value] * 100_000})
+    assert size < 801_000
+
+
+@pytest.mark.parametrize(
+    ("digits", "expected"),
+    [
+        (
+            100_000_000,
+            r"^state/b has most of 100\d{6} bytes of text, and a file can hold 100000000 beside tensors,",
+        ),
+        (5000, r"^the state cannot be written as JSON: Exceeds the limit"),
+    ],
+)
+def test_what_could_not_be_read_is_not_written(digits: int, expected: str, tmp_path: Path) -> None:
+    value = 10**digits if digits < 10_000 else "1" * digits
+    with pytest.raises(CheckpointError, match=expected):
+        write_state(tmp_path / "file", {"state": {"a": "x" * 1000, "b": value}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_no_end_is_not_written(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(CheckpointError, match=r"^the state cannot be written as JSON: maximum recursion"):
+        write_state(tmp_path / "file", {"state": endless})
+
+
+def test_keys_that_are_no_unicode(tmp_path: Path) -> None:
+    state = {"a\udcff": torch.tensor(1), "a\\udcff": torch.tensor(2), "\x00": "\ud800"}
+    assert same(through_a_file(state, tmp_path), state)
+
+
 def test_it_is_a_safetensors_file(tmp_path: Path) -> None:
     """The library reads what this package writes, views of one buffer and aligned data included."""
     flat = torch.arange(12.0)

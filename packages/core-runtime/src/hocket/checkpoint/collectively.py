@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, HocketError
 from hocket.transport.peer import Peer
 
 __all__ = ["collectively", "on_rank_0"]
@@ -15,14 +15,15 @@ def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
     """Run `act` on this rank, and return what it returned (JSON-able) on each; collective.
 
     Raises:
-        CheckpointError: on every rank, where it raised this or OSError on any; names the ranks and the causes.
+        CheckpointError: on every rank, where it raised this, OSError or an error that is not Hocket's on any; names
+            the ranks and the causes.
     """
     told: dict[str, Any]
     cause = None
     try:
         told = {"result": act()}
-    except (CheckpointError, OSError) as error:
-        cause, told = error, {"error": str(error)}
+    except Exception as error:
+        cause, told = error, {"error": _described(error)}
     everyone = peer.gather(told)
     ranks_by_error: dict[str, list[str]] = {}
     for rank, of_rank in enumerate(everyone):
@@ -41,16 +42,25 @@ def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
     """Run `act` on rank 0, and return what it returned (JSON-able) on every rank; collective.
 
     Raises:
-        CheckpointError: on every rank, where it raised this or OSError.
+        CheckpointError: on every rank, where it raised this, OSError or an error that is not Hocket's.
     """
     told: list[Any] = [None, None]
     cause = None
     if peer.rank == 0:
         try:
             told = [act(), None]
-        except (CheckpointError, OSError) as error:
-            cause, told = error, [None, str(error)]
+        except Exception as error:
+            cause, told = error, [None, _described(error)]
     result, error_of_0 = peer.gather(told)[0]
     if error_of_0 is not None:
         raise CheckpointError(error_of_0) from cause
     return result
+
+
+def _described(error: Exception) -> str:
+    """Return what the other ranks are told of an error; raises it where they meet it by themselves."""
+    if isinstance(error, HocketError) and not isinstance(error, CheckpointError):
+        raise error
+    if isinstance(error, CheckpointError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,20 +25,27 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
         OSError: the file cannot be written.
     """
     unfinished = path.with_name(path.name + ".tmp")
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError as error:
+        error.filename = str(path)  # which a full disk's error does not name
+        raise
     unfinished.replace(path)
     sync_folder(path.parent)
     return size
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the names in a folder are on the disk, where its file system lets anyone wait for them."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
     finally:
         os.close(descriptor)

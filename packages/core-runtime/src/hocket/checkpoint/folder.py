@@ -1,33 +1,48 @@
 """A folder of checkpoints, one directory each: which are complete, where the next one goes, which are removed.
 
-A directory is complete when it has a manifest, which is written last and removed first. So whenever a process is
-killed, what was complete stays complete, and what was being written or removed is not. Nothing is overwritten: a
-step that is saved again gets a directory of its own, `step-00000100.1`.
+A directory is written under a name with the run's id in it, which no other job uses, and gets its own name when all
+of it is there, the manifest last; one that is removed gets such a name first. So whenever a process is killed, a
+checkpoint is complete or absent. Nothing is overwritten: a step that is saved again gets a directory of its own,
+`step-00000100.1`. What holds anything but Hocket's own files is left alone.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.checkpoint.durable import sync_folder
+from hocket.checkpoint.lock import locked
 from hocket.checkpoint.manifest import MANIFEST
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, some
 
-__all__ = ["begin", "complete", "incomplete", "keep_newest", "latest_complete", "remove_incomplete"]
+__all__ = ["begin", "complete", "finish", "incomplete", "keep_newest", "latest_complete"]
 
-_DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_log = logging.getLogger("hocket")
+
+_DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?(?:-(\w+)\.unfinished)?")
+
+_OWN_FILE = re.compile(rf"(rank-\d{{4,}}\.safetensors|{re.escape(MANIFEST)})(\.tmp)?")
 
 
 def complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a folder, the oldest first."""
-    return [path for path in _directories(folder) if (path / MANIFEST).exists()]
+    return [path for path in _directories(folder) if not _run_of(path) and (path / MANIFEST).exists()]
 
 
 def incomplete(folder: Path) -> list[Path]:
-    """Return what a save or a removal that was cut off has left behind."""
-    return [path for path in _directories(folder) if not (path / MANIFEST).exists()]
+    """Return what a save or a removal that was cut off has left behind, or what is being written."""
+    return [
+        path
+        for path in _directories(folder)
+        if _run_of(path) or (not (path / MANIFEST).exists() and _holds_own_files(path))
+    ]
 
 
 def latest_complete(folder: Path) -> Path:
@@ -46,51 +61,127 @@ def latest_complete(folder: Path) -> Path:
     return found[-1]
 
 
-def remove_incomplete(folder: Path) -> list[Path]:
-    """Remove what was cut off, and return where it was."""
-    left = incomplete(folder)
-    for path in left:
-        shutil.rmtree(path)
-    return left
+@contextmanager
+def begin(folder: Path, step: int, run: str, last: Path | None = None) -> Iterator[Path]:
+    """Make the directory that a checkpoint of `step` is written into, and lock the folder, in a `with` statement.
 
+    What saves that were cut off have left behind is removed, and after an error what was written here.
 
-def begin(folder: Path, step: int) -> Path:
-    """Make and return the directory for a checkpoint of `step`.
+    Args:
+        run: an id of whoever saves.
+        last: the checkpoint that it saved before this one.
 
     Raises:
-        CheckpointError: the folder has a checkpoint of a later step, so that this one would not be the newest.
+        CheckpointError: another job saves into the folder, or it has a checkpoint of a later step, so that this one
+            would not be the newest.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, run) as is_locked:
+        _refuse_others(folder, step, last)
+        for left in incomplete(folder):
+            # Without a lock, its job may live.
+            if (is_locked or _run_of(left) == run) and not _foreign_files(left):
+                shutil.rmtree(left)
+                _log.warning("removed %s, which was incomplete: a save was cut off", left)
+        path = folder / f"step-{step:08d}-{run}.unfinished"
+        path.mkdir()
+        sync_folder(folder)
+        try:
+            yield path
+        except Exception:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
     there = complete(folder)
-    if there and _order(there[-1])[0] > step:
+    if not there:
+        return
+    newest = there[-1]
+    if _order(newest)[0] > step:
         raise CheckpointError(
-            f"{folder} holds {there[-1].name}, which is later than step {step}: it is of another run, or this one went "
+            f"{folder} holds {newest.name}, which is later than step {step}: it is of another run, or this one went "
             "back to an earlier checkpoint. Remove the later ones, or save to another folder"
         )
-    name = f"step-{step:08d}"
-    again = sum(path.name.partition(".")[0] == name for path in there)
-    path = folder / (f"{name}.{again}" if again else name)
-    path.mkdir()
-    sync_folder(folder)
-    return path
+    if last is not None and last.parent.resolve() == folder.resolve() and _order(newest) > _order(last):
+        raise CheckpointError(
+            f"another job has saved {newest} since this one saved {last.name}: a folder takes the checkpoints of one "
+            "job. Save to another folder, or end the other job"
+        )
 
 
-def keep_newest(folder: Path, count: int) -> None:
-    """Remove all complete checkpoints but the newest `count`, 1 or more."""
+def finish(path: Path) -> Path:
+    """Give a checkpoint that is all there, in the directory that `begin` made, its own name; return where it is.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder, step = path.parent, _order(path)[0]
+    while True:
+        taken = [
+            _order(other)[1]
+            for other in _directories(folder)
+            if not _run_of(other) and _order(other)[0] == step
+        ]
+        finished = folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
+        try:
+            path.rename(finished)
+        except OSError as error:
+            # Where files cannot be locked, another job may have been faster.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            sync_folder(folder)
+            return finished
+
+
+def keep_newest(folder: Path, count: int, run: str) -> None:
+    """Remove all complete checkpoints but the newest `count`, 1 or more; `run` removes them."""
+    kept = []
     for path in complete(folder)[:-count]:
-        (path / MANIFEST).unlink()
-        sync_folder(path)
-        shutil.rmtree(path)
+        if _foreign_files(path):
+            kept.append(path.name)
+            continue
+        going = path.with_name(f"{path.name}-{run}.unfinished")
+        path.rename(going)
+        sync_folder(folder)
+        shutil.rmtree(going)
+    if kept:
+        _log.warning("%s: %s not removed: there are other files than Hocket's in it", folder, some(kept))
 
 
 def _directories(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(filter(lambda path: _DIRECTORY.fullmatch(path.name), folder.iterdir()), key=_order)
+    found = [path for path in folder.iterdir() if _DIRECTORY.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_order)
 
 
 def _order(path: Path) -> tuple[int, int]:
+    """Return a directory's step, and how many times that was saved before it."""
     match = _DIRECTORY.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2] or 0)
+
+
+def _run_of(path: Path) -> str | None:
+    """Return which run is writing or removing a directory; None where that has its own name."""
+    match = _DIRECTORY.fullmatch(path.name)
+    return match and match[3]
+
+
+def _holds_own_files(path: Path) -> bool:
+    return any(map(_OWN_FILE.fullmatch, _names(path)))
+
+
+def _foreign_files(path: Path) -> bool:
+    """Return whether there is anything in a directory that Hocket has not written."""
+    return path.is_symlink() or not all(map(_OWN_FILE.fullmatch, _names(path)))
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:  # another job has removed it since it was listed
+        return []

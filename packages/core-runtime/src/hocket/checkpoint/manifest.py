@@ -17,7 +17,7 @@ __all__ = ["FORMAT", "MANIFEST", "Manifest", "rank_file"]
 MANIFEST = "manifest.json"
 
 #: Counts up with each change that an older version could not read.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Manifest:
     """What a checkpoint says of itself.
 
     Attributes:
+        run: the id of whoever has saved, which every rank's file repeats.
         step: the session's, when it was saved.
         ranks: how many have saved.
         replicas_equal: whether all ranks' models and optimizers are the same, to the bit.
@@ -35,6 +36,7 @@ class Manifest:
         format: of all this.
     """
 
+    run: str
     step: int
     ranks: int
     replicas_equal: bool

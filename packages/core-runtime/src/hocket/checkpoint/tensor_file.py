@@ -8,7 +8,7 @@ at once and refuses views of one flat buffer that it cannot tell apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -43,8 +43,11 @@ _CODES = {
 
 _DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in _CODES.items()}
 
-#: The metadata's key.
-_STRUCTURE = "hocket"
+#: The metadata's keys.
+_STRUCTURE, _RUN = "hocket", "run"
+
+#: The longest header that the library reads.
+_HEADER_BYTES = 100_000_000
 
 
 def describe(tensor: Tensor) -> str:
@@ -52,29 +55,39 @@ def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> int:
-    """Write nested state into a file, durably; one tensor at a time is copied, if at all.
+def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> int:
+    """Write nested state into a file, durably, and look whether it reads back; copies a tensor at a time, if at all.
 
     Args:
         state: sections of what `flatten` takes, by name.
+        run: the id of whoever saves.
 
     Returns:
         The file's size in bytes.
 
     Raises:
-        CheckpointError: a value that cannot be saved.
+        CheckpointError: a value that cannot be saved, or not be read again.
         OSError: the file cannot be written.
     """
-    structure, tensors = flatten(state)
-    return write_durably(path, lambda file: _write(file, tensors, {_STRUCTURE: json.dumps(structure)}))
-
-
-def _write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    try:
+        structure, tensors = flatten(state)
+        metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
+    except (RecursionError, ValueError) as error:
+        raise CheckpointError(f"the state cannot be written as JSON: {error}") from error
     # Larger elements first: so each tensor lies at a multiple of its element's size.
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    header = _header(ordered, metadata)
+    if len(header) > _HEADER_BYTES:
+        raise CheckpointError(_too_long(len(header), structure))
+    size = write_durably(path, lambda file: _write(file, header, ordered.values()))
+    with StateFile(path):
+        return size
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name in names:
+    for name in tensors:
         value = tensors[name]
         if value.dtype not in _CODES:
             raise CheckpointError(f"{name} is of {value.dtype}, which no checkpoint can hold")
@@ -85,10 +98,25 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str,
             "data_offsets": [start, end],
         }
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in names:
-        value = tensors[name].to("cpu").contiguous()
+    return text + b" " * (-len(text) % 8)
+
+
+def _too_long(size: int, structure: Any) -> str:
+    """Return what to say of a header of `size` bytes: which of the state's keys has most of it."""
+    place = []
+    while isinstance(structure, dict) and structure.get("dict"):
+        key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
+        place.append(str(key))
+    return (
+        f"{'/'.join(place)} has most of {size} bytes of text, and a file can hold {_HEADER_BYTES} beside tensors, "
+        "arrays and lists of nothing but whole numbers or nothing but floats: keep it as one of these"
+    )
+
+
+def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> None:
+    file.write(len(header).to_bytes(8, "little") + header)
+    for tensor in tensors:
+        value = tensor.to("cpu").contiguous()
         # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
         flat = value.as_strided((value.numel(),), (1,))
         file.write(memoryview(flat.view(torch.uint8).numpy()))
@@ -96,6 +124,10 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 class StateFile:
     """A file that `write_state` has written, read section by section, tensor by tensor.
+
+    Attributes:
+        path: where it is.
+        run: the id of whoever has saved.
 
     Raises:
         CheckpointError: there is no such file, or it is not whole.
@@ -105,7 +137,8 @@ class StateFile:
         self.path = path
         try:
             self._file = safe_open(path, framework="pt")
-            structure = json.loads((self._file.metadata() or {})[_STRUCTURE])
+            metadata = self._file.metadata() or {}
+            structure, self.run = json.loads(metadata[_STRUCTURE]), metadata[_RUN]
             self._sections: dict[str, Any] = dict(structure["dict"])
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error

@@ -7,6 +7,8 @@ The structure is JSON in which every object has one key, which says what it stan
 | None, bool, int, finite float, str | itself; floats by their shortest exact text |
 | inf, -inf, nan | `{"float": "inf"}` |
 | list | a list |
+| long list of whole numbers, or of bools | `{"integers": name}`, `{"bools": name}`: the tensor of them |
+| long list of floats | `{"floats": name}`: the tensor of their bits |
 | tuple | `{"tuple": [...]}` |
 | mapping, Counter | `{"dict": [[key, value], ...]}`, `{"counter": ...}`, in their order; keys are values, too |
 | tensor | `{"tensor": name}`, with the `stride` of its copies where it is not contiguous |
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,16 @@ from hocket.errors import CheckpointError
 __all__ = ["flatten", "unflatten"]
 
 _NUMPY_SCALARS = (np.bool_, np.integer, np.float16, np.float32)
+
+#: Lists of so many numbers are stored as tensors: JSON takes more room, and a file can hold only so much of it.
+_LONG = 256
+
+#: The lists that are: the types of what they hold, and the dtype that holds all of it.
+_NUMBERS: dict[str, tuple[tuple[type, ...], type]] = {
+    "bools": ((bool, np.bool_), np.bool_),
+    "integers": ((int, np.integer), np.int64),
+    "floats": ((float, np.float16, np.float32), np.float64),
+}
 
 
 def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -69,7 +81,11 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "float":
             value = float(content)
         case "tuple":
-            value = tuple(unflatten(item, tensor) for item in content)
+            value = tuple(unflatten(content, tensor))
+        case "bools" | "integers":
+            value = tensor(content).tolist()
+        case "floats":
+            value = tensor(content).view(torch.float64).tolist()
         case "dict" | "counter":
             pairs = ((unflatten(key, tensor), unflatten(item, tensor)) for key, item in content)
             value = dict(pairs) if kind == "dict" else Counter(dict(pairs))
@@ -113,7 +129,10 @@ class _Flattener:
             "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
         )
 
-    def _items(self, values: Iterable[Any], place: str) -> list[Any]:
+    def _items(self, values: Sequence[Any], place: str) -> Any:
+        if len(values) >= _LONG and (numbers := _numbers(values)) is not None:
+            kind, array = numbers
+            return {kind: self._name(torch.from_numpy(array), place)}
         return [self.structure(value, f"{place}/{i}".lstrip("/")) for i, value in enumerate(values)]
 
     def _pairs(self, values: Mapping[Any, Any], place: str) -> list[Any]:
@@ -146,8 +165,26 @@ class _Flattener:
             ) from error
 
     def _name(self, value: Tensor, place: str) -> str:
+        # Not every text is Unicode that a file can hold: names of files that are none, for example.
+        place = place.encode(errors="backslashreplace").decode()
         # Keys may hold a slash, and 1 and "1" are different keys with one text.
         while place in self.tensors:
             place += "'"
         self.tensors[place] = value
         return place
+
+
+def _numbers(values: Sequence[Any]) -> tuple[str, np.ndarray[Any, Any]] | None:
+    """Return a list of numbers of one kind as an array, with the kind; None where it is no such list."""
+    found = set(map(type, values))
+    for kind, (types, dtype) in _NUMBERS.items():
+        if all(
+            issubclass(of_value, types) and (of_value is not bool or kind == "bools") for of_value in found
+        ):
+            try:
+                array: np.ndarray[Any, Any] = np.array(values, dtype)
+            except OverflowError:  # more than 64 bits
+                return None
+            # Floats as their bits: what was a list is no tensor whose mean several ranks' states have.
+            return kind, array.view(np.int64) if kind == "floats" else array
+    return None

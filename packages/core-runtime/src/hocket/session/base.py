@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,8 @@ class TrainingSession(ABC):
         replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
         passes: over `data`: how many have ended, and the one under way.
+        run_id: what no other session has; rank 0's is the one in checkpoints.
+        saved: the newest checkpoint that was saved, on rank 0.
     """
 
     replicas_equal: bool
@@ -58,6 +61,8 @@ class TrainingSession(ABC):
         self.skipped_steps = 0
         self.counters = Counters()
         self.passes = Passes()
+        self.run_id = secrets.token_hex(6)
+        self.saved: Path | None = None
         self.control = peer.lane("session")
         self._streamed: StreamedSamples | None = None
         self._closed = False
@@ -157,15 +162,16 @@ class TrainingSession(ABC):
 
         Args:
             folder: on a disk that all ranks share; made if it is not there.
-            keep: how many complete checkpoints are left in it, the newest; all where None.
+            keep: how many complete checkpoints are left in it, the newest, and those that hold other files than
+                Hocket's; all where None.
             more: what else has `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written or holds
-                checkpoints of later steps, or gradients are being accumulated.
+            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
+                of later steps or gets another job's, or gradients are being accumulated.
         """
         return save_session(self, Path(folder), keep, more)
 

@@ -15,11 +15,11 @@ import hocket
 from hocket import randomness
 from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, on_rank_0
-from hocket.checkpoint.manifest import Manifest, rank_file
+from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.mean import mean_of_section, why_no_mean
 from hocket.checkpoint.tensor_file import StateFile, describe, write_state
 from hocket.checkpoint.tree import flatten
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, HocketError
 from hocket.plugin import default_registry
 from hocket.session.handshake import flattened
 from hocket.session.state import load_into
@@ -59,21 +59,27 @@ def save_session(session: TrainingSession, folder: Path, keep: int | None, more:
         told = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
         raise CheckpointError(f"the ranks save different steps: {told}. All ranks save after the same step")
 
-    def begin() -> str:
-        for left in folders.remove_incomplete(folder):
-            _log.warning("removed %s, which was incomplete: a save was cut off", left)
-        return folders.begin(folder, step).name
+    with contextlib.ExitStack() as stack:  # what rank 0 holds meanwhile
 
-    path = folder / on_rank_0(peer, begin)
-    sizes = collectively(peer, lambda: write_state(path / rank_file(peer.rank), _state_of(session, more)))
+        def begin() -> tuple[str, str]:
+            path = stack.enter_context(folders.begin(folder, step, session.run_id, session.saved))
+            return path.name, session.run_id
 
-    def end() -> None:
-        _manifest(session, sizes).write(path)
-        if keep is not None:
-            folders.keep_newest(folder, keep)
+        name, run = on_rank_0(peer, begin)
+        path = folder / name
+        sizes = collectively(
+            peer, lambda: write_state(path / rank_file(peer.rank), _state_of(session, more), run)
+        )
 
-    on_rank_0(peer, end)
-    return path
+        def end() -> str:
+            _manifest(session, sizes).write(path)
+            session.saved = folders.finish(path)
+            if keep is not None:
+                folders.keep_newest(folder, keep, run)
+            stack.close()  # before any rank goes on
+            return session.saved.name
+
+        return folder / on_rank_0(peer, end)
 
 
 def load_session(session: TrainingSession, folder: Path, more: Mapping[str, Any]) -> Resumed:
@@ -87,6 +93,8 @@ def load_session(session: TrainingSession, folder: Path, more: Mapping[str, Any]
             manifest = Manifest.read(path)
             ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
             files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
+            for file in files:
+                _check_run(manifest, file)
             _check(session, manifest, files[0], more)
 
         collectively(peer, check)
@@ -118,8 +126,19 @@ def _state_of(session: TrainingSession, more: Mapping[str, Any]) -> dict[str, An
         **session.state_dict(),
         "random": randomness.to_plain(randomness.read(cuda=True)),
         "passes": session.passes.state_dict(),
-        "more": {name: given.state_dict() for name, given in more.items()},
+        "more": {name: _state_of_given(name, given) for name, given in more.items()},
     }
+
+
+def _state_of_given(name: str, given: Any) -> Any:
+    try:
+        return given.state_dict()
+    except HocketError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"more/{name}: {type(given).__name__}.state_dict failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _load_own(session: TrainingSession, file: StateFile, more: Mapping[str, Any]) -> None:
@@ -157,6 +176,7 @@ def _load_numbers(session: TrainingSession, file: StateFile) -> None:
 
 def _manifest(session: TrainingSession, sizes: Sequence[int]) -> Manifest:
     return Manifest(
+        run=session.run_id,
         step=session.step,
         ranks=session.size,
         replicas_equal=session.replicas_equal,
@@ -170,6 +190,15 @@ def _manifest(session: TrainingSession, sizes: Sequence[int]) -> Manifest:
 def _versions() -> dict[str, str]:
     plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
     return {**plugins, "hocket-core": hocket.__version__, "torch": torch.__version__}
+
+
+def _check_run(manifest: Manifest, file: StateFile) -> None:
+    """Refuse a checkpoint of which another job has written a part."""
+    if file.run != manifest.run:
+        raise CheckpointError(
+            f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs have "
+            "written into one checkpoint, or files were moved. Use another checkpoint"
+        )
 
 
 def _check(session: TrainingSession, manifest: Manifest, file: StateFile, more: Mapping[str, Any]) -> None:
