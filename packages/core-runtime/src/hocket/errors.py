@@ -19,6 +19,7 @@ __all__ = [
     "ExchangeTimeoutError",
     "HocketError",
     "MissingPluginError",
+    "NonFiniteElsewhereError",
     "NonFiniteError",
     "PeerLostError",
     "RankKilledError",
@@ -67,6 +68,10 @@ class ReplacedError(UserError):
 
 class NonFiniteError(HocketError):
     """NaN or Inf in what was about to be sent."""
+
+
+class NonFiniteElsewhereError(NonFiniteError):
+    """NaN or Inf in what another rank sent, which says more about it."""
 
 
 class TransportError(HocketError):

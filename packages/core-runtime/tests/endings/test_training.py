@@ -21,7 +21,7 @@ pytestmark = [
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
 NUM_STEPS = 100_000
 
-# A task whose loss fails on rank 1 in its fourth step.
+# Tasks whose loss fails in its fourth step, or is NaN then on rank 1.
 TASK = """
 from dataclasses import dataclass
 from hocket.task import Digits
@@ -37,6 +37,22 @@ class Failing(Digits):
         if calls == 4 and join().rank == 1:
             raise ValueError("broken on purpose")
         return super().loss(output, target)
+
+@dataclass(frozen=True)
+class FailingEverywhere(Digits):
+    def loss(self, output, target):
+        global calls
+        calls += 1
+        if calls == 4:
+            raise ValueError("broken on purpose")
+        return super().loss(output, target)
+
+@dataclass(frozen=True)
+class Nan(Digits):
+    def loss(self, output, target):
+        global calls
+        calls += 1
+        return super().loss(output, target) * (float("nan") if calls == 4 and join().rank == 1 else 1.0)
 """
 
 
@@ -80,6 +96,28 @@ def test_an_error_in_the_users_task_on_one_rank(start: Callable, tmp_path: Path)
     assert f'File "{tmp_path}/failing_task.py", line 14, in loss' in ended.errors
     assert "MPI_ABORT" not in ended.errors
     assert ended.status == 1
+
+
+@pytest.mark.parametrize("recipe", ["sgd", "agd"])
+def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Callable, tmp_path: Path) -> None:
+    (tmp_path / "failing_task.py").write_text(TASK)
+    ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "4"], cwd=tmp_path).end()
+    [message] = ended.errors.strip("\0\n").splitlines()
+    assert message.startswith(
+        "hocket: rank 1 at step 3: NonFiniteError: the gradients of rank 1 at step 3 hold NaN"
+    )
+    assert ended.status == 1
+
+
+def test_an_error_on_all_of_four_ranks_is_told_once(start: Callable, tmp_path: Path) -> None:
+    (tmp_path / "failing_task.py").write_text(TASK)
+    ended = start(
+        [*HOCKET, "run", "sgd", "task=failing_task:FailingEverywhere", "-n", "4"], cwd=tmp_path
+    ).end()
+    [message] = messages(ended.errors)
+    assert message.endswith("at step 3: ValueError: broken on purpose; all ranks end")
+    assert ended.errors.count("Traceback") == 1
+    assert "help message" not in ended.errors
 
 
 def test_ctrl_c_while_training(start: Callable, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_the_same_order_of_additions_gives_the_same_bits(results: dict[str, Path
     assert all(torch.equal(expected[name], given[name]) for name in expected)
 
 
+def test_all_files_have_the_mode_that_the_umask_gives(results: dict[str, Path]) -> None:
+    modes = {path.name: path.stat().st_mode for path in results["virtual"].iterdir() if path.is_file()}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_one_process_with_the_fourfold_batch_gives_the_same_weights(results: dict[str, Path]) -> None:
     expected, given = weights(results["one process"]), weights(results["mpi"])
     for name, value in expected.items():

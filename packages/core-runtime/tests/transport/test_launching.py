@@ -14,6 +14,8 @@ from hocket.errors import UserError
 from hocket.transport import launching
 from hocket.transport.launching import Mpiexec, find_mpiexec, launch, note_pid, threads_per_rank
 
+PYTHON = sys.executable
+
 
 def fake(folder: Path, says: str) -> Path:
     program = folder / "mpiexec"
@@ -156,15 +158,18 @@ def test_a_job_passes_on_what_it_prints(
 
 
 def test_a_launcher_that_does_not_end_the_job_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launching, "_ENDING_TIMEOUT_S", 1.0)
     # What a rank does in `end_job`, but for the call that Open MPI's launcher once did not heed.
     program = (
         "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
     )
+    launcher = elsewhere / "mpiexec"
+    launcher.write_text('#!/bin/sh\ntrap "" TERM\nshift 4\n"$@"\n')  # -bind-to none -n 1
+    launcher.chmod(0o755)
     begun_s = time.monotonic()
-    assert launch(find_mpiexec(), 2, [sys.executable, "-c", program], folder=tmp_path) == 3
+    assert launch(Mpiexec(str(launcher), "mpich", ""), 1, [PYTHON, "-c", program], folder=tmp_path) == 3
     assert time.monotonic() - begun_s < 60
     assert "hocket: mpiexec did not end the job within 1 s after a rank asked it to" in capfd.readouterr().err
     assert launching._processes_of(tmp_path) == []

@@ -21,7 +21,7 @@ from hocket.checkpoint.durable import write_durably
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import CheckpointError
 
-__all__ = ["StateFile", "describe", "write_state"]
+__all__ = ["StateFile", "describe", "write_state", "write_tensors"]
 
 _CODES = {
     torch.bool: "BOOL",
@@ -74,14 +74,29 @@ def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> int:
         metadata = {_STRUCTURE: json.dumps(structure), _RUN: run}
     except (RecursionError, ValueError) as error:
         raise CheckpointError(f"the state cannot be written as JSON: {error}") from error
-    # Larger elements first: so each tensor lies at a multiple of its element's size.
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    ordered = _ordered(tensors)
     header = _header(ordered, metadata)
     if len(header) > _HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
     size = write_durably(path, lambda file: _write(file, header, ordered.values()))
     with StateFile(path):
         return size
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors by name into a file, durably; one at a time is copied, if at all.
+
+    Raises:
+        CheckpointError: a tensor of a dtype that cannot be saved.
+        OSError: the file cannot be written.
+    """
+    ordered = _ordered(tensors)
+    write_durably(path, lambda file: _write(file, _header(ordered, {}), ordered.values()))
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Larger elements first: so each tensor lies at a multiple of its element's size.
+    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine.api import Loss, Stepper, StepResult
-from hocket.errors import CheckpointError, NonFiniteError, some
+from hocket.errors import CheckpointError, NonFiniteElsewhereError, NonFiniteError, some
 from hocket.observation import Observer
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
@@ -242,7 +242,7 @@ class Session(TrainingSession):
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
                 f"{some(self.phase.gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
-        raise NonFiniteError(
+        raise NonFiniteElsewhereError(
             f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
         )
 

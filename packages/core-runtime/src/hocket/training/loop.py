@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from hocket.checkpoint.tensor_file import write_tensors
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
 from hocket.config.scheduler import build_scheduler
@@ -87,8 +87,7 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
 
 def save_model(model: nn.Module, path: Path) -> None:
     """Write parameters and buffers by name; `model.load_state_dict(safetensors.torch.load_file(path))` reads them."""
-    # Clones: the parameters are views of one flat buffer, which the format refuses.
-    save_file({name: value.detach().cpu().clone() for name, value in model.state_dict().items()}, path)
+    write_tensors(path, model.state_dict())
 
 
 def _drop_rows_after(step: int, metrics: TextIO) -> None:

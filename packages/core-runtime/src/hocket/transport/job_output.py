@@ -20,7 +20,7 @@ _MOST_LINES = 40
 _REMARK = re.compile(
     r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
     r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress|"
-    r"NBC_Progress: an error 75|\[warn\] Epoll |\d+ more process(?:es have| has) sent help message help-mpi-ft"
+    r"NBC_Progress: an error 75|\[warn\] Epoll |\d+ more process(?:es have| has) sent help message help-mpi-(?:ft|api)"
 )
 # How a launcher's lines begin.
 _BEGINNINGS = tuple("-=[AYTP\0")

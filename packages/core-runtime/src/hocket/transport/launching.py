@@ -211,8 +211,7 @@ def launch(
     if interrupted is not None:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
-    killed = job.returncode < 0
-    status = report.status or (killed and _told_status(folder / _ENDING)) or job.returncode
+    status = report.status or _told_status(folder / _ENDING) or job.returncode
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
@@ -271,6 +270,7 @@ def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
                         job.kill()
                 elif patience_s is None and ending.exists():
                     patience_s = time.monotonic() + _ENDING_TIMEOUT_S
+                    job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
                 elif patience_s is not None and time.monotonic() > patience_s:
                     print(
                         f"hocket: mpiexec did not end the job within {_ENDING_TIMEOUT_S:.0f} s after a rank asked it "

@@ -29,6 +29,8 @@ class State(IntEnum):
     FAILED = 3
     #: A wait lasted too long, which is rather another rank's fault than this one's.
     GAVE_UP = 4
+    #: It tells why the job ends, and ends it.
+    TELLING = 5
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Row:
             State.LEAVING: "at the end of its script",
             State.FAILED: "failing",
             State.GAVE_UP: f"giving up on {self.place}",
+            State.TELLING: "ending the job",
         }[self.state]
         return f"{doing} for {time.monotonic() - self.since_s:.0f} s, step {self.step}"
 
@@ -101,7 +104,8 @@ class Board:
     def write(self, state: State, lane: str = "", what: str = "") -> None:
         """Say what this rank is doing from now on."""
         place = (lane.encode()[:64], what.encode()[:64])
-        _ROW.pack_into(self._own, 0, time.monotonic(), self.step, state, *place)
+        # Not `pack_into`, which fills the row with zeros first: another rank may read it at any time.
+        self._own[: _ROW.size] = _ROW.pack(time.monotonic(), self.step, state, *place)
 
     def own(self) -> Row:
         """Return this rank's row."""

@@ -16,7 +16,13 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from hocket.errors import ExchangeTimeoutError, HocketError, PeerLostError, UserError
+from hocket.errors import (
+    ExchangeTimeoutError,
+    HocketError,
+    NonFiniteElsewhereError,
+    PeerLostError,
+    UserError,
+)
 from hocket.transport.launching import note_ending
 from hocket.transport.mpi.board import Board, Row, State
 from hocket.transport.mpi.stall import summarise
@@ -36,12 +42,13 @@ _POLL_S = 0.02
 
 
 def end_job(message: str, code: int) -> NoReturn:
-    """Print `message` and end all ranks with exit status `code`."""
+    """Print `message`, if there is one, and end all ranks with exit status `code`."""
     from mpi4py import MPI
 
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(2, f"{message.rstrip()}\n".encode())
+    if message:
+        os.write(2, f"{message.rstrip()}\n".encode())
     note_ending(code)
     time.sleep(_STAGGER_S)  # the launcher forwards what was written before it hears of the abort
     MPI.COMM_WORLD.Abort(code)
@@ -63,39 +70,57 @@ class Endings:
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         step = self._board.step if self._board else 0
-        if self._board:
-            self._wait_for_the_first(self._board, error)
         where = f"hocket: rank {self._peer.rank} at step {step}"
         if isinstance(error, KeyboardInterrupt):
-            end_job(f"{where}: interrupted; all ranks end", 130)
+            self._end(error, f"{where}: interrupted; all ranks end", 130)
         if isinstance(error, UserError):
-            end_job(f"{where}: {error}", 2)
+            self._end(error, f"{where}: {error}", 2)
         if isinstance(error, (ExchangeTimeoutError, PeerLostError)):
-            end_job(f"hocket: at step {step}, {error}; all ranks end", 1)
+            self._end(error, f"hocket: at step {step}, {error}; all ranks end", 1)
         if isinstance(error, HocketError):
-            end_job(f"{where}: {type(error).__name__}: {error}", 1)
+            self._end(error, f"{where}: {type(error).__name__}: {error}", 1)
         lines = "".join(traceback.format_exception(kind, error, trace))
-        end_job(f"{lines}{where}: {kind.__name__}: {error}; all ranks end", 1)
+        self._end(error, f"{lines}{where}: {kind.__name__}: {error}; all ranks end", 1)
 
-    def _wait_for_the_first(self, board: Board, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
+        """End the job with `message`, or without a word where another rank has told why it ends."""
+        speaks = self._board is None or self._speaks(self._board, error)
+        end_job(message if speaks else "", code)
+
+    def _speaks(self, board: Board, error: BaseException | None) -> bool:
         """Return at once on the rank that speaks for all; elsewhere leave it time to end the job.
 
         Where all ranks fail alike (a missing file) the first one speaks. Who has waited too long leaves the
-        word to whoever has failed otherwise: its wait is rather the consequence.
+        word to whoever has failed otherwise: its wait is rather the consequence. Who got another rank's NaN leaves it
+        to that one.
         """
-        if isinstance(error, ExchangeTimeoutError):
+        if isinstance(error, (ExchangeTimeoutError, NonFiniteElsewhereError)):
             row = board.own()
-            self._announce(board, State.GAVE_UP, _GIVING_UP_S, row.lane, row.what)
-        self._announce(board, State.FAILED, _STAGGER_S)
+            certain = isinstance(error, NonFiniteElsewhereError)
+            seconds = LEAVING_GRACE_S if certain else _GIVING_UP_S
+            if not self._announce(board, State.GAVE_UP, seconds, row.lane, row.what):
+                return False
+        return self._announce(board, State.FAILED, _STAGGER_S)
 
-    def _announce(self, board: Board, state: State, seconds: float, lane: str = "", what: str = "") -> None:
-        """Say so, give ranks that do the same at this moment as long, and let those that were first go first."""
+    def _announce(self, board: Board, state: State, seconds: float, lane: str = "", what: str = "") -> bool:
+        """Say so, give ranks that do the same at this moment as long, and let those that were first go first.
+
+        Returns:
+            Whether no other rank has told, or been about to tell, why the job ends.
+        """
         board.write(state, lane, what)
         mine = _precedence(board.own())
-        time.sleep(seconds)
-        failed = [row for row in board.others() if row.state in (State.FAILED, State.GAVE_UP)]
-        if any(_precedence(row) < mine for row in failed):
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and not any(_has_failed(row) for row in board.others()):
+            time.sleep(_POLL_S)
+        time.sleep(max(0.0, min(end_s - time.monotonic(), _STAGGER_S)))
+        if any(_goes_first(row, mine) for row in board.others()):
+            # The launcher ends this rank meanwhile, or is slow: Open MPI's has been seen to take longer.
             time.sleep(LEAVING_GRACE_S)
+            return not any(row.state is State.TELLING for row in board.others())
+        if state is State.FAILED:
+            board.write(State.TELLING)
+        return True
 
     def _leave(self) -> None:
         """Wait for the others at the end of the script, unless they wait for this rank."""
@@ -115,9 +140,9 @@ class Endings:
                 self._peer.host_progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
-                if waiting and self._board:
-                    self._wait_for_the_first(self._board, None)
-                    end_job(
+                if waiting:
+                    self._end(
+                        None,
                         f"{where} left at step {step} (sys.exit, or the end of its script) while {waiting}; "
                         "all ranks end",
                         1,
@@ -126,9 +151,7 @@ class Endings:
             end_job(f"{where} at the end of its script: interrupted; all ranks end", 130)
         except (MPI.Exception, PeerLostError) as error:
             lost = self._peer.failures.explain(place, error) if isinstance(error, MPI.Exception) else error
-            if self._board:
-                self._wait_for_the_first(self._board, lost)
-            end_job(f"hocket: at step {step}, {lost}; all ranks end", 1)
+            self._end(lost, f"hocket: at step {step}, {lost}; all ranks end", 1)
 
     def _waiting_for_us(self) -> str:
         """Say who waits, once they have waited for some time and nobody computes for whom they may wait."""
@@ -142,6 +165,16 @@ class Endings:
             if time.monotonic() - max(row.since_s for row in waiting) > LEAVING_GRACE_S
             else ""
         )
+
+
+def _has_failed(row: Row) -> bool:
+    return row.state in (State.FAILED, State.TELLING)
+
+
+def _goes_first(row: Row, mine: tuple[bool, float, int]) -> bool:
+    """Return whether a rank tells why the job ends rather than the one that has `mine` for its precedence."""
+    failed = row.state in (State.FAILED, State.GAVE_UP)
+    return row.state is State.TELLING or (failed and _precedence(row) < mine)
 
 
 def _precedence(row: Row) -> tuple[bool, float, int]:
