@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from training import Training, on_ranks
+
+import hocket
 
 TRAINING = Training(("dpsgd",), epochs=2)
 
@@ -48,6 +50,56 @@ def test_equal_replicas_keep_their_bits(tmp_path: Path) -> None:
     [loaded] = on_ranks(1, Training(("agd",), epochs=0), load=tmp_path)
     trained = [name for name in loaded.state if "running" not in name]
     assert all(torch.equal(loaded.state[name], saved[0].state[name]) for name in trained)
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("segments", ["model", "layers"])
+def test_push_sum_goes_on_from_its_mean(segments: str, overlap: str, tmp_path: Path) -> None:
+    """Values are divided by weights that differ: their mean is the consensus, which weighs them."""
+    push_sum = {"name": "gossip", "push_sum": True}
+    exchange = {
+        "collective": push_sum,
+        "topology": "irregular_directed",
+        "segments": segments,
+        "overlap": overlap,
+    }
+
+    def attached() -> tuple[nn.Module, hocket.Session]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return model, hocket.attach(
+            model, optimizer, hocket.compose({"strategy": {"parameters": [exchange]}})
+        )
+
+    def parameters(model: nn.Module) -> Tensor:
+        return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+    def saved() -> tuple[Tensor, Tensor]:
+        model, session = attached()
+        with session:
+            for _ in range(5):
+                session.optimizer.zero_grad()
+                model(torch.ones(1, 4, dtype=torch.float64) * session.rank).square().sum().backward()
+                session.optimizer.step()
+            session.save(tmp_path)
+            own = parameters(model)
+            with session.consensus():
+                return own, parameters(model)
+
+    def loaded() -> Tensor:
+        model, session = attached()
+        with session:
+            session.load(tmp_path)
+            return parameters(model)
+
+    before = hocket.virtual(4).run(saved)
+    _, expected = before[0]
+    plain = torch.stack([own for own, _ in before]).mean(0)
+    assert (plain - expected).abs().max() > 1e-4
+    for size in (1, 3):
+        for given in hocket.virtual(size).run(loaded):
+            torch.testing.assert_close(given, expected, rtol=0, atol=1e-14)
 
 
 def test_it_trains_on(tmp_path: Path) -> None:

@@ -13,18 +13,22 @@ from hocket.checkpoint.tensor_file import StateFile
 __all__ = ["mean_of_section", "mean_of_tensor", "why_no_mean"]
 
 
-def mean_of_tensor(files: Sequence[StateFile], name: str) -> Tensor:
+def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
     """Return a floating-point tensor's mean over the files, and the first file's of any other.
 
     It accumulates in float64, one file after the other.
+
+    Args:
+        weights: how much each file counts; all the same where None.
     """
     first = files[0].tensor(name)
     if not first.is_floating_point():
         return first
-    total = first.to(torch.float64)
-    for file in files[1:]:
-        total += file.tensor(name)
-    return total.div_(len(files)).to(first.dtype)
+    weights = weights or [1.0] * len(files)
+    total = first.to(torch.float64) * weights[0]
+    for file, weight in zip(files[1:], weights[1:], strict=True):
+        total.add_(file.tensor(name), alpha=weight)
+    return total.div_(sum(weights)).to(first.dtype)
 
 
 def mean_of_section(files: Sequence[StateFile], section: str) -> Any:

@@ -14,7 +14,7 @@ parameters are multiplied by w before its step and divided by it afterwards (Ass
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,18 @@ class ParameterExchange:
         """Give segments, of which none is under way, other weights, and take parameters for what they divide to."""
         self.weights = weights
         self._biased = set()
+
+    def weights_by_name(self) -> dict[str, float]:
+        """Return the push-sum weight of each parameter."""
+        return {
+            span.name: weight
+            for index, weight in self.weights.items()
+            for span in self._places[index][0].spans
+        }
+
+    def set_weights_by_name(self, weights: Mapping[str, float]) -> None:
+        """Take parameters for what these weights divide to: what `weights_by_name` returned."""
+        self.set_weights({index: weights[self._places[index][0].spans[0].name] for index in self.weights})
 
     def _debias(self, index: int) -> None:
         self._biased.discard(index)
@@ -213,9 +225,12 @@ class ParameterMoment:
         What overlap forward has under way is merged, as the next forward would merge it.
         """
         self.merge_forward()
-        return {exchange.opened.exchange.name: {"weights": exchange.weights} for exchange in self.exchanges}
+        return {
+            exchange.opened.exchange.name: {"weights": exchange.weights_by_name()}
+            for exchange in self.exchanges
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned on this rank."""
         for exchange in self.exchanges:
-            exchange.weights = state[exchange.opened.exchange.name]["weights"]
+            exchange.set_weights_by_name(state[exchange.opened.exchange.name]["weights"])

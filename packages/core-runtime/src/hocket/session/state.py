@@ -90,8 +90,9 @@ def load_mean(session: Session, files: Sequence[StateFile]) -> None:
         CheckpointError: something does not take its state.
     """
     first = files[0]
+    push_weights = [_push_weights(file) for file in files]
     for name, target in flatten({"model": session.tensors()})[1].items():
-        target.copy_(mean_of_tensor(files, name))
+        target.copy_(mean_of_tensor(files, name, [weights.get(name, 1.0) for weights in push_weights]))
     session.begin_equal()
     if not why_no_mean(files, "optimizer"):
         load_into(session.optimizer, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
@@ -100,6 +101,15 @@ def load_mean(session: Session, files: Sequence[StateFile]) -> None:
         if opened.exchange.name in exchanges:
             opened.count_on(exchanges[opened.exchange.name]["round"])
     session.late.load_state_dict(mean_of_section(files, "late"))
+
+
+def _push_weights(file: StateFile) -> dict[str, float]:
+    """Return what each of a model's tensors was divided by: of values x / w, push-sum's mean is sum(x) / sum(w)."""
+    return {
+        f"model/parameters/{name}": weight
+        for exchange in file.read("parameters").values()
+        for name, weight in exchange["weights"].items()
+    }
 
 
 def load_into(given: Any, state: Any, where: str) -> None:
