@@ -7,6 +7,7 @@ but every pair: collectives with compressors, with topologies and with overlaps,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import typing
@@ -32,6 +33,7 @@ __all__ = [
     "asks_topology",
     "choices",
     "everything",
+    "example_of",
     "families",
     "gossip_recipes",
     "is_repeatable",
@@ -160,6 +162,24 @@ def _around(wrappers: Mapping[str, type], inner: Choice, registry: Registry) -> 
             continue  # refused by the component itself, in whatever strategy
         for choice in _switched(name, wrapper, {held: NoCompression()}):
             yield Choice(f"{choice.id}+{inner.id}", {**choice.config, held: inner.config})
+
+
+def example_of(kind: Kind, name: str, registry: Registry | None = None) -> Any:
+    """Build the component of that name, with what it needs and around the first component that it takes.
+
+    Raises:
+        LookupError: no values were found that it takes.
+    """
+    registry = registry or everything()
+    component = registry.resolve(kind, name)
+    held = _held(component)
+    if held is None:
+        return component(**_example(name, component, {}))
+    for inner in choices(kind, registry):
+        given = {held: _built(kind, inner.config, registry)}
+        with contextlib.suppress(LookupError):
+            return component(**_example(name, component, given), **given)
+    raise LookupError(f"{name}: no {kind} was found that it takes")
 
 
 def _built(kind: Kind, config: Config, registry: Registry) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hocket.config.configured import Configured
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -111,7 +113,7 @@ class Channel(ABC):
         """Continue from what `state_dict` returned on this rank."""
 
 
-class Collective(ABC):
+class Collective(Configured, ABC):
     """How contributions are combined; a frozen dataclass whose fields are its configuration."""
 
     #: The slots in which it means something: of "gradients" and "parameters".
@@ -184,14 +186,14 @@ class Collective(ABC):
         """
         return False
 
-    def check_size(self, size: int) -> None:  # noqa: B027 (most are defined for any number)
+    def check_size(self, size: int) -> None:
         """Refuse a number of ranks for which the collective is not defined.
 
         Raises:
             ValueError: `size` is not possible; says what is.
         """
 
-    def check_compressor(self, compressor: Compressor) -> None:  # noqa: B027 (most take any that the flags allow)
+    def check_compressor(self, compressor: Compressor) -> None:
         """Refuse a compressor with which the collective means nothing, beyond what its flags say.
 
         Raises:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hocket.config.configured import Configured
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -95,7 +97,7 @@ class State:
             tensor.copy_(saved[name])
 
 
-class Compressor(ABC):
+class Compressor(Configured, ABC):
     """In what form values travel; a frozen dataclass whose fields are its configuration.
 
     What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `State` that
@@ -153,7 +155,7 @@ class Compressor(ABC):
         return State()
 
     # Empty on purpose: most compressors leave the optimizer alone.
-    def take(  # noqa: B027
+    def take(
         self, segment: Segment, state: Any, terms: Sequence[OptimizerTerms | None], scale: float
     ) -> None:
         """Learn what the optimizer's step would do with the gradients of this round.
@@ -167,9 +169,7 @@ class Compressor(ABC):
         """
 
     # Empty on purpose: most compressors look at one segment at a time.
-    def prepare(  # noqa: B027
-        self, segments: Sequence[Segment], round: int, size: int, scale: float
-    ) -> None:
+    def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
         """Look at all segments, once per round and before any is compressed; may change their `outgoing`.
 
         Args:

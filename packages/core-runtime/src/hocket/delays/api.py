@@ -8,10 +8,12 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.config.configured import Configured
+
 __all__ = ["Delays", "check_seconds"]
 
 
-class Delays(ABC):
+class Delays(Configured, ABC):
     """How long each rank is held up in each step, before its forward.
 
     A frozen dataclass whose fields are its configuration. It holds no state and is told nothing but what is the same on
@@ -29,7 +31,7 @@ class Delays(ABC):
             seed: the run's, for those that draw; 0 to 2**64 - 1.
         """
 
-    def check_size(self, size: int) -> None:  # noqa: B027 (most are defined for any number)
+    def check_size(self, size: int) -> None:
         """Refuse a number of ranks for which these delays are not defined.
 
         Raises:

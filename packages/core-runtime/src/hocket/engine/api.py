@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hocket.config.configured import Configured
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -81,7 +83,7 @@ class Attachment:
     make_optimizer: MakeOptimizer | None
 
 
-class Engine(ABC):
+class Engine(Configured, ABC):
     """How a batch becomes a step; a frozen dataclass whose fields are its configuration.
 
     An engine whose ranks hold whole models implements `open`; one that shares a model out over ranks also implements
@@ -105,7 +107,7 @@ class Engine(ABC):
     def open(self, session: Session) -> Stepper:
         """Make ready to step the session's model, which is whole on every rank; collective."""
 
-    def check_size(self, ranks: int) -> None:  # noqa: B027 (any number, where nothing else is said)
+    def check_size(self, ranks: int) -> None:
         """Refuse a number of ranks for which the engine is not defined.
 
         Raises:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
 from hocket.compressor.none import NoCompression
+from hocket.config.configured import Configured
 from hocket.strategy.scope import Scope, World
 from hocket.strategy.segmentation import Bytes, Segmentation
 from hocket.topology.api import Topology
@@ -42,7 +43,7 @@ class Progress(StrEnum):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Configured):
     """What crosses the wire once at one moment of a training step.
 
     Attributes:

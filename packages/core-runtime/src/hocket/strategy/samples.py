@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hocket.config.configured import Configured
+
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
@@ -47,7 +49,7 @@ class SampleStream(ABC):
         """Receive what others have sent, and give back what the stream holds; collective."""
 
 
-class SampleExchange(ABC):
+class SampleExchange(Configured, ABC):
     """How samples move between ranks; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
+from hocket.config.configured import Configured
 from hocket.strategy.placement import Placement
 
 __all__ = ["Group", "GroupBy", "Leaders", "Scope", "World"]
@@ -21,7 +22,7 @@ class GroupBy(StrEnum):
     HOST = "host"
 
 
-class Scope(ABC):
+class Scope(Configured, ABC):
     """Ranks among which an exchange takes place; a frozen dataclass whose fields are its configuration.
 
     Pure: every rank computes the same answer, and `plan` asks for any number of ranks.

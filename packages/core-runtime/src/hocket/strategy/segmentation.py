@@ -6,10 +6,12 @@ import math
 from abc import ABC
 from dataclasses import dataclass
 
+from hocket.config.configured import Configured
+
 __all__ = ["Bytes", "Layers", "Model", "Segmentation"]
 
 
-class Segmentation(ABC):  # noqa: B024 (a closed family: partition() matches on its members)
+class Segmentation(Configured, ABC):
     """In what pieces a model is exchanged; a frozen dataclass whose fields are its configuration."""
 
 

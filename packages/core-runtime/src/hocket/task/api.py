@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hocket.config.configured import Configured
+
 __all__ = ["Task", "TaskData"]
 
 
@@ -24,7 +26,7 @@ class TaskData:
     valid: Dataset[tuple[Tensor, Tensor]]
 
 
-class Task(ABC):
+class Task(Configured, ABC):
     """A training problem, independent of how many ranks train it.
 
     A task is a frozen dataclass: its fields are its configuration (int, float, str, bool, enums and Optional

@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.config.configured import Configured
 from hocket.transport.peer import Terms
 
 __all__ = ["Neighbours", "Topology"]
@@ -47,7 +48,7 @@ class Neighbours:
             )
 
 
-class Topology(ABC):
+class Topology(Configured, ABC):
     """Who hears from whom; a frozen dataclass whose fields are its configuration.
 
     Pure: every rank computes the same answer from the same arguments, without a message.
