@@ -1,12 +1,19 @@
-"""Start a program on ranks as `hocket run` does: `job.py RANKS FOLDER PROGRAM ...`."""
+"""Start a program on ranks as `hocket run` does: `job.py RANKS FOLDER PROGRAM ...`; FOLDER `-`: made and removed."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import gettempdir
 
+from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import find_mpiexec, launch
 
 if __name__ == "__main__":
     ranks, folder, *program = sys.argv[1:]
-    sys.exit(launch(find_mpiexec(), int(ranks), program, folder=Path(folder)))
+    with ExitStack() as stack:
+        pids = stack.enter_context(job_folder(Path(gettempdir()))) if folder == "-" else Path(folder)
+        variables = stack.enter_context(shared_job_folder())
+        status = launch(find_mpiexec(), int(ranks), program, folder=pids, environment=variables)
+    sys.exit(status)

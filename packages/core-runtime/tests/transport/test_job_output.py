@@ -52,7 +52,7 @@ Please see the FAQ page for debugging suggestions
 
 def filtered(text: str, folder: Path, rule: str = "-", step: int = 7) -> tuple[str, str]:
     """Return what comes through of `text`, given `step` bytes at a time, and the cause that was found."""
-    report, out = Report(folder), []
+    report, out = Report(folder, 3), []
     output = JobOutput(report, rule, out.append)
     data = text.encode()
     for start in range(0, len(data), step):
@@ -103,7 +103,7 @@ def test_other_paragraphs_come_through(tmp_path: Path) -> None:
 
 def test_a_line_that_has_not_ended_comes_through_at_once(tmp_path: Path) -> None:
     out: list[str] = []
-    output = JobOutput(Report(tmp_path), "-", out.append)
+    output = JobOutput(Report(tmp_path, 3), "-", out.append)
     output.feed(b"step 1\rstep 2")
     assert "".join(out) == "step 1\rstep 2"
     output.feed("\rstep 3 \N{CHECK MARK}".encode()[:-1])
@@ -131,7 +131,7 @@ hocket: at step 3, rank 0: gradients.0[0] (allreduce): rank 1 has died; all rank
 def heard(text: str, folder: Path) -> tuple[str, Report, list[str]]:
     """Return what comes through, the report, and a word for each time that the job was ended."""
     ended: list[str] = []
-    report, out = Report(folder, end=lambda: ended.append("ended")), []
+    report, out = Report(folder, 3, end=lambda: ended.append("ended")), []
     output = JobOutput(report, "-", out.append)
     output.feed(text.encode())
     output.close()
@@ -139,6 +139,8 @@ def heard(text: str, folder: Path) -> tuple[str, Report, list[str]]:
 
 
 def test_what_survivors_say_of_a_dead_rank_is_one_sentence_with_what_it_died_of(tmp_path: Path) -> None:
+    for process in range(3):
+        (tmp_path / str(process)).touch()
     through, report, ended = heard(ULFM_KILLED, tmp_path)
     assert through == ""
     assert report.message == (
@@ -146,6 +148,14 @@ def test_what_survivors_say_of_a_dead_rank_is_one_sentence_with_what_it_died_of(
         "(out of memory? the kernel's log would tell); all ranks were ended"
     )
     assert (report.status, ended) == (128 + 9, [])
+
+
+def test_a_rank_killed_before_all_have_joined_ends_the_job(tmp_path: Path) -> None:
+    """Within MPI_Init nobody tells the others, who would wait for it for ever."""
+    (tmp_path / "17").touch()
+    _, report, ended = heard(ULFM_KILLED.split("NBC", maxsplit=1)[0], tmp_path)
+    assert report.message.startswith("rank 1 on vm was killed by SIGKILL")
+    assert ended == ["ended"]
 
 
 def test_survivors_are_heard_where_the_launcher_says_nothing(tmp_path: Path) -> None:

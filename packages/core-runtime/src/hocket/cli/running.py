@@ -20,6 +20,7 @@ from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.observer import TERMINAL_VARIABLE
+from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.joining import launched_ranks, local_ranks
 from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
 
@@ -132,8 +133,9 @@ def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / "config.yaml"), str(folder)]
     program += ["--resume"] if resume else []
     assert run.ranks is not None
-    with tempfile.TemporaryDirectory(prefix="hocket-") as pids:
-        return launch(find_mpiexec(), run.ranks, program, folder=Path(pids), environment=environment)
+    with job_folder(Path(tempfile.gettempdir())) as pids, shared_job_folder() as variables:
+        environment |= variables
+        return launch(find_mpiexec(), run.ranks, program, folder=pids, environment=environment)
 
 
 def _folder(out: Path | None, run: RunConfig) -> Path:

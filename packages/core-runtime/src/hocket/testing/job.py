@@ -14,10 +14,12 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
 
+from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import find_mpiexec
 from hocket.transport.peer import Peer
 
@@ -38,11 +40,13 @@ class Job:
 
     def __init__(self, size: int, modules: Path | None = None) -> None:
         found = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
-        self._folder = TemporaryDirectory(prefix="hocket-job-")
+        self._folders = ExitStack()
+        folder = self._folders.enter_context(job_folder(Path(gettempdir())))
+        variables = self._folders.enter_context(shared_job_folder())
         program = [sys.executable, "-m", "hocket.testing.job"]
         self._process = subprocess.Popen(
-            find_mpiexec().command(size, program, folder=Path(self._folder.name)),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))},
+            find_mpiexec().command(size, program, folder=folder),
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, found))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -87,7 +91,7 @@ class Job:
             self._process.terminate()
             self._process.wait()
         self._process.stdout.close()
-        self._folder.cleanup()
+        self._folders.close()
 
 
 def _serve() -> None:

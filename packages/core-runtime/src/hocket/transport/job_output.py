@@ -18,6 +18,7 @@ _MOST_LINES = 40
 
 # What Open MPI and MPICH print outside of paragraphs.
 _REMARK = re.compile(
+    r"\[\S+:\d+\] PMIX ERROR: |"
     r"Abort\(\d+\) on node \d+|\[proxy:|\[mpiexec@|YOUR APPLICATION TERMINATED WITH|"
     r"This typically refers to a problem with your application|Please see the FAQ page|Abort is in progress|"
     r"NBC_Progress: an error 75|\[warn\] Epoll |\d+ more process(?:es have| has) sent help message help-mpi-(?:ft|api)"
@@ -44,7 +45,8 @@ class Report:
     """Why a job ended, where a rank died without a word of its own.
 
     Attributes:
-        folder: holds a file for each rank, named by its process number, with the rank.
+        folder: holds a file for each rank that has joined, named by its process number, with the rank.
+        ranks: how many the job has.
         cause: a sentence; empty where no rank died so.
         told: whether a rank has given a reason of its own.
         noticed: what another rank said of a dead one; empty where none did.
@@ -53,6 +55,7 @@ class Report:
     """
 
     folder: Path
+    ranks: int
     cause: str = ""
     told: bool = False
     noticed: str = ""
@@ -80,9 +83,14 @@ class Report:
                 self._killed(who, log[1], numbers[0])
             else:
                 self._tell(f"{who} on {log[1]} was killed by a signal ({name})")
+            if not self._all_have_joined():
+                self.end()  # those that start would wait for it for ever: nobody tells them within MPI_Init
         elif exited := _EXITED.search(line):
             self._left(exited[1], exited[2])
             self.end()
+
+    def _all_have_joined(self) -> bool:
+        return len([*self.folder.glob("[0-9]*")]) >= self.ranks
 
     def read(self, paragraph: str) -> bool:
         """Take in a paragraph; return whether it is a launcher's and says nothing more to a reader."""

@@ -196,7 +196,7 @@ def launch(
         process_group=0,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (it takes no lock, and no thread of ours runs yet)
     )
-    report = Report(folder, end=job.terminate)
+    report = Report(folder, ranks, end=job.terminate)
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
         for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
