@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +119,134 @@ def test_weights_of_a_doubly_stochastic_topology_cost_nothing() -> None:
 
     plain = {"parameters": [{"collective": "gossip", "topology": "exponential"}]}
     assert sent("sgp") == sent(plain) == sent("overlap_sgp")
+
+
+SHORT = (torch.float16, torch.bfloat16)
+
+
+def short(dtype: torch.dtype, seed: int = 0) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(16, 4).to(dtype)
+
+
+def steps(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: int = 0
+) -> Iterator[int]:
+    """Step with gradients that are drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    for number in range(count):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        optimizer.step()
+        yield number
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_equal_replicas_of_short_parameters_stay_where_they_are(dtype: torch.dtype, overlap: str) -> None:
+    """With a learning rate of 0, in 100 rounds with weights that change: bit for bit, and their mean too."""
+
+    def run(rank: int) -> tuple[Tensor, Tensor, Tensor, set[float]]:
+        model = short(dtype)
+        before = flat(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        seen: set[float] = set()
+        with hocket.attach(model, optimizer, {"parameters": [exchange(overlap)]}) as session:
+            for _ in steps(model, optimizer, 100, rank):
+                seen |= set(weights_of(session))
+            session.settle()
+            with session.consensus():
+                consensus = flat(model)
+            return before, flat(model), consensus, seen
+
+    for before, after, consensus, seen in on_ranks(SIZE, run):
+        assert torch.equal(after, before)
+        assert torch.equal(consensus, before)
+        assert max(seen) - min(seen) > 0.5
+
+
+@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("dtype", SHORT)
+def test_short_parameters_are_those_of_the_definition_in_float32(dtype: torch.dtype, overlap: str) -> None:
+    """The optimizer steps x rounded; what it adds is added to x."""
+
+    def run(rank: int) -> Tensor:
+        model = short(dtype, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        strategy = {"parameters": [exchange(overlap, segments="model")]}
+        with hocket.attach(model, optimizer, strategy, initial="keep"):
+            list(steps(model, optimizer, 40, rank))
+        return flat(model)
+
+    values = torch.stack([flat(short(dtype, rank)).float() for rank in range(SIZE)])
+    drawn = [torch.Generator().manual_seed(rank) for rank in range(SIZE)]
+    weights, under_way = torch.ones(SIZE, 1), torch.zeros(())
+    for step in range(40):
+        for rank in range(SIZE):
+            gradient = torch.cat([torch.randn(n, generator=drawn[rank]) for n in (64, 4)]).to(dtype)
+            rounded = values[rank].to(dtype)
+            values[rank] += rounded.add(gradient, alpha=-0.01).float() - rounded.float()
+        if step and overlap == "delayed":
+            values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
+        matrix = torch.from_numpy(IrregularDirected().mixing_matrix(SIZE, step, 0)).float()
+        both = torch.cat([values, weights], 1)
+        under_way = matrix @ both - both
+        if overlap != "delayed":
+            values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
+    if overlap == "delayed":
+        values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
+    # One unit in the last place, where sums in another order are rounded.
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        torch.stack(on_ranks(SIZE, run)).float(), values / weights, rtol=unit, atol=unit / 10
+    )
+
+
+@pytest.mark.parametrize("overlap", ["none", "delayed"])
+def test_what_is_written_into_short_parameters_after_a_step_is_what_it_is(overlap: str) -> None:
+    """A mask, the same on all ranks: what is zero stays zero, whatever rounding had left of it."""
+
+    def run(rank: int) -> Tensor:
+        model = short(torch.bfloat16, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with hocket.attach(model, optimizer, {"parameters": [exchange(overlap)]}, initial="keep") as session:
+            for number in steps(model, optimizer, 20, rank):
+                if number == 10:
+                    session.settle()
+                    with torch.no_grad():
+                        model.weight[:, ::2] = 0
+                if number >= 10:
+                    optimizer.param_groups[0]["lr"] = 0.0
+        return model.weight.detach()[:, ::2]
+
+    for masked in on_ranks(SIZE, run):
+        assert not masked.any()
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_look_at_the_mean_and_a_checkpoint_change_nothing_of_short_parameters(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    def run(rank: int, look: bool, load: bool) -> Tensor:
+        model = short(dtype, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with hocket.attach(model, optimizer, {"parameters": [exchange("none")]}, initial="keep") as session:
+            if load:
+                session.load(tmp_path)
+                assert session.step == 5
+            else:
+                list(steps(model, optimizer, 5, rank))
+                if look:
+                    session.save(tmp_path)
+                    with session.consensus():
+                        pass
+            list(steps(model, optimizer, 5, rank + SIZE))
+        return flat(model)
+
+    for how in ((True, False), (False, True)):
+        for own, expected in zip(
+            on_ranks(SIZE, lambda rank, how=how: run(rank, *how)),
+            on_ranks(SIZE, lambda rank: run(rank, False, False)),
+            strict=True,
+        ):
+            assert torch.equal(own, expected)

@@ -36,9 +36,13 @@ class Consensus:
             # Push-sum keeps the mean of its values, not of what they are divided to.
             self._parameters = session.phase.parameters
             self._parameters.before_step()
+            self._push_sums = self._parameters.push_sums()
             for tensor in self._tensors:
                 _set_to_mean(tensor, session.control)
-            self._push_weights = self._parameters.reset_weights()
+            for unrounded in self._parameters.unrounded():
+                _set_to_mean(unrounded.value, session.control)
+                unrounded.show()
+            self._parameters.reset_weights()
 
     def __enter__(self) -> None:
         return None
@@ -49,7 +53,7 @@ class Consensus:
         with torch.no_grad():
             for tensor, own in zip(self._tensors, self._own, strict=True):
                 tensor.copy_(own)
-        self._parameters.restore_weights(self._push_weights)
+        self._parameters.restore(self._push_sums)
 
 
 def distance_from_mean(session: Session) -> float:

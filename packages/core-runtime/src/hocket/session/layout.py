@@ -38,6 +38,7 @@ class Layout:
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
         own_incoming: whether what comes back has another buffer than what is sent.
         casts: whether what came back is kept a second time, in the parameters' own dtype.
+        unrounded: whether values are kept besides the parameters, in the dtype of the wire.
     """
 
     spans: tuple[Span, ...]
@@ -46,6 +47,7 @@ class Layout:
     own_outgoing: bool
     own_incoming: bool
     casts: bool
+    unrounded: bool = False
 
     @property
     def data_numel(self) -> int:
@@ -66,7 +68,8 @@ class Layout:
     def memory_bytes(self) -> int:
         """Bytes of the buffers that the exchange allocates for it."""
         cast_bytes = self.data_numel * self.spans[0].dtype.itemsize if self.casts else 0
-        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes
+        unrounded_bytes = self.data_numel * self.dtype.itemsize if self.unrounded else 0
+        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + unrounded_bytes
 
 
 def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
@@ -112,6 +115,7 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
         own_outgoing=own,
         own_incoming=not in_place,
         casts=False,
+        unrounded=weighted and dtype != spans[0].dtype,
     )
 
 

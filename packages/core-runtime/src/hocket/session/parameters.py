@@ -8,7 +8,8 @@
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 
 Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
-parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1).
+parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). Of
+float16 and bfloat16 parameters x is kept in float32, and what the optimizer changes is added to it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from hocket.errors import NonFiniteError, some
 from hocket.segment.segment import Segment
 from hocket.session.exchanging import OpenExchange
 from hocket.session.layout import WEIGHT
+from hocket.session.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
 
-__all__ = ["ParameterExchange", "ParameterMoment"]
+__all__ = ["ParameterExchange", "ParameterMoment", "PushSums"]
+
+#: An exchange's push-sum weights, and the values for which parameters are too short, by the segment's index.
+PushSums = tuple[dict[int, float], dict[int, Tensor]]
 
 
 class ParameterExchange:
@@ -50,6 +55,12 @@ class ParameterExchange:
         self.weights: dict[int, float] = {}
         if opened.exchange.carries_weight:
             self.weights = dict.fromkeys(self._places, 1.0)
+        #: What x is, by the segment's index, where parameters are too short for it.
+        self.unrounded = {
+            i: Unrounded(target, segment.outgoing.dtype)
+            for i, (segment, target) in places
+            if i in self.weights and segment.outgoing.dtype != target.dtype
+        }
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
 
@@ -57,7 +68,9 @@ class ParameterExchange:
         """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
         for index in self.weights.keys() - self._biased:
             self._biased.add(index)
-            if self.weights[index] != 1.0:
+            if index in self.unrounded:
+                self.unrounded[index].bias(self.weights[index])
+            elif self.weights[index] != 1.0:
                 self._places[index][1].mul_(self.weights[index])
 
     def debias(self) -> None:
@@ -66,26 +79,41 @@ class ParameterExchange:
             if self.overlap is not Overlap.FORWARD or not self.opened.started(self._places[index][0]):
                 self._debias(index)
 
-    def set_weights(self, weights: dict[int, float]) -> None:
-        """Give segments, of which none is under way, other weights, and take parameters for what they divide to."""
+    def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:
+        """Give segments, of which none is under way, other weights, and take parameters for what they divide to.
+
+        Args:
+            weights: by the segment's index.
+            values: what `values` returned, where parameters are too short for them.
+        """
         self.weights = weights
         self._biased = set()
+        for index, value in (values or {}).items():
+            self.unrounded[index].value.copy_(value)
 
-    def weights_by_name(self) -> dict[str, float]:
-        """Return the push-sum weight of each parameter."""
+    def values(self) -> dict[int, Tensor]:
+        """Return copies of what parameters are too short for, by the segment's index."""
+        return {index: unrounded.value.clone() for index, unrounded in self.unrounded.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return each parameter's push-sum weight, and the values for which parameters are too short."""
+        places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
         return {
-            span.name: weight
-            for index, weight in self.weights.items()
-            for span in self._places[index][0].spans
+            "weights": {span.name: weight for weight, segment in places for span in segment.spans},
+            "values": {str(index): value for index, value in self.values().items()},
         }
 
-    def set_weights_by_name(self, weights: Mapping[str, float]) -> None:
-        """Take parameters for what these weights divide to: what `weights_by_name` returned."""
-        self.set_weights({index: weights[self._places[index][0].spans[0].name] for index in self.weights})
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take parameters for what the push-sums that `state_dict` returned are divided to."""
+        firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
+        weights = {index: state["weights"][name] for index, name in firsts.items()}
+        self.set_weights(weights, {int(index): value for index, value in state["values"].items()})
 
     def _debias(self, index: int) -> None:
         self._biased.discard(index)
-        if self.weights[index] != 1.0:
+        if index in self.unrounded:
+            self.unrounded[index].debias(self.weights[index])
+        elif self.weights[index] != 1.0:
             self._places[index][1].div_(self.weights[index])
 
     def start(self, step: int) -> None:
@@ -99,7 +127,9 @@ class ParameterExchange:
         for index, (segment, target) in self._places.items():
             if not self.opened.channel.finds_nonfinite(segment):
                 self._refuse_nonfinite(segment, target)
-            if index not in self._sent:
+            if index in self.unrounded:
+                segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
+            elif index not in self._sent:
                 segment.outgoing[: segment.numel].copy_(target)
             if self.weights:
                 segment.outgoing_companions[WEIGHT] = self.weights[index]
@@ -121,7 +151,11 @@ class ParameterExchange:
         if self.weights:
             # With overlap delayed nothing has changed the weight since it was sent.
             self.weights[index] = float(segment.incoming_companions[WEIGHT])
-        self._take(segment, target)
+        if index in self.unrounded:
+            self._take(segment, self.unrounded[index].step())
+            self.unrounded[index].show()
+        else:
+            self._take(segment, target)
         if index in self._biased and self.overlap is Overlap.FORWARD:
             self._debias(index)
         if self.opened.idle:
@@ -191,17 +225,23 @@ class ParameterMoment:
                     exchange.merge_all()
             exchange.debias()
 
-    def reset_weights(self) -> list[dict[int, float]]:
-        """Take parameters as they are for what push-sum's values are divided to, of weight 1; return the weights."""
-        weights = [exchange.weights for exchange in self.exchanges]
+    def unrounded(self) -> list[Unrounded]:
+        """Return the push-sum values for which parameters are too short."""
+        return [unrounded for exchange in self.exchanges for unrounded in exchange.unrounded.values()]
+
+    def push_sums(self) -> list[PushSums]:
+        """Return the weights and copies of the values for which parameters are too short, by exchange."""
+        return [(exchange.weights, exchange.values()) for exchange in self.exchanges]
+
+    def reset_weights(self) -> None:
+        """Take parameters as they are for what push-sum's values are divided to, of weight 1."""
         for exchange in self.exchanges:
             exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
-        return weights
 
-    def restore_weights(self, weights: Sequence[dict[int, float]]) -> None:
-        """Take parameters as they are for what push-sum's values are divided to, of these weights."""
-        for exchange, own in zip(self.exchanges, weights, strict=True):
-            exchange.set_weights(own)
+    def restore(self, push_sums: Sequence[PushSums]) -> None:
+        """Take parameters as they are for what these push-sums, from `push_sums`, are divided to."""
+        for exchange, (weights, values) in zip(self.exchanges, push_sums, strict=True):
+            exchange.set_weights(weights, values)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -225,12 +265,9 @@ class ParameterMoment:
         What overlap forward has under way is merged, as the next forward would merge it.
         """
         self.merge_forward()
-        return {
-            exchange.opened.exchange.name: {"weights": exchange.weights_by_name()}
-            for exchange in self.exchanges
-        }
+        return {exchange.opened.exchange.name: exchange.state_dict() for exchange in self.exchanges}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned on this rank."""
         for exchange in self.exchanges:
-            exchange.set_weights_by_name(state[exchange.opened.exchange.name]["weights"])
+            exchange.load_state_dict(state[exchange.opened.exchange.name])
