@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections import Counter
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
+from hocket.checkpoint.mean import mean_of_section
 from hocket.checkpoint.tensor_file import StateFile, write_state
 from hocket.errors import CheckpointError
 
@@ -127,6 +129,47 @@ def long_lists(draw: st.DrawFn) -> Any:
 @given(state=st.dictionaries(_KEYS, st.one_of(long_lists(), st.lists(long_lists(), max_size=2)), max_size=3))
 def test_long_lists(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     assert same(through_a_file(state, tmp_path_factory.getbasetemp()), pythonic(state))
+
+
+_ODD_TEXT = st.text(st.characters(exclude_categories=()), max_size=4)
+_ODD = st.one_of(
+    _LEAVES, long_lists(), _ODD_TEXT, st.complex_numbers(), st.binary(), st.sets(st.integers(), min_size=1)
+)
+
+
+@settings(max_examples=100)
+@given(
+    state=st.recursive(
+        _ODD, lambda inner: st.one_of(st.lists(inner), st.dictionaries(_ODD_TEXT, inner)), max_leaves=8
+    ),
+    depth=st.sampled_from([0, 10, 1000]),
+)
+def test_it_comes_back_or_is_not_written(
+    tmp_path_factory: pytest.TempPathFactory, state: Any, depth: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "rank-0000.safetensors"
+    path.unlink(missing_ok=True)
+    for _ in range(depth):
+        state = [state]
+    try:
+        loaded = through_a_file(state, path.parent)
+    except CheckpointError:
+        assert not path.exists()
+    else:
+        assert same(loaded, pythonic(state))
+
+
+def test_several_ranks_lists_have_no_mean(tmp_path: Path) -> None:
+    """Long ones are the first rank's, as short ones are: they are no tensors to whoever has saved them."""
+    with contextlib.ExitStack() as stack:
+        files = []
+        for rank in range(2):
+            write_state(
+                tmp_path / f"{rank}",
+                {"state": {"list": [float(rank)] * 300, "tensor": torch.tensor(float(rank))}},
+            )
+            files.append(stack.enter_context(StateFile(tmp_path / f"{rank}")))
+        assert mean_of_section(files, "state") == {"list": [0.0] * 300, "tensor": torch.tensor(0.5)}
 
 
 def pythonic(state: Any) -> Any:

@@ -144,7 +144,10 @@ def keep_newest(folder: Path, count: int, run: str) -> None:
             kept.append(path.name)
             continue
         going = path.with_name(f"{path.name}-{run}.unfinished")
-        path.rename(going)
+        try:
+            path.rename(going)
+        except FileNotFoundError:  # where files cannot be locked, another job may have removed it
+            continue
         sync_folder(folder)
         shutil.rmtree(going)
     if kept:
