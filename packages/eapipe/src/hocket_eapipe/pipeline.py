@@ -82,13 +82,8 @@ class Pipeline(Engine):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # In code the enums are written by their values, as in a file; and a configuration is hashed by its fields.
-        for name, kind in (("policy", Policy), ("balance", Balance), ("buffers", Buffers)):
-            value = getattr(self, name)
-            if value not in list(kind):
-                raise ValueError(f"{name}: {value!r} is none of {', '.join(kind)}")
-            object.__setattr__(self, name, kind(value))
         if self.cuts is not None:
+            # A configuration is hashed by its fields.
             object.__setattr__(self, "cuts", tuple(self.cuts))
         for name in ("stages", "pipelines", "tau", "micro_batches"):
             value = getattr(self, name)
