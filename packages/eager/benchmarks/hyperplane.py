@@ -114,7 +114,6 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
 
     import hocket
     from hocket.task import Hyperplane
-    from hocket.task.shard import ShardSampler, loader
 
     torch.set_num_threads(1)
     task = Hyperplane()
@@ -122,16 +121,15 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
     torch.manual_seed(SEED)
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    sampler = ShardSampler(len(data.train), BATCH // peer.size, peer.rank, peer.size, SEED)
+    loader = hocket.loader(data.train, BATCH // peer.size, seed=SEED)
     delays = RandomSubset(1, delay_s)
     barrier = peer.lane("start")
     with hocket.attach(model, optimizer, hocket.compose(*SIDES[side]), peer=peer) as session:
         barrier.ibarrier().wait()
         start_s = peer.now()
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
+        for _ in range(epochs):
             # Not `session.data`, at the end of which ranks wait for each other: all have as many batches.
-            for batch in loader(data.train, sampler):
+            for batch in loader:
                 peer.sleep(float(delays.of_step(session.step, peer.size, SEED)[peer.rank]))
                 optimizer.zero_grad()
                 task.loss(model(batch[0]), batch[1]).backward()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
 from hocket.errors import HocketError
-from hocket.task import ShardSampler, TensorSamples, loader
+from hocket.task import TensorSamples
 from hocket.testing.job import Job
 from hocket.testing.samples import SamplesConformance
 from hocket.transport.network import NetworkModel
@@ -84,9 +84,8 @@ def test_data_that_the_ranks_do_not_divide(num_samples: int, ranks: int, batch_s
     epochs = ranks + 1
 
     def body() -> list[Any]:
-        rank = hocket.join().rank
         samples = TensorSamples(torch.arange(num_samples)[:, None], torch.arange(num_samples))
-        own = loader(samples, ShardSampler(num_samples, batch_size, rank, ranks, seed=3))
+        own = hocket.loader(samples, batch_size, seed=3)
         seen: list[Any] = []
         train_on(own, epochs, lambda batch: seen.extend(batch[1].tolist()), "gossipgrad.random")
         return seen

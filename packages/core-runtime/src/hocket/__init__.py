@@ -2,6 +2,7 @@
 
     import hocket
     strategy = hocket.compose("agd")
+    loader = hocket.loader(dataset, 32)
     with hocket.attach(model, optimizer, strategy) as session:
         for x, y in session.data(loader):
             optimizer.zero_grad(); loss(model(x), y).backward(); optimizer.step()
@@ -21,12 +22,23 @@ if TYPE_CHECKING:
     from hocket.session import Session, attach
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
+    from hocket.task.loading import loader
     from hocket.transport import join
     from hocket.transport.virtual import World as virtual  # noqa: N813
 
 __version__ = version("hocket-core")
 
-__all__ = ["Session", "Strategy", "Trace", "__version__", "attach", "compose", "join", "virtual"]
+__all__ = [
+    "Session",
+    "Strategy",
+    "Trace",
+    "__version__",
+    "attach",
+    "compose",
+    "join",
+    "loader",
+    "virtual",
+]
 
 _HOMES = {
     "Session": ("hocket.session", "Session"),
@@ -34,6 +46,7 @@ _HOMES = {
     "Trace": ("hocket.observation", "Trace"),
     "attach": ("hocket.session", "attach"),
     "compose": ("hocket.strategy", "compose"),
+    "loader": ("hocket.task.loading", "loader"),
     "join": ("hocket.transport", "join"),
     "virtual": ("hocket.transport.virtual", "World"),
 }

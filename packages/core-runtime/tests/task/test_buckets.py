@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.task import BucketSampler, Hyperplane, ShardSampler, Videos, sampler_for
+from hocket.task import BucketSampler, ShardSampler
 from hocket.task.videos import video_lengths
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=200).map(lambda lengths: np.array(lengths, dtype=np.int64))
@@ -78,18 +77,3 @@ def test_a_resumed_sampler_goes_on() -> None:
     resumed = BucketSampler(np.arange(50) % 9 + 1, 3, 1, 2, seed=0)
     resumed.load_state_dict(sampler.state_dict())
     assert read + list(resumed) == list(sampler)
-
-
-@pytest.mark.parametrize(
-    ("task", "kind"),
-    [(Videos(train_samples=20, valid_samples=2), BucketSampler), (Hyperplane(3), ShardSampler)],
-)
-def test_samples_of_different_lengths_get_buckets(
-    task: Videos | Hyperplane, kind: type[ShardSampler]
-) -> None:
-    train = task.data(seed=0).train
-    sampler = sampler_for(train, 4, 1, 2, seed=5)
-    assert type(sampler) is kind
-    assert (sampler.num_samples, sampler.batch_size, sampler.rank, sampler.size, sampler.seed) == (
-        len(train), 4, 1, 2, 5
-    )  # fmt: skip

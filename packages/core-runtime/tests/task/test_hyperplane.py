@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
-from hocket.task import BatchedSamples, Hyperplane, ShardSampler, loader
+from hocket.task import BatchedSamples, Hyperplane, loader
 
 SMALL = Hyperplane(dimensions=20, train_samples=2000, valid_samples=1000)
 
@@ -36,7 +36,7 @@ def test_defaults_are_the_papers_sizes() -> None:
 def test_a_sample_and_a_batch_have_the_shapes_that_a_loader_expects() -> None:
     samples = SMALL.data(seed=0).train
     assert [tensor.shape for tensor in samples[3]] == [(20,), (1,)]
-    batch = next(iter(loader(samples, ShardSampler(2000, 32, 1, 4, seed=0))))
+    batch = next(iter(loader(samples, 32)))
     assert [tensor.shape for tensor in batch] == [(32, 20), (32, 1)]
 
 

@@ -4,12 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 
-from hocket.task import ShardSampler, TensorSamples, loader
+from hocket.task import ShardSampler
 
 sizes = st.fixed_dictionaries(
     {
@@ -85,6 +83,16 @@ def test_resume_yields_the_rest_of_the_epoch(arguments, epoch, data):
     assert list(resumed) == whole, "a position holds once"
 
 
+@given(sizes)
+def test_drop_last_leaves_out_the_ragged_global_batch(arguments):
+    whole = arguments["num_samples"] // (arguments["batch_size"] * arguments["size"])
+    for rank in range(arguments["size"]):
+        sampler = ShardSampler(**arguments, rank=rank, drop_last=True)
+        batches = list(sampler)
+        assert batches == list(ShardSampler(**arguments, rank=rank))[:whole]
+        assert len(batches) == len(sampler) == whole
+
+
 def test_position_of_another_epoch_is_forgotten():
     sampler = ShardSampler(num_samples=20, batch_size=3, rank=0, size=2, seed=1)
     expected = read(ShardSampler(num_samples=20, batch_size=3, rank=0, size=2, seed=1), epoch=5)
@@ -119,19 +127,6 @@ def test_order_is_a_fair_permutation():
     assert np.all(np.abs(counts - 500) < 5 * np.sqrt(3000 * (1 / 6) * (5 / 6)))
 
 
-def test_global_generators_neither_matter_nor_move():
-    np.random.seed(0)
-    torch.manual_seed(0)
-    samples = TensorSamples(torch.arange(10.0), torch.arange(10))
-    sampler = ShardSampler(num_samples=10, batch_size=2, rank=0, size=1, seed=3)
-    state = torch.get_rng_state()
-    first = [targets.tolist() for _, targets in loader(samples, sampler)]
-
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(1)
-    assert [targets.tolist() for _, targets in loader(samples, sampler)] == first
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -160,42 +155,3 @@ def test_position_beyond_the_epoch_is_refused(position):
 def test_negative_epoch_is_refused():
     with pytest.raises(ValueError, match="epoch is -1"):
         ShardSampler(num_samples=10, batch_size=2, rank=0, size=2, seed=0).set_epoch(-1)
-
-
-class Squares(Dataset):
-    """A map-style dataset that knows single samples only."""
-
-    def __len__(self):
-        return 11
-
-    def __getitem__(self, index: int):
-        return torch.tensor([float(index)]), index**2
-
-
-@pytest.mark.parametrize(
-    "dataset",
-    [Squares(), TensorSamples(torch.arange(11.0).unsqueeze(1), torch.arange(11) ** 2)],
-    ids=["sample by sample", "in memory"],
-)
-def test_loader_reads_the_samplers_batches(dataset):
-    sampler = ShardSampler(num_samples=11, batch_size=2, rank=1, size=2, seed=0)
-    batches = loader(dataset, sampler)
-
-    assert len(batches) == len(sampler)
-    for indices, (inputs, targets) in zip(list(sampler), batches, strict=True):
-        assert inputs.dtype == torch.float32
-        assert inputs.tolist() == [[index] for index in indices]
-        assert targets.dtype == torch.int64
-        assert targets.tolist() == [index**2 for index in indices]
-
-
-@pytest.mark.parametrize("dataset", [Squares(), TensorSamples(torch.arange(11.0), torch.arange(11))])
-def test_position_follows_the_batches_that_the_loader_has_given(dataset):
-    sampler = ShardSampler(num_samples=11, batch_size=2, rank=0, size=2, seed=0)
-    for num_given, _ in enumerate(loader(dataset, sampler), start=1):
-        assert sampler.state_dict()["position"] == num_given
-
-
-def test_loader_refuses_a_sampler_of_other_samples():
-    with pytest.raises(ValueError, match="a sampler of 10 samples does not fit 11 samples"):
-        loader(Squares(), ShardSampler(num_samples=10, batch_size=2, rank=0, size=1, seed=0))

@@ -81,13 +81,22 @@ class TrainingSession(ABC):
             What the batch gave; None where another rank has the model's output.
         """
 
-    def data(self, loader: Iterable[Any], weight: Callable[[Any], float] | None = None) -> SessionData:
+    def data(
+        self,
+        loader: Iterable[Any],
+        weight: Callable[[Any], float] | None = None,
+        *,
+        same_batches: bool = False,
+    ) -> SessionData:
         """Iterate over `loader`, as often on every rank as on the one with most batches.
 
         Args:
-            loader: this rank's batches.
+            loader: this rank's batches; `hocket.loader` shares the samples out.
             weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
-                by samples. Without it every batch counts the same, as in DistributedDataParallel.
+                by samples, as `hocket.loader` does by itself. Without either every batch counts the same, as in
+                DistributedDataParallel.
+            same_batches: whether ranks are meant to read the same batches; else a warning says so, where the first
+                ones are equal.
 
         With an exchange of samples batches travel from rank to rank, and the loader is the same one in every epoch; the
         first call is collective then.
@@ -97,15 +106,15 @@ class TrainingSession(ABC):
         """
         exchange = self.strategy.samples
         if exchange is None:
-            return SessionData(self, loader, weight)
+            return SessionData(self, loader, weight, same_batches)
         if self._streamed is None:
-            self._streamed = StreamedSamples(exchange, loader, self.peer)
+            self._streamed = StreamedSamples(exchange, loader, self.peer, self.data_rank, self.data_size)
         elif loader is not self._streamed.loader:
             raise HocketError(
                 "session.data was given another loader than before, and with samples in the strategy the first one's "
                 "batches travel from epoch to epoch: make one loader before the loop over epochs"
             )
-        return SessionData(self, self._streamed, weight)
+        return SessionData(self, self._streamed, weight, same_batches)
 
     @property
     @abstractmethod

@@ -8,19 +8,32 @@ schedulers, scalers and EMA copies stay in step on all ranks.
 
 from __future__ import annotations
 
+import logging
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hocket.errors import UserError
+from hocket.session.first_batches import check_facts, fingerprint, warn_of_shares
 from hocket.session.passes import END, Pass
+from hocket.session.reading import Reading
 from hocket.session.streaming import StreamedSamples, StreamPass
 
 if TYPE_CHECKING:
     from hocket.session.base import TrainingSession
 
 __all__ = ["SessionData"]
+
+_log = logging.getLogger("hocket")
+
+_TWO_PASSES = (
+    "another pass over session.data has begun within this one (zip of two session.data, or a loop within a loop), and "
+    "each counts the session's steps. Read both loaders in one pass: "
+    "`for a, b in session.data(zip(first_loader, second_loader))`, with the zip made anew for each pass"
+)
 
 
 class SessionData:
@@ -30,7 +43,9 @@ class SessionData:
         session: takes part in the exchanges of batches that were skipped.
         loader: any iterable of batches, or samples that travel; with a length on every rank, the ranks agree once
             per iteration, else before each batch.
-        weight: how much a batch counts in the step's means, relative to 1; one each where None.
+        weight: how much a batch counts in the step's means, relative to 1; where None as the loader says, if it is
+            hocket's, and else 1.
+        same_batches: whether ranks are meant to read the same batches.
     """
 
     def __init__(
@@ -38,19 +53,22 @@ class SessionData:
         session: TrainingSession,
         loader: Iterable[Any] | StreamedSamples,
         weight: Callable[[Any], float] | None,
+        same_batches: bool = False,
     ) -> None:
         self._session = session
         self._loader = loader
         self._weight = weight
+        self._same_batches = same_batches
         self._borrowed: Any = None
 
     def __len__(self) -> int:
-        """Return this rank's own number of batches.
+        """Return the loader's number of batches, for the share of the samples that this rank reads.
 
         Raises:
             TypeError: the loader has no length.
         """
-        return len(self._loader)  # type: ignore[arg-type]
+        with Reading(self._session.data_rank, self._session.data_size, self._session.passes.ended):
+            return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
         current = self._begin()
@@ -58,19 +76,57 @@ class SessionData:
             for _ in self._common_steps(current):
                 has_batch = current.advance()
                 batch = self._borrowed if current.last is END else current.last
-                weight = 0.0
-                if has_batch:
-                    weight = 1.0 if self._weight is None else float(self._weight(batch))
-                self._session.begin_batch(weight)
+                self._session.begin_batch(self._weigh(batch, current) if has_batch else 0.0)
                 yield batch
+                if current.superseded:
+                    raise UserError(_TWO_PASSES)
                 self._session.end_batch()
+            self._tell(current)
         finally:
             self._session.passes.end(current)
 
     def _begin(self) -> Pass | StreamPass:
+        session = self._session
         if isinstance(self._loader, StreamedSamples):
-            return self._session.passes.begin_streamed(self._loader)
-        return self._session.passes.begin(self._loader)
+            return session.passes.begin_streamed(self._loader)
+        return session.passes.begin(self._loader, session.data_rank, session.data_size)
+
+    def _weigh(self, batch: Any, current: Pass | StreamPass) -> float:
+        """Return how much a batch counts.
+
+        Raises:
+            UserError: nobody can compute with what the weight function has returned.
+        """
+        if self._weight is None:
+            return 1.0 if current.weight is None else current.weight
+        given = self._weight(batch)
+        try:
+            weight = float(given)
+        except (TypeError, ValueError, RuntimeError):
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            name = getattr(self._weight, "__qualname__", repr(self._weight))
+            raise UserError(
+                f"rank {self._session.rank}: the weight of batch {current.num_steps} of this pass over session.data, "
+                f"at step {self._session.step}, is {given!r}, which weight={name} returned: let it return how much the "
+                "batch counts relative to 1, a finite number, 0 or more"
+            )
+        return weight
+
+    def _tell(self, current: Pass | StreamPass) -> None:
+        """Say what was odd in a pass that has come to its end."""
+        if current.num_steps == 0:
+            _log.warning(
+                "rank %d: a pass over session.data gave no batch on any rank. An iterator (zip, map, a generator) can "
+                "be read once: make it anew for each pass",
+                self._session.rank,
+            )
+        elif current.reading.unweighed and self._weight is None:
+            _log.warning(
+                "rank %d: the batches of hocket.loader differ in size, and were read through an iterable that hides "
+                "which is which, so that each counted the same: give session.data(..., weight=...)",
+                self._session.rank,
+            )
 
     def _common_steps(self, current: Pass | StreamPass) -> Iterator[None]:
         """Yield once for each step that any rank still has a batch for."""
@@ -94,18 +150,24 @@ class SessionData:
 
     def _lengths(self, current: Pass | StreamPass) -> list[int | None]:
         """Return every rank's number of batches, None where it is not known; lends a batch to who has none."""
+        session, peer = self._session, self._session.peer
         has_any = current.num_read > 0
         try:
             length: int | None = len(self) if has_any else 0
         except TypeError:
             length = None
-        peer = self._session.peer
-        told = peer.gather([length, has_any])
-        having = [rank for rank, (_, has) in enumerate(told) if has]
-        if having and len(having) < peer.size:
-            self._borrow(having[0], current.first)
+        compares = not (session.passes.compared or self._same_batches)
+        mark = fingerprint(current.first) if compares and current.first is not END else None
+        told = peer.gather([length, has_any, current.reading.facts, session.data_rank, mark])
+        lengths, having, facts, shares, marks = zip(*told, strict=True)
+        check_facts(facts)
+        session.passes.compared = True
+        if peer.rank == 0:
+            warn_of_shares(list(zip(shares, marks, strict=True)))
+        if any(having) and not all(having):
+            self._borrow(having.index(True), current.first)
         current.first = END
-        return [length for length, _ in told]
+        return list(lengths)
 
     def _borrow(self, lender: int, batch: Any) -> None:
         peer = self._session.peer

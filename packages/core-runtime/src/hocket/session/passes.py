@@ -22,6 +22,7 @@ import torch
 from hocket import randomness
 from hocket.errors import CheckpointError
 from hocket.randomness import RandomState
+from hocket.session.reading import Reading
 
 if TYPE_CHECKING:
     from hocket.session.streaming import StreamedSamples, StreamPass
@@ -37,6 +38,7 @@ class Pass:
 
     Args:
         loader: any iterable of batches.
+        reading: is in force whenever the loader is read.
         saved: what `state_dict` returned, to continue.
         now: the random states that training goes on from, with `saved`.
 
@@ -46,15 +48,25 @@ class Pass:
         first: the first that this process has read, until somebody sets it to END.
         num_steps: how many have been handed out, repetitions of the last one included.
         num_read: how many the loader has given.
+        weight: how much the last batch counts; None where its loader has not said so.
+        superseded: whether another pass of the session has begun since.
 
     Raises:
         CheckpointError: the loader is not the one that was saved.
     """
 
     def __init__(
-        self, loader: Iterable[Any], saved: Mapping[str, Any] | None = None, now: RandomState | None = None
+        self,
+        loader: Iterable[Any],
+        reading: Reading,
+        saved: Mapping[str, Any] | None = None,
+        now: RandomState | None = None,
     ) -> None:
         self._loader: Any = loader
+        self.reading = reading
+        self.weight: float | None = None
+        self.superseded = False
+        self._weight_following: float | None = None
         self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.last: Any = END
         self.num_steps = self.num_read = 0
@@ -62,7 +74,8 @@ class Pass:
         if saved is None:
             self._generators = [generator.get_state() for generator in own_generators(loader)]
             self._start = self._before_newest = randomness.read(cuda=True)
-            self._batches = iter(loader)
+            with reading:
+                self._batches = iter(loader)
             self.first = self.following = self._read()
         else:
             assert now is not None
@@ -74,13 +87,19 @@ class Pass:
         self.num_steps += 1
         if self.following is END:
             return False
-        self.last, self.following = self.following, self._read()
+        self._hand_out()
         return True
+
+    def _hand_out(self) -> None:
+        self.weight = self._weight_following
+        self.last, self.following = self.following, self._read()
 
     def _read(self) -> Any:
         before = randomness.read(self._before_newest, cuda=True)
         state = self._loader.state_dict() if self._has_state else None
-        batch = next(self._batches, END)
+        with self.reading:
+            batch = next(self._batches, END)
+        self._weight_following = self.reading.take_weight()
         if batch is not END:
             self.num_read += 1
             self._before_newest, self._loader_state = before, state
@@ -113,10 +132,13 @@ class Pass:
             generator.set_state(state)
         if jumps:
             self._loader.load_state_dict(saved["loader"])
-        self._batches = iter(self._loader)
+        with self.reading:
+            self._batches = iter(self._loader)
         self.first = END
         for number in range(0 if jumps else num_read - 1):
-            batch = next(self._batches, END)
+            with self.reading:
+                batch = next(self._batches, END)
+            self.reading.take_weight()
             self.first = batch if number == 0 else self.first
             if batch is END:
                 raise CheckpointError(
@@ -128,7 +150,7 @@ class Pass:
         self.first = self.following if self.first is END else self.first
         self.num_read = num_read
         if self.num_steps >= num_read > 0:
-            self.last, self.following = self.following, self._read()
+            self._hand_out()
 
 
 class Passes:
@@ -136,10 +158,12 @@ class Passes:
 
     Attributes:
         ended: how many; in a loop over epochs the number, from 0, of the epoch under way or about to begin.
+        compared: whether the ranks have compared their first batches.
     """
 
     def __init__(self) -> None:
         self.ended = 0
+        self.compared = False
         self._current: Pass | StreamPass | None = None
         self._streamed: StreamedSamples | None = None
         self._to_continue: tuple[Mapping[str, Any], RandomState] | None = None
@@ -149,15 +173,22 @@ class Passes:
         """Whether a pass has begun and not ended."""
         return self._current is not None
 
-    def begin(self, loader: Iterable[Any]) -> Pass:
-        """Begin a pass, or continue the one that was loaded."""
+    def begin(self, loader: Iterable[Any], rank: int, size: int) -> Pass:
+        """Begin a pass, or continue the one that was loaded.
+
+        Args:
+            loader: any iterable of batches.
+            rank, size: which share of the samples is read, and of how many.
+        """
+        self._supersede()
         saved, now = self._to_continue or ({}, None)
         self._to_continue = None
-        self._current = begun = Pass(loader, saved.get("current"), now)
+        self._current = begun = Pass(loader, Reading(rank, size, self.ended), saved.get("current"), now)
         return begun
 
     def begin_streamed(self, samples: StreamedSamples) -> StreamPass:
         """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
+        self._supersede()
         self._streamed = samples
         if self._to_continue is None:
             begun = samples.begin()
@@ -166,6 +197,12 @@ class Passes:
             begun = samples.resume(saved["streamed"], saved["current"], now)
         self._current = begun
         return begun
+
+    def _supersede(self) -> None:
+        """Count a pass as ended whose iterator somebody still holds."""
+        if self._current is not None:
+            self._current.superseded = True
+            self.end(self._current)
 
     def end(self, ended: Pass | StreamPass) -> None:
         """Take note that a pass is over, be it before its last batch."""

@@ -14,6 +14,7 @@ import torch
 from hocket import randomness
 from hocket.randomness import RandomState
 from hocket.session.passes import END, own_generators
+from hocket.session.reading import Reading
 from hocket.strategy.samples import SampleExchange, SampleStream
 from hocket.transport.peer import Peer
 
@@ -28,16 +29,25 @@ class StreamPass:
 
     Args:
         stream: begins an epoch now; collective.
+        reading: is in force whenever the stream is read.
         saved: what `state_dict` returned, to continue.
     """
 
-    def __init__(self, stream: SampleStream, saved: Mapping[str, Any] | None = None) -> None:
+    #: Nothing says how many samples a batch has that came from another rank.
+    weight: float | None = None
+
+    def __init__(
+        self, stream: SampleStream, reading: Reading, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        self.reading = reading
+        self.superseded = False
         self.num_steps = self.num_read = 0
         self.last: Any = END
         self._stream = stream
         if saved is not None:
             stream.load_state_dict(saved["before_newest"])
-        self._batches = iter(stream)
+        with reading:
+            self._batches = iter(stream)
         self._before_newest = stream.state_dict()
         self._following: Any = _UNREAD
         self.first = self.following
@@ -51,7 +61,8 @@ class StreamPass:
         """The next batch; END where there is none. Looked at only when the last one has been used."""
         if self._following is _UNREAD:
             before = self._stream.state_dict()
-            self._following = next(self._batches, END)
+            with self.reading:
+                self._following = next(self._batches, END)
             if self._following is not END:
                 self.num_read += 1
                 self._before_newest = before
@@ -81,23 +92,27 @@ class StreamedSamples:
         exchange: moves the samples.
         loader: this rank's batches; read as the exchange does.
         peer: all ranks; collective.
+        rank, size: which share of the samples the loader reads, and of how many.
     """
 
-    def __init__(self, exchange: SampleExchange, loader: Any, peer: Peer) -> None:
+    def __init__(self, exchange: SampleExchange, loader: Any, peer: Peer, rank: int, size: int) -> None:
         self.loader = loader
+        # A loader is read in its first epoch, and again, as it was then, when a run is resumed.
+        self._reading = Reading(rank, size, epoch=0)
         self._stream = exchange.wrap(loader, peer)
         self._start: RandomState | None = None
         self._generators: list[torch.Tensor] = []
 
     def __len__(self) -> int:
-        return len(self._stream)
+        with self._reading:
+            return len(self._stream)
 
     def begin(self) -> StreamPass:
         """Begin a pass."""
         if self._start is None:
             self._start = randomness.read(cuda=True)
             self._generators = [generator.get_state() for generator in own_generators(self.loader)]
-        return StreamPass(self._stream)
+        return StreamPass(self._stream, self._reading)
 
     def resume(
         self, state: Mapping[str, Any], current: Mapping[str, Any] | None, now: RandomState
@@ -115,9 +130,10 @@ class StreamedSamples:
             generator.set_state(saved)
         if current is None:
             self._stream.load_state_dict(state["stream"])
-            for _ in self._stream:
-                pass  # at an epoch's end, or left early
-        resumed = StreamPass(self._stream, current)
+            with self._reading:
+                for _ in self._stream:
+                    pass  # at an epoch's end, or left early
+        resumed = StreamPass(self._stream, self._reading, current)
         randomness.write(now)
         return resumed
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from hocket import draws
-from hocket.task.samples import BatchedSamples
 from hocket.task.shard import ShardSampler
 
-__all__ = ["BucketSampler", "sampler_for"]
+__all__ = ["BucketSampler"]
 
 _POOL_BATCHES = 64
 
@@ -40,17 +38,18 @@ class BucketSampler(ShardSampler):
         seed: int,
         *,
         shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         """Begin at epoch 0.
 
         Args:
             lengths: of each sample, int64 [N].
-            batch_size, rank, size, seed, shuffle: as ShardSampler's.
+            batch_size, rank, size, seed, shuffle, drop_last: as ShardSampler's.
 
         Raises:
             ValueError: an argument out of its range.
         """
-        super().__init__(len(lengths), batch_size, rank, size, seed, shuffle=shuffle)
+        super().__init__(len(lengths), batch_size, rank, size, seed, shuffle=shuffle, drop_last=drop_last)
         self._lengths = lengths
 
     def _order(self) -> NDArray[np.intp]:
@@ -63,11 +62,3 @@ class BucketSampler(ShardSampler):
         whole = order[: num_batches * self.batch_size].reshape(num_batches, self.batch_size)
         shuffled = whole[draws.permutation(num_batches, "buckets", self.seed, self._epoch)]
         return np.concatenate([shuffled.ravel(), order[whole.size :]])
-
-
-def sampler_for(dataset: Dataset[object], batch_size: int, rank: int, size: int, seed: int) -> ShardSampler:
-    """Return the sampler that fits a dataset with a length: buckets where it says how long its samples are."""
-    lengths = dataset.lengths if isinstance(dataset, BatchedSamples) else None
-    if lengths is not None:
-        return BucketSampler(lengths, batch_size, rank, size, seed)
-    return ShardSampler(len(dataset), batch_size, rank, size, seed)

@@ -8,18 +8,16 @@ reads a contiguous share of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Sampler
 
 from hocket import draws
-from hocket.task.samples import BatchedSamples
 
-__all__ = ["ShardSampler", "loader"]
+__all__ = ["ShardSampler", "share"]
 
 
 class ShardSampler(Sampler[list[int]]):
@@ -29,17 +27,26 @@ class ShardSampler(Sampler[list[int]]):
 
     - the shares of global batch k, concatenated in the order of the ranks, are the batch k of one rank with
       batch size n * b, in its order;
-    - all samples are read, each once. The last global batch may be ragged: its shares differ by at most one
-      sample, the first ranks have the larger ones, and a rank whose share is empty has one batch less. Where
-      every batch counts alike, a mean over the ranks then differs from the mean over the samples;
+    - all samples are read, each once, but for those that `drop_last` leaves out. The last global batch may be
+      ragged: its shares differ by at most one sample, the first ranks have the larger ones, and a rank whose share
+      is empty has one batch less. Where every batch counts alike, a mean over the ranks then differs from the mean
+      over the samples;
     - the order depends on (seed, epoch, N) alone: on no call before, no global generator and no version of
       NumPy.
 
-    `DataLoader` workers would draw ahead of what is trained on, and the position with them: use `loader`.
+    `DataLoader` workers would draw ahead of what is trained on, and the position with them: use `hocket.loader`.
     """
 
     def __init__(
-        self, num_samples: int, batch_size: int, rank: int, size: int, seed: int, *, shuffle: bool = True
+        self,
+        num_samples: int,
+        batch_size: int,
+        rank: int,
+        size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         """Begin at epoch 0.
 
@@ -50,6 +57,7 @@ class ShardSampler(Sampler[list[int]]):
             size: n, 1 or more.
             seed: the same on every rank, 0 to 2**64 - 1.
             shuffle: a new order in each epoch; else the samples' own.
+            drop_last: whether a ragged last global batch is left out.
 
         Raises:
             ValueError: an argument out of its range.
@@ -70,6 +78,7 @@ class ShardSampler(Sampler[list[int]]):
         self.global_batch_size = batch_size * size
         self.seed = seed
         self.shuffle = shuffle
+        self.drop_last = drop_last
         self._epoch = 0
         self._position = 0
         self._resumes = False
@@ -77,7 +86,7 @@ class ShardSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return this rank's number of batches in a whole epoch."""
         num_full, num_left = divmod(self.num_samples, self.global_batch_size)
-        start, stop = self._share(num_left)
+        start, stop = share(0 if self.drop_last else num_left, self.rank, self.size)
         return num_full + (stop > start)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -87,7 +96,7 @@ class ShardSampler(Sampler[list[int]]):
         order = self._order()
         for k in range(self._position, len(self)):
             global_batch = order[k * self.global_batch_size : (k + 1) * self.global_batch_size]
-            start, stop = self._share(len(global_batch))
+            start, stop = share(len(global_batch), self.rank, self.size)
             self._position = k + 1
             yield global_batch[start:stop].tolist()
 
@@ -127,12 +136,6 @@ class ShardSampler(Sampler[list[int]]):
         self.set_epoch(epoch)
         self._position, self._resumes = position, True
 
-    def _share(self, num: int) -> tuple[int, int]:
-        """Return start and stop of this rank's share of a global batch of `num` samples."""
-        quotient, remainder = divmod(num, self.size)
-        start = self.rank * quotient + min(self.rank, remainder)
-        return start, start + quotient + (self.rank < remainder)
-
     def _order(self) -> NDArray[np.intp]:
         """Return the epoch's global order, a permutation of 0 to N - 1, [N]."""
         if not self.shuffle:
@@ -140,37 +143,8 @@ class ShardSampler(Sampler[list[int]]):
         return draws.permutation(self.num_samples, "samples", self.seed, self._epoch)
 
 
-class _ShardLoader(DataLoader[Any]):
-    """A DataLoader whose place is its sampler's."""
-
-    def __init__(self, shard: ShardSampler, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._shard = shard
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the sampler's epoch and position, between two batches."""
-        return self._shard.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration continue after the last batch that was read before `state_dict`."""
-        self._shard.load_state_dict(state)
-
-
-def loader(dataset: Dataset[Any], sampler: ShardSampler) -> DataLoader[Any]:
-    """Return the batches of `dataset` that `sampler` names, read as they are asked for in the calling thread.
-
-    `BatchedSamples` are indexed a batch at a time; samples of any other map-style dataset are collated by
-    torch's `default_collate`. Keep the sampler for `set_epoch`: the loader's `state_dict` is the sampler's. It draws
-    nothing from torch's global generator.
-
-    Raises:
-        ValueError: the sampler was made for another number of samples.
-    """
-    if isinstance(dataset, Sized) and len(dataset) != sampler.num_samples:
-        raise ValueError(f"a sampler of {sampler.num_samples} samples does not fit {len(dataset)} samples")
-    # DataLoader draws a seed for workers whenever it is iterated, workers or none: from a generator of its
-    # own, so that a resumed run, which iterates once more, keeps the draws of one that was never interrupted.
-    generator = torch.Generator()
-    if isinstance(dataset, BatchedSamples):
-        return _ShardLoader(sampler, dataset, sampler=sampler, batch_size=None, generator=generator)
-    return _ShardLoader(sampler, dataset, batch_sampler=sampler, generator=generator)
+def share(num: int, rank: int, size: int) -> tuple[int, int]:
+    """Return start and stop of a rank's share of a global batch of `num` samples; the first ranks' are larger."""
+    quotient, remainder = divmod(num, size)
+    start = rank * quotient + min(rank, remainder)
+    return start, start + quotient + (rank < remainder)

@@ -20,8 +20,7 @@ from hocket.config.scheduler import build_scheduler
 from hocket.observation import Trace
 from hocket.session import TrainingSession, attach
 from hocket.task import Task, TaskData
-from hocket.task.buckets import sampler_for
-from hocket.task.shard import loader
+from hocket.task.loading import loader
 from hocket.training import CHECKPOINTS, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
@@ -121,9 +120,6 @@ class _Run:
         self._checkpoints = checkpoints
         self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
         num_samples = len(data.train)
-        self._sampler = sampler_for(
-            data.train, run.batch_size, session.data_rank, session.data_size, run.seed
-        )
         self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
         self._done_in_epoch = 0
         self._losses = _Losses()
@@ -156,14 +152,10 @@ class _Run:
     def _batches(self) -> Iterator[tuple[int, bool]]:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
         session, batch_size = self._session, self._run.batch_size
-        batches = loader(self._data.train, self._sampler)
+        batches = loader(self._data.train, batch_size, seed=self._run.seed)
         for epoch in range(session.passes.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
-            if (
-                session.strategy.samples is None
-            ):  # where samples travel, a rank's own stay those of the first epoch
-                self._sampler.set_epoch(epoch)
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
                 self._pass_time(batch)
                 result = session.train_batch(batch, self._task.loss)

@@ -1,0 +1,226 @@
+"""In which order samples are read, by their indices, and which of them a rank reads; the same for `hocket.loader`.
+
+Symbols: n ranks (`size`), b samples per rank and batch (`batch_size`). A global batch is what all ranks read in a step.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from hocket import draws, randomness
+from hocket.errors import UserError
+from hocket.task.buckets import BucketSampler
+from hocket.task.shard import ShardSampler, share
+
+__all__ = [
+    "Alone",
+    "DealtBatches",
+    "DealtSamples",
+    "Indices",
+    "Shuffled",
+    "distributed_sampler_of",
+]
+
+
+class Indices(ABC):
+    """Which samples each rank reads in an epoch, and how much each of its batches counts."""
+
+    @abstractmethod
+    def batches(
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+    ) -> Iterator[tuple[list[int], float]]:
+        """Yield a rank's batches of indices, and the weight of each relative to 1.
+
+        Args:
+            rank, size: whose, and of how many.
+            epoch: from 0.
+            start: how many batches are left out.
+            facts: where something is put in, when the first batch is yielded, in which all ranks have to agree.
+        """
+
+    @abstractmethod
+    def num_steps(self, size: int) -> int:
+        """Return how many batches the rank with most of them has.
+
+        Raises:
+            TypeError: a sampler has no length.
+        """
+
+
+class Shuffled(Indices):
+    """All samples, in an order of Hocket's own.
+
+    Args:
+        num_samples: how many there are.
+        lengths: of each, where batches are made of samples of like length.
+        batch_size, seed, shuffle, drop_last: as `hocket.loader`'s.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        lengths: NDArray[np.int64] | None,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool,
+        drop_last: bool,
+    ) -> None:
+        self._num_samples, self._lengths, self._batch_size, self._seed = (
+            num_samples,
+            lengths,
+            batch_size,
+            seed,
+        )
+        self._options = {"shuffle": shuffle, "drop_last": drop_last}
+
+    def batches(
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+    ) -> Iterator[tuple[list[int], float]]:
+        facts |= {
+            "the number of samples": self._num_samples,
+            "batch_size": self._batch_size,
+            "seed": self._seed,
+        }
+        facts |= self._options
+        sampler = self._sampler(rank, size)
+        sampler.load_state_dict({"epoch": epoch, "position": start})
+        for indices in sampler:
+            yield indices, len(indices) / self._batch_size
+
+    def num_steps(self, size: int) -> int:
+        return len(self._sampler(0, size))
+
+    def _sampler(self, rank: int, size: int) -> ShardSampler:
+        if self._lengths is not None:
+            return BucketSampler(self._lengths, self._batch_size, rank, size, self._seed, **self._options)
+        return ShardSampler(self._num_samples, self._batch_size, rank, size, self._seed, **self._options)
+
+
+class DealtSamples(Indices):
+    """The indices of a sampler: each rank reads a share of every n x b of them.
+
+    Args:
+        sampler: yields indices, the same ones on all ranks.
+        batch_size, seed, drop_last: as `hocket.loader`'s.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, seed: int, *, drop_last: bool) -> None:
+        self._sampler, self._batch_size, self._seed, self._drop_last = sampler, batch_size, seed, drop_last
+
+    def batches(
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+    ) -> Iterator[tuple[list[int], float]]:
+        facts |= {"batch_size": self._batch_size, "drop_last": self._drop_last, "seed": self._seed}
+        whole = size * self._batch_size
+        for number, group in enumerate(_drawn(self._sampler, whole, self._seed, epoch)):
+            facts.setdefault("what the sampler yields first", _checksum(group))
+            if self._drop_last and len(group) < whole:
+                return
+            first, stop = share(len(group), rank, size)
+            if number >= start and stop > first:
+                yield group[first:stop], (stop - first) / self._batch_size
+
+    def num_steps(self, size: int) -> int:
+        steps = len(self._sampler) / (size * self._batch_size)
+        return math.floor(steps) if self._drop_last else math.ceil(steps)
+
+
+class DealtBatches(Indices):
+    """The batches of a batch sampler, dealt out to the ranks in turn.
+
+    A batch counts as it is larger or smaller than the mean of those that ranks read in the same step.
+
+    Args:
+        sampler: yields lists of indices, the same ones on all ranks.
+        seed: as `hocket.loader`'s.
+    """
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler, self._seed = sampler, seed
+
+    def batches(
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+    ) -> Iterator[tuple[list[int], float]]:
+        facts["seed"] = self._seed
+        for number, group in enumerate(_drawn(self._sampler, size, self._seed, epoch)):
+            facts.setdefault("what the batch_sampler yields first", _checksum(group))
+            if number >= start and rank < len(group):
+                mean = sum(map(len, group)) / len(group)
+                yield list(group[rank]), len(group[rank]) / mean
+
+    def num_steps(self, size: int) -> int:
+        return math.ceil(len(self._sampler) / size)
+
+
+class Alone(Indices):
+    """The batches of a sampler that shards by itself, a DistributedSampler.
+
+    Args:
+        batches: lists of indices: this rank's.
+        distributed: the sampler.
+        batch_size: how many samples a batch has that counts 1.
+    """
+
+    def __init__(self, batches: Any, distributed: DistributedSampler[Any], batch_size: int) -> None:
+        self._batches, self._distributed, self._batch_size = batches, distributed, batch_size
+
+    def batches(
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+    ) -> Iterator[tuple[list[int], float]]:
+        own = self._distributed
+        if (own.rank, own.num_replicas) != (rank, size):
+            raise UserError(
+                f"the DistributedSampler reads share {own.rank} of {own.num_replicas}, and this rank's is {rank} of "
+                f"{size}: leave the sampler out, hocket.loader shares the samples out by itself"
+            )
+        for indices in islice(self._batches, start, None):
+            yield list(indices), len(indices) / self._batch_size
+
+    def num_steps(self, size: int) -> int:
+        return len(self._batches)
+
+
+def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+    """Return the DistributedSampler that a sampler, or a batch sampler's, is."""
+    inner = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else sampler
+    return inner if isinstance(inner, DistributedSampler) else None
+
+
+def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[list[Any]]:
+    """Yield what a sampler yields, `num` at a time, drawn from global generators that all ranks seed alike."""
+    outside = randomness.read()
+    word = int(draws.words(1, "sampler", seed, epoch)[0])
+    random.seed(word)
+    np.random.seed(word % 2**32)
+    torch.default_generator.manual_seed(word)
+    own = randomness.read()
+    randomness.write(outside)
+    items: Iterator[Any] | None = None
+    while True:
+        outside = randomness.read()
+        randomness.write(own)
+        try:
+            items = iter(sampler) if items is None else items
+            group = list(islice(items, num))
+        finally:
+            own = randomness.read()
+            randomness.write(outside)
+        if not group:
+            return
+        yield group
+
+
+def _checksum(group: list[Any]) -> int:
+    return zlib.crc32(repr(group).encode())

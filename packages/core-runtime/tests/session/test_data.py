@@ -1,0 +1,190 @@
+"""What `session.data` refuses, and what it warns of."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
+
+import hocket
+from hocket.errors import UserError
+
+
+def steps(session: Any, data: Any) -> int:
+    """Train on each batch; return how many there were."""
+    number = 0
+    for x, y in data:
+        session.optimizer.zero_grad()
+        F.cross_entropy(session.model(x), y).backward()
+        session.optimizer.step()
+        number += 1
+    return number
+
+
+def attached(strategy: str = "sgd") -> Any:
+    model = mlp()
+    return hocket.attach(model, sgd(model), strategy)
+
+
+# ---- the same batches ----------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+FORMS: dict[str, Callable[[Batch], Any]] = {
+    "tuple": lambda batch: batch,
+    "dict": lambda batch: {"x": batch[0], "more": {"y": [batch[1]]}},
+    "arrays": lambda batch: [batch[0].numpy(), batch[1].numpy()],
+    "named tuple": lambda batch: Pair(*batch),
+    "text": lambda batch: [str(batch[0].tolist())],
+    "bfloat16": lambda batch: batch[0].bfloat16(),
+}
+
+
+def iterated(loaders: list[Any], **options: Any) -> None:
+    def body(rank: int) -> None:
+        with attached("local") as session:
+            for _ in range(2):
+                for _ in session.data(loaders[rank], **options):
+                    pass
+
+    on_ranks(len(loaders), body)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_same_batches_are_told_once(
+    form: Callable[[Batch], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders = [[form(batch) for batch in batches(0, 2)] for _ in range(4)]
+    with caplog.at_level(logging.WARNING, "hocket"):
+        iterated(loaders)
+    told = [line for line in caplog.messages if "given the same batches" in line]
+    assert told == ["all 4 ranks are given the same batches: use hocket.loader, or say same_batches=True"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_other_batches_are_not(form: Callable[[Batch], Any], caplog: pytest.LogCaptureFixture) -> None:
+    iterated([[form(batch) for batch in batches(rank, 2)] for rank in range(4)])
+    assert "given the same" not in caplog.text
+
+
+def test_nor_the_same_ones_that_are_meant_or_cannot_be_compared(caplog: pytest.LogCaptureFixture) -> None:
+    iterated([batches(0, 2)] * 2, same_batches=True)
+    iterated([[object()], [object()]])
+    assert "given the same" not in caplog.text
+
+
+def test_some_ranks_that_share_batches_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    iterated([batches(rank % 2, 2) for rank in range(3)])
+    assert "ranks 0, 2 are given the same batches" in caplog.text
+
+
+# ---- two passes at a time ------------------------------------------------------------------------------------------
+
+
+def test_zip_of_two_passes_is_refused() -> None:
+    def body(rank: int) -> None:
+        with attached() as session:
+            for _ in zip(session.data(batches(rank, 3)), session.data(batches(rank, 3)), strict=True):
+                pass
+
+    with pytest.raises(UserError, match=r"another pass over session.data has begun .* session.data\(zip\("):
+        on_ranks(2, body)
+
+
+def test_a_pass_within_a_pass_is_refused() -> None:
+    def nested() -> None:
+        with attached() as session:
+            for _ in session.data(batches(0, 2)):
+                steps(session, session.data(batches(1, 2)))
+
+    with pytest.raises(UserError, match=r"another pass over session.data has begun"):
+        nested()
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "overlap_sgp"])
+def test_zip_within_session_data_counts_once(strategy: str) -> None:
+    def body(rank: int) -> tuple[int, int]:
+        with attached(strategy) as session:
+            for _ in range(2):
+                both = zip(batches(rank, 3), batches(rank + 4, 4), strict=False)
+                assert steps(session, (pair[0] for pair in session.data(both))) == 3
+            return session.step, session.passes.ended
+
+    assert on_ranks(2, body) == [(6, 2)] * 2
+
+
+def test_an_iterator_that_somebody_still_holds_does_not_stop_the_next_pass() -> None:
+    """As after an interrupt in a notebook, whose traceback keeps the loop's iterator."""
+    with attached() as session:
+        held = iter(session.data(batches(0, 3)))
+        next(held)
+        assert steps(session, session.data(batches(0, 3))) == 3
+        assert session.passes.ended == 2
+        with pytest.raises(UserError, match="another pass"):
+            next(held)
+
+
+def test_an_iterator_that_was_read_already_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def body(rank: int) -> None:
+        once = iter(batches(rank, 2))
+        with attached("local") as session:
+            for _ in range(2):
+                for _ in session.data(once):
+                    pass
+
+    on_ranks(2, body)
+    assert "can be read once: make it anew for each pass" in caplog.text
+
+
+# ---- weights -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0, math.inf, torch.tensor(math.nan), None, "much", np.nan])
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "local"])
+def test_a_weight_that_is_none_is_refused(bad: Any, strategy: str) -> None:
+    def by_length(batch: Batch) -> Any:
+        by_length.calls += 1  # type: ignore[attr-defined]
+        return bad if by_length.calls == 5 else 1.0  # type: ignore[attr-defined]
+
+    def body(rank: int) -> None:
+        by_length.calls = 0  # type: ignore[attr-defined]
+        with attached(strategy) as session:
+            steps(session, session.data(batches(rank, 3), weight=by_length if rank == 1 else None))
+            steps(session, session.data(batches(rank, 3), weight=by_length if rank == 1 else None))
+
+    expected = (
+        r"rank 1: the weight of batch 2 of this pass over session.data, at step 4, is .* weight=.*by_length"
+    )
+    with pytest.raises(UserError, match=expected):
+        on_ranks(2, body)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_hockets_loader_weighs_by_samples(size: int) -> None:
+    samples = [(x[0], y[0]) for x, y in batches(0, 21, samples=1)]
+
+    def body(rank: int) -> Any:
+        loader = hocket.loader(samples, 8 // size, shuffle=False)  # type: ignore[arg-type]
+        with attached() as session:
+            for _ in range(2):
+                steps(session, session.data(loader))
+            return flat(session.model)
+
+    def global_batches() -> Iterator[Any]:
+        for start in range(0, 21, 8):
+            xs, ys = zip(*samples[start : start + 8], strict=True)
+            yield [((torch.stack(xs), torch.stack(ys)), 1.0)]
+
+    for given in on_ranks(size, body):
+        torch.testing.assert_close(given, reference(list(global_batches()) * 2), rtol=1e-12, atol=1e-13)
