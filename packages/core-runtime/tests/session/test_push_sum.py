@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
+from hocket.errors import AttachError
 from hocket.session import Session
 from hocket.topology.irregular import IrregularDirected
 
@@ -250,3 +251,52 @@ def test_a_look_at_the_mean_and_a_checkpoint_change_nothing_of_short_parameters(
             strict=True,
         ):
             assert torch.equal(own, expected)
+
+
+def closing(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 5, dtype=torch.float64)).square().sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_an_optimizer_that_needs_a_closure_is_refused_at_attach(phases: bool) -> None:
+    """Also where push-sum comes later; the other strategies take it."""
+    push_sum = {"parameters": [exchange("none")]}
+    strategy = {"phases": {5: push_sum}} if phases else push_sum
+
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = torch.optim.LBFGS(model.parameters())
+        with pytest.raises(
+            AttachError, match=r"parameters\.0 is push-sum, and LBFGS steps with a closure.*ring"
+        ):
+            hocket.attach(model, optimizer, strategy)
+        with hocket.attach(model, optimizer, "dpsgd"):
+            optimizer.step(closing(model, optimizer))
+
+    on_ranks(3, run)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_step_with_a_closure_is_refused_before_anything_has_moved(by_name: bool) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        strategy = {"parameters": [exchange("none")]}
+        with hocket.attach(model, optimizer, strategy) as session:
+            closing(model, optimizer)()
+            optimizer.step()
+            before = flat(model)
+            closure = closing(model, optimizer)
+            given = ([], {"closure": closure}) if by_name else ([closure], {})
+            with pytest.raises(AttachError, match="SGD steps with a closure"):
+                optimizer.step(*given[0], **given[1])
+            assert torch.equal(flat(model), before)
+            assert session.step == 1
+
+    on_ranks(3, run)

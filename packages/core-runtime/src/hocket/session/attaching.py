@@ -19,7 +19,7 @@ from hocket.segment.storage import ParameterStorage
 from hocket.session.base import TrainingSession
 from hocket.session.handshake import agree
 from hocket.session.ranks import find_ranks
-from hocket.session.refusals import check
+from hocket.session.refusals import check, needs_closure, refuse_closure
 from hocket.session.session import Session
 from hocket.strategy import Strategy, compose
 from hocket.transport import join
@@ -102,6 +102,8 @@ def attach(
     if peer is None:
         peer = join()
     check(model, optimizer)
+    if needs_closure(optimizer):
+        refuse_closure(optimizer, strategy)
     engine = engine or DataParallel()
     agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer, engine))
     return engine.attach(

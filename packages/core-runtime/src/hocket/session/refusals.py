@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import AttachError
+from hocket.strategy.strategy import Strategy
 
-__all__ = ["check"]
+__all__ = ["check", "needs_closure", "refuse_closure"]
 
 
 def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -33,6 +35,27 @@ def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 "before attach"
             )
     _check_optimizer(optimizer, model, names)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer cannot step without a closure, as LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy) -> None:
+    """Refuse a step with a closure where it would compute with other values than the model does.
+
+    Raises:
+        AttachError: parameters are exchanged by push-sum, now or in a later phase.
+    """
+    slots = (strategy.parameters, *(phase.strategy.parameters for phase in strategy.phases))
+    for exchange in (exchange for slot in slots for exchange in slot if exchange.carries_weight):
+        raise AttachError(
+            f"{strategy.name or 'the strategy'}: {exchange.name} is push-sum, and {type(optimizer).__name__} steps "
+            "with a closure, which would compute with x in place of x / w. Use an optimizer that steps without one, or "
+            "a topology whose weights stay 1 (ring, exponential, random_matching)"
+        )
 
 
 def _check_modules(model: nn.Module) -> None:

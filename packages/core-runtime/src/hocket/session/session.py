@@ -23,6 +23,7 @@ from hocket.session.opening import Opening
 from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
+from hocket.session.refusals import refuse_closure
 from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
@@ -65,7 +66,7 @@ class Session(TrainingSession):
         self.late = LateGradients(storage.parameters)
         self.phase = self._open(strategy.at(0))
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_pre_hook(self._before_step_of),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         self._observers = default_registry().hook
@@ -203,6 +204,11 @@ class Session(TrainingSession):
     def _before_backward(self) -> None:
         self._note_phase("backward")
         self._storage.check()
+
+    def _before_step_of(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+            refuse_closure(optimizer, self.strategy)
+        self._before_step()
 
     def _before_step(self) -> None:
         self._note_phase("optimizer")
