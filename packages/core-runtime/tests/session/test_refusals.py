@@ -257,7 +257,7 @@ def test_a_compressor_that_takes_over_momentum_needs_torchs_sgd() -> None:
 
     def run(rank: int) -> None:
         model = nn.Linear(2, 2)
-        with pytest.raises(AttachError, match=r"takes over the momentum of torch\.optim\.SGD, and AdamW has"):
+        with pytest.raises(AttachError, match=r"momentum of torch\.optim\.SGD is taken over, and AdamW has"):
             hocket.attach(model, torch.optim.AdamW(model.parameters()), {"gradients": [exchange]})
 
     on_ranks(2, run)

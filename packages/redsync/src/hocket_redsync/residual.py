@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,6 +93,9 @@ class ResidualCompressor(Compressor):
     @property
     def takes(self) -> frozenset[str]:
         return frozenset({"momentum", "weight_decay"}) if self.correct_momentum else frozenset()
+
+    def without_taking(self) -> ResidualCompressor:
+        return replace(self, correct_momentum=False)
 
     @property
     def same_coordinates(self) -> bool:

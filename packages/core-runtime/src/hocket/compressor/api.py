@@ -131,6 +131,10 @@ class Compressor(Configured, ABC):
         """What the compressor takes over from the optimizer: of "momentum" and "weight_decay"."""
         return frozenset()
 
+    def without_taking(self) -> Compressor:
+        """Return what this one is without `takes`, for other optimizers; itself where it is of no use so."""
+        return self
+
     @property
     def same_coordinates(self) -> bool:
         """Whether in one round all ranks send the same elements, so that mixing them mixes the models."""

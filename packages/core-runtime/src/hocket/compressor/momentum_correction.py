@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.compressor.api import Message, SegmentShape, State
+from hocket.compressor.api import Compressor, Message, SegmentShape, State
 from hocket.compressor.shape import dtype_of, numel_of
 from hocket.compressor.wrapper import Wrapper, WrapperState, is_finite
 from hocket.errors import HocketError
@@ -73,6 +73,9 @@ class MomentumCorrection(Wrapper):
     @property
     def takes(self) -> frozenset[str]:
         return frozenset({"momentum", "weight_decay"})
+
+    def without_taking(self) -> Compressor:
+        return self.compressor
 
     def init(self, segment: Segment) -> State:
         return _Velocity(segment, self.compressor.init(segment))

@@ -43,8 +43,7 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
 
     if not isinstance(optimizer, torch.optim.SGD):
         raise AttachError(
-            f"momentum correction takes over the momentum of torch.optim.SGD, and {type(optimizer).__name__} has "
-            "another: use SGD, or error_feedback without momentum_correction"
+            f"the momentum of torch.optim.SGD is taken over, and {type(optimizer).__name__} has another: use SGD"
         )
     return {
         parameter: _terms(parameter, group)
@@ -56,7 +55,9 @@ def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerT
 def _terms(parameter: Tensor, group: dict[str, Any]) -> OptimizerTerms:
     for name in ("dampening", "maximize"):
         if group[name]:
-            raise AttachError(f"momentum correction knows no {name}, and SGD has {group[name]}: leave it out")
+            raise AttachError(
+                f"with the momentum of torch.optim.SGD no {name} is taken over, and it has {group[name]}: leave it out"
+            )
     return OptimizerTerms(
         parameter.detach(), float(group["momentum"]), float(group["weight_decay"]), bool(group["nesterov"])
     )

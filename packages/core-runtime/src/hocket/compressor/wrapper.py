@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
@@ -61,6 +61,9 @@ class Wrapper(Compressor):
     @property
     def takes(self) -> frozenset[str]:
         return self.compressor.takes
+
+    def without_taking(self) -> Compressor:
+        return replace(self, compressor=self.compressor.without_taking())
 
     @property
     def same_coordinates(self) -> bool:

@@ -21,6 +21,7 @@ from hocket.session.handshake import agree
 from hocket.session.ranks import find_ranks
 from hocket.session.refusals import check, needs_closure, refuse_closure
 from hocket.session.session import Session
+from hocket.session.taken_terms import check_taken_terms
 from hocket.strategy import Strategy, compose
 from hocket.transport import join
 from hocket.transport.peer import Lane, Peer
@@ -87,7 +88,7 @@ def attach(
             like the given one. Where None the given one is copied, as torch's own can be.
 
     Raises:
-        AttachError: the model or the optimizer cannot be carried.
+        AttachError: the model or the optimizer cannot be carried, or not by this strategy.
         DisagreementError: the ranks have different strategies, versions or models.
         ConfigError: the strategy cannot be composed.
     """
@@ -104,6 +105,7 @@ def attach(
     check(model, optimizer)
     if needs_closure(optimizer):
         refuse_closure(optimizer, strategy)
+    check_taken_terms(strategy, optimizer)
     engine = engine or DataParallel()
     agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer, engine))
     return engine.attach(

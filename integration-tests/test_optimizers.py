@@ -1,0 +1,73 @@
+"""Optimizers whose momentum a strategy would take over and cannot: refused before a rank starts, with what works."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from matrix import recipes
+from trial import Toy, batches, loss_of
+
+import hocket
+from hocket.cli.checking import check_run
+from hocket.cli.planning import plan_command
+from hocket.config.run import load_run
+from hocket.errors import AttachError
+
+TAKING = {"name": "momentum_correction", "compressor": {"name": "error_feedback", "compressor": "topk"}}
+CLIPPED = {"name": "local_clipping", "max_norm": 1.0, "compressor": TAKING}
+ADAMW = "optimizer={name: adamw, lr: 0.001}"
+
+
+def sparse(compressor: Any) -> dict[str, Any]:
+    return {"gradients": [{"collective": "sparse_allreduce", "compressor": compressor}]}
+
+
+def takes(recipe: str) -> bool:
+    return any(exchange.compressor.takes for exchange in hocket.compose(recipe).gradients)
+
+
+TARGETS: list[Any] = [
+    *(recipe for recipe in recipes() if takes(recipe)),
+    {"strategy": sparse(CLIPPED)},
+    {"strategy": sparse("topk"), "phases": {"2": sparse(CLIPPED)}},
+]
+
+
+def attached(strategy: Any) -> None:
+    model = Toy()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with hocket.attach(model, optimizer, strategy) as session:
+        for batch in session.data(batches(session.peer.rank, 3)):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target if isinstance(target, str) else None)
+def test_the_override_that_is_offered_works(target: Any) -> None:
+    run = load_run(target, (ADAMW,))
+    with pytest.raises(AttachError) as caught:
+        check_run(run)
+    message = str(caught.value)
+    offered = re.fullmatch(
+        r"(\S*gradients\.0\.compressor): by [a-z_.]+ the momentum of torch\.optim\.SGD is taken over, and AdamW has "
+        r"another: use SGD, or (\1\S*=.*)",
+        message,
+    )
+    assert offered, message
+    if isinstance(target, str):
+        with pytest.raises(AttachError, match=re.escape(message)):
+            plan_command(target, (ADAMW,), 4)
+    with pytest.raises(AttachError, match=re.escape(message)):
+        hocket.virtual(4).run(attached, run.strategy)
+    mended = load_run(target, (ADAMW, offered[2]))
+    check_run(mended)
+    hocket.virtual(4).run(attached, mended.strategy)
+
+
+def test_sgd_is_taken() -> None:
+    for target in TARGETS:
+        check_run(load_run(target, ("optimizer={name: sgd, lr: 0.1, momentum: 0.9}",)))
