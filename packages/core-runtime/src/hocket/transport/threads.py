@@ -121,5 +121,7 @@ class ThreadRequest(Request):
 
     def _end_with_process(self) -> None:
         assert self._stop is not None
+        if self.done():
+            return  # also in a forked process, which has none of its parent's threads
         self._stop()
         self._thread.join(_LEAVING_TIMEOUT_S)

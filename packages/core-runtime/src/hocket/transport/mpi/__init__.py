@@ -10,13 +10,16 @@ MPI is initialised when `MPIPeer` or `join` is first asked for: a process that n
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import mpi4py
 
 from hocket.transport.job_folder import SEGMENTS_VARIABLE
+from hocket.transport.mpi.forks import is_fork
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
@@ -25,6 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["MPIPeer", "join"]
 
 mpi4py.rc.thread_level = "multiple"
+
+
+def _finalize() -> None:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and not is_fork() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False:
+    # mpi4py's own end of MPI comes in forked processes, too, and hangs there.
+    mpi4py.rc.finalize = False
+    atexit.register(_finalize)
 # Open MPI's UCX component prints an error for each shared window, and is not used for them.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Over TCP, Open MPI sends messages above 64 KB only after a handshake, which queues behind whatever else is on the

@@ -25,6 +25,7 @@ from hocket.errors import (
 )
 from hocket.transport.launching import note_ending
 from hocket.transport.mpi.board import Board, Row, State
+from hocket.transport.mpi.forks import is_fork
 from hocket.transport.mpi.stall import summarise
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ class Endings:
         atexit.register(self._leave)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if is_fork():
+            self._previous_hook(kind, error, trace)
+            return
         step = self._board.step if self._board else 0
         where = f"hocket: rank {self._peer.rank} at step {step}"
         if isinstance(error, KeyboardInterrupt):
@@ -126,7 +130,7 @@ class Endings:
         """Wait for the others at the end of the script, unless they wait for this rank."""
         from mpi4py import MPI
 
-        if MPI.Is_finalized():
+        if is_fork() or MPI.Is_finalized():
             return
         step = self._board.step if self._board else 0
         if self._board:

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from hocket.errors import TransportError
 from hocket.transport.host import HostExchange
+from hocket.transport.mpi.forks import check_no_fork, is_fork
 from hocket.transport.mpi.stall import Place, describe_stall
 from hocket.transport.peer import Array, Request
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
@@ -34,11 +35,13 @@ class Operation(Request):
     _yields: ClassVar[bool] = False
 
     def __init__(self, lane: MPILane, what: str, other: int | None = None) -> None:
+        check_no_fork()
         self._lane = lane
         self._what = what
         self._other = other
 
     def wait(self, timeout_s: float | None = None) -> Any:
+        check_no_fork()
         peer = self._lane.peer
         look = self._look if peer.host_progress.busy else self.done
         if look():
@@ -93,6 +96,7 @@ def begun(lane: MPILane, what: str, call: Callable[[], Any]) -> Any:
     Raises:
         TransportError: MPI refuses it; PeerLostError if that is because a rank has died.
     """
+    check_no_fork()
     try:
         return call()
     except MPI.Exception as error:
@@ -120,7 +124,7 @@ class MPIRequest(Operation):
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
-        if self._request is not None:
+        if self._request is not None and not is_fork() and not MPI.Is_finalized():
             self._lane.peer.adopt(self)
 
     def done(self) -> bool:

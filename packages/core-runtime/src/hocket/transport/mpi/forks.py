@@ -1,0 +1,34 @@
+"""Processes that a rank forks: they are no ranks, and leave alone what is their parent's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hocket.errors import TransportError
+
+__all__ = ["check_no_fork", "is_fork"]
+
+_fork = False
+
+
+def is_fork() -> bool:
+    """Return whether this process was forked by one that had started MPI."""
+    return _fork
+
+
+def check_no_fork() -> None:
+    """Raise TransportError in a forked process: what it sent would be its parent's."""
+    if _fork:
+        raise TransportError(
+            f"process {os.getpid()} was forked by a rank of an MPI job and is none: exchange in the rank only, or "
+            "start the process with multiprocessing's `spawn`"
+        )
+
+
+def _note_fork() -> None:
+    global _fork
+    _fork = "mpi4py.MPI" in sys.modules  # whose import starts MPI
+
+
+os.register_at_fork(after_in_child=_note_fork)
