@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
@@ -65,6 +66,10 @@ def results(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[st
     return without_times(summary), [without_times(r) for r in rows], load_file(folder / "model.safetensors")
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def same(one: Path, other: Path) -> bool:
     (summary, rows, model), (other_summary, other_rows, other_model) = results(one), results(other)
     return (summary, rows) == (other_summary, other_rows) and all(
@@ -87,7 +92,7 @@ def test_a_run_that_was_cut_off(
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"epoch": 3, "st')  # a line that was being written
     capfd.readouterr()
-    assert run(*ARGUMENTS, "--out", str(tmp_path / "cut"), "--resume") == 0
+    assert run(*ARGUMENTS[:1], "--out", str(tmp_path / "cut"), "--resume") == 0
     assert f"resumed after step {step // 7 * 7} from" in capfd.readouterr().out
     assert same(tmp_path / "cut", tmp_path / "whole")
     kept = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir())
@@ -109,7 +114,7 @@ def test_a_finished_run_goes_on(run: Callable[..., int], tmp_path: Path) -> None
 def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     assert run(*ARGUMENTS, "steps=30", "--out", out) == 0
-    assert run(*ARGUMENTS[:1], "-n", "3", *ARGUMENTS[3:], "--out", out, "--resume") == 0
+    assert run(*ARGUMENTS[:1], "-n", "3", *ARGUMENTS[3:], "steps=null", "--out", out, "--resume") == 0
     summary, rows, _ = results(tmp_path / "run")
     # The second epoch, cut off at step 30, begins again, and 16 steps make an epoch of three ranks.
     assert (summary["ranks"], summary["steps"]) == (3, 30 + 2 * 16)
@@ -119,11 +124,16 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "RUN holds the checkpoints of an earlier run: continue it with --resume, or name another folder"),
+        ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, or name"),
         (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for: a run is"),
-        (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer is {"),
+        (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for: a run is"),
+        (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
+        (["--resume", "recipe=sgd"], "RUN/config.yaml is complete, and no recipe lies below it: leave out recipe="),
         (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: expected exponential"),
-        (["--resume", "--out", "EMPTY"], "there is no complete checkpoint in EMPTY/checkpoints"),
+        (["--resume", "--out", "EMPTY"], "EMPTY holds no run to resume: there is no such folder"),
+        (["--resume", "--out", "."], ". holds no run to resume: it has no config.yaml"),
+        (["--resume", "epochs=0"], "override 'epochs=0': epochs: epochs must be 1 or more"),
+        (["--resume", "epoch=4"], "override 'epoch=4': epoch: unknown key"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -134,9 +144,102 @@ def test_mistakes(
     monkeypatch.chdir(tmp_path)
     assert run(*ARGUMENTS, "steps=7", "--out", "RUN") == 0
     capfd.readouterr()
+    before = contents(tmp_path / "RUN")
     assert run(*ARGUMENTS, "--out", "RUN", *arguments) == 2
     [message] = capfd.readouterr().err.splitlines()
     assert expected in message
+    assert contents(tmp_path / "RUN") == before
+
+
+def test_another_recipe_than_the_folders_is_refused(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*ARGUMENTS, "steps=7", "--out", "RUN") == 0
+    capfd.readouterr()
+    assert run("sgd", "--out", "RUN", "--resume") == 2
+    assert capfd.readouterr().err == (
+        "hocket: RUN/config.yaml is a run of 'dpsgd', and 'sgd' is asked for: hocket resume RUN continues it, or name "
+        "another folder\n"
+    )
+
+
+def test_a_run_goes_on_as_it_was_but_for_what_is_given(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*ARGUMENTS, "steps=20", "--out", "RUN") == 0
+    (tmp_path / "edited.yaml").write_text("recipe: dpsgd\nepochs: 9\n")
+    capfd.readouterr()
+    assert run("edited.yaml", "steps=21", "--out", "RUN", "--resume") == 0
+    assert capfd.readouterr().err == (
+        "hocket: edited.yaml says otherwise than RUN/config.yaml in epochs: the folder's holds; KEY=VALUE changes what "
+        "may be changed\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["hocket", "resume", "RUN", "steps=30"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "resumed after step 21 from" in capfd.readouterr().out
+    config = yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())
+    found = (
+        config["ranks"],
+        config["transport"],
+        config["epochs"],
+        config["steps"],
+        config["checkpoint"]["every"],
+    )
+    assert found == (2, "virtual", 3, 30, 7)
+    assert results(tmp_path / "RUN")[0]["steps"] == 30
+    monkeypatch.setattr(sys, "argv", ["hocket", "resume", "RUN"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "the run has ended, and its results are made again" in capfd.readouterr().out
+
+
+FAILING = """
+from dataclasses import dataclass
+from hocket.task import Digits
+
+@dataclass(frozen=True)
+class Failing(Digits):
+    def loss(self, output, target):
+        raise ValueError("broken on purpose")
+"""
+
+
+def test_a_run_that_fails_before_its_first_step_has_replaced_nothing(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing_task.py").write_text(FAILING)
+    arguments = [*ARGUMENTS[:-1], "steps=5", "--out", "RUN"]
+    assert run(*arguments) == 0
+    before = contents(tmp_path / "RUN")
+    with pytest.raises(ValueError, match="broken on purpose"):
+        run(*arguments, "task=failing_task:Failing")
+    assert contents(tmp_path / "RUN") == before
+    with pytest.raises(ValueError, match="broken on purpose"):
+        run(*arguments[:-1], "NEW", "task=failing_task:Failing")
+    assert not (tmp_path / "NEW").exists()
+
+
+def test_a_run_that_was_cut_off_leaves_nothing_of_the_one_before(
+    run: Callable[..., int], cut_after: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*ARGUMENTS[:-1], "--out", str(tmp_path / "RUN")]
+    assert run(*arguments, "steps=5") == 0
+    cut_after(13)
+    with pytest.raises(Cut):
+        run(*arguments, "batch_size=16")
+    assert contents(tmp_path / "RUN").keys() == {"config.yaml", "metrics.jsonl"}
+    assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
 
 
 def test_resume_needs_a_folder(run: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:

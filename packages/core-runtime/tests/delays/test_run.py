@@ -106,7 +106,7 @@ def test_a_resumed_run_is_delayed_as_if_it_had_not_ended(tmp_path: Path) -> None
     out = tmp_path / "out"
     begun = run(out, FREE, delays, "steps=5", "checkpoint.every=5")
     assert begun["seconds"] == pytest.approx(0.5, abs=1e-3)
-    summary = run(out, FREE, delays, "--resume")
+    summary = run(out, FREE, delays, "steps=null", "--resume")
     assert (begun["steps"], summary["steps"]) == (5, STEPS)
     whole = table(Recorded(str(tmp_path / "delays.csv"))).max(axis=1).sum()
     assert whole == 3.25

@@ -40,7 +40,7 @@ def cli() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the results; default: runs/NAME-TIME.",
 )
-@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in the folder --out.")
+@click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
 @click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
 def run(
     target: str,
@@ -58,11 +58,36 @@ def run(
     \b
     hocket run sgd -n 4
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
-    hocket run sgd checkpoint.every=100 --out runs/mine; hocket run sgd --out runs/mine --resume
+    hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
     """
     from hocket.cli.running import run_command
 
     sys.exit(run_command(target, overrides, ranks, transport, out, trace, resume))
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@_OVERRIDES
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: as many as before.")
+@click.option(
+    "--transport", type=click.Choice(["mpi", "virtual"]), help="What moves bytes; default: what did."
+)
+@click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
+def resume(
+    folder: Path, overrides: tuple[str, ...], ranks: int | None, transport: str | None, trace: bool
+) -> None:
+    """Continue the run in FOLDER from its newest checkpoint.
+
+    Everything is as its config.yaml says, but for what is given here. Its length, its ranks and what it reports may
+    be changed.
+
+    \b
+    hocket resume runs/mine
+    hocket resume runs/mine epochs=40 -n 8
+    """
+    from hocket.cli.running import resume_command
+
+    sys.exit(resume_command(folder, overrides, ranks, transport, trace))
 
 
 @cli.command()

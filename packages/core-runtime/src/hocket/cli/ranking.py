@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hocket.config.run import RunConfig, load_run
+from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot
 from hocket.transport import Peer, join
@@ -37,9 +38,9 @@ def run_virtual(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
     summary = train(run, peer, folder, resume=resume)
     if peer.rank == 0:
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
-        if not plot(folder / "metrics.jsonl", folder / "metrics.png", title):
+        if not plot(folder / METRICS, folder / PICTURE, title):
             print("no picture: pip install 'hocket-core[plot]'")
 
 

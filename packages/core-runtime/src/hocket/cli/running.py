@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from hocket.checkpoint.folder import complete, latest_complete
+from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
 from hocket.config.run import RunConfig, load_run
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
-from hocket.training import CHECKPOINTS, TRACE_FILE
+from hocket.training import NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.observer import TERMINAL_VARIABLE
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.joining import launched_ranks, local_ranks
+from hocket.transport.joining import launched_rank, launched_ranks, local_ranks
 from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
 
-__all__ = ["run_command"]
-
-#: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
-_FIXED = ("task", "optimizer", "schedulers", "engine", "batch_size", "seed", "on_nonfinite")
+__all__ = ["resume_command", "run_command"]
 
 
 def run_command(
@@ -44,15 +39,43 @@ def run_command(
     Raises:
         UserError: whatever is wrong with what was asked for.
     """
-    run = load_run(target, overrides)
+    if not resume:
+        return _carry_out(_with_options(load_run(target, overrides), transport, trace), ranks, out)
+    if out is None:
+        raise UserError("--resume continues the run in a folder: name it with --out")
+    return resume_command(out, overrides, ranks, transport, trace, target)
+
+
+def resume_command(
+    folder: Path,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    transport: str | None,
+    trace: bool,
+    target: str | None = None,
+) -> int:
+    """Carry out `hocket resume`, or `hocket run TARGET --resume`, and return the exit status.
+
+    Raises:
+        UserError: whatever is wrong with what was asked for.
+    """
+    run = load_resumed(folder, overrides)
+    if target is not None and launched_rank() == 0:
+        check_asked(target, folder)
+    if launched_ranks() is not None:
+        run = with_ranks(run, ranks, overrides)  # what the launcher was asked for is newer than the folder
+    return _carry_out(_with_options(run, transport, trace), ranks, folder, resume=True)
+
+
+def _with_options(run: RunConfig, transport: str | None, trace: bool) -> RunConfig:
     if transport is not None:
         run = replace(run, transport=TransportName(transport))
-    if trace:
-        run = replace(run, trace=True)
     if run.transport is TransportName.TORCH:
         raise UserError("transport torch is not available in this version; there are mpi and virtual")
-    if resume and out is None:
-        raise UserError("--resume continues the run in a folder: name it with --out")
+    return replace(run, trace=trace or run.trace)
+
+
+def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: bool = False) -> int:
     launched = launched_ranks()
     if launched is not None:
         return _join(run, ranks or run.ranks, out, resume, *launched)
@@ -62,27 +85,32 @@ def run_command(
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
-    folder = _prepare_folder(out, run, resume)
+    folder = folder_of(out, run)
     status = 1
-    try:
-        if run.transport is TransportName.VIRTUAL:
-            from hocket.cli.ranking import run_virtual
-
-            run_virtual(run, folder, resume=resume)
-            status = 0
-        elif run.ranks == 1:
-            from hocket.cli.ranking import run_rank
-
-            run_rank(run, folder, resume=resume)
-            status = 0
-        else:
-            status = _launch(run, folder, resume)
-    finally:
-        if status != 0 and run.trace:
-            _show_left_trace(folder)
+    with prepared(folder, run, resume):
+        try:
+            status = _start(run, folder, resume)
+        finally:
+            if status != 0 and run.trace:
+                _show_left_trace(folder)
     if status == 0:
         _show_results(folder)
     return status
+
+
+def _start(run: RunConfig, folder: Path, resume: bool) -> int:
+    """Carry the run out here, or on ranks of its own, and return the exit status."""
+    if run.transport is TransportName.VIRTUAL:
+        from hocket.cli.ranking import run_virtual
+
+        run_virtual(run, folder, resume=resume)
+    elif run.ranks == 1:
+        from hocket.cli.ranking import run_rank
+
+        run_rank(run, folder, resume=resume)
+    else:
+        return _launch(run, folder, resume)
+    return 0
 
 
 def _show_left_trace(folder: Path) -> None:
@@ -118,9 +146,9 @@ def _join(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_per_rank(local_ranks()))
     first = join().rank == 0
-    # The others write nothing, and their clocks may give another name.
-    folder = _prepare_folder(out, run, resume) if first else _folder(out, run)
-    run_rank(run, folder, resume=resume)
+    folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
+    with prepared(folder, run, resume) if first else contextlib.nullcontext():
+        run_rank(run, folder, resume=resume)
     if first:
         _show_results(folder)
     return 0
@@ -130,7 +158,7 @@ def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
     environment = {}
     if sys.stdout.isatty():
         environment = {TERMINAL_VARIABLE: "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
-    program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / "config.yaml"), str(folder)]
+    program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += ["--resume"] if resume else []
     assert run.ranks is not None
     with job_folder(Path(tempfile.gettempdir())) as pids, shared_job_folder() as variables:
@@ -138,47 +166,8 @@ def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
         return launch(find_mpiexec(), run.ranks, program, folder=pids, environment=environment)
 
 
-def _folder(out: Path | None, run: RunConfig) -> Path:
-    return out or Path("runs") / f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _prepare_folder(out: Path | None, run: RunConfig, resume: bool) -> Path:
-    """Make the results' folder, with the run's complete configuration in it, or check that its run can go on."""
-    from hocket.config.run import resolved
-
-    folder, config = _folder(out, run), resolved(run)
-    if resume:
-        _check_resumable(folder, config)
-    elif complete(folder / CHECKPOINTS):
-        raise UserError(
-            f"--out {folder} holds the checkpoints of an earlier run: continue it with --resume, or name another folder"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
-    return folder
-
-
-def _check_resumable(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse to go on where there is no checkpoint, or with settings that would make it another run."""
-    latest_complete(folder / CHECKPOINTS)
-    path = folder / "config.yaml"
-    try:
-        earlier = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}, which says what run is to be resumed, cannot be read: {error}") from error
-    for key in _FIXED:
-        if earlier.get(key) != config[key]:
-            raise UserError(
-                f"{path}: {key} is {earlier.get(key)}, and {config[key]} is asked for: a run is resumed with what it "
-                "was begun with, but for its length, its ranks and what it reports"
-            )
-
-
 def _show_results(folder: Path) -> None:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     accuracy = summary["valid_accuracy"]
     found = f"validation accuracy {100 * accuracy:.2f} %, " if accuracy is not None else ""
     where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"

@@ -31,7 +31,7 @@ class OnNonfinite(StrEnum):
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When a run is saved, so that `--resume` can continue it.
+    """When a run is saved, so that `hocket resume` can continue it.
 
     Attributes:
         every: steps between two checkpoints, 1 or more, and one at the end; null for none.

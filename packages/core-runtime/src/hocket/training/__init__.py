@@ -1,6 +1,15 @@
 """A whole training run of a task: the loop, its measurements and its reports."""
 
-__all__ = ["CHECKPOINTS", "TRACE_FILE"]
+__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "MODEL", "NEXT_CONFIG", "PICTURE", "SUMMARY", "TRACE_FILE"]
+
+#: The names of files in the folder of a run's results: its complete configuration, that of a run that has not begun to
+#: train yet, and what a run has given.
+CONFIG = "config.yaml"
+NEXT_CONFIG = "config.next.yaml"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+PICTURE = "metrics.png"
 
 #: What the trace of a run is called in the folder of its results.
 TRACE_FILE = "trace.json"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +21,10 @@ from hocket.observation import Trace
 from hocket.session import TrainingSession, attach
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
-from hocket.training import CHECKPOINTS, TRACE_FILE
+from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
+from hocket.training.results import Results
 from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "train"]
@@ -62,10 +63,10 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizer = build_optimizer(run.optimizer, model.parameters())
     peer.timeout_s = run.timeout_s
-    written = out / "metrics.jsonl" if peer.rank == 0 else Path(os.devnull)
+    results = Results(out, run.trace) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE) if run.trace else None
     with (
-        written.open("a+" if resume else "w") as metrics,
+        contextlib.closing(results) if results else contextlib.nullcontext(),
         attach(
             model,
             optimizer,
@@ -77,28 +78,16 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
             make_optimizer=lambda groups: build_optimizer(run.optimizer, groups),
         ) as session,
     ):
-        summary = _Run(run, task, data, session, metrics, out / CHECKPOINTS, resume).train()
+        summary = _Run(run, task, data, session, results, out / CHECKPOINTS, resume).train()
         with session.consensus():
             if peer.rank == 0:
-                save_model(model, out / "model.safetensors")
+                save_model(model, out / MODEL)
         return summary
 
 
 def save_model(model: nn.Module, path: Path) -> None:
     """Write parameters and buffers by name; `model.load_state_dict(safetensors.torch.load_file(path))` reads them."""
     write_tensors(path, model.state_dict())
-
-
-def _drop_rows_after(step: int, metrics: TextIO) -> None:
-    """Remove what a run wrote between its last checkpoint and its end, the last line perhaps in part."""
-    metrics.seek(0)
-    kept = []
-    for line in metrics:
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    metrics.seek(len("".join(kept).encode()))
-    metrics.truncate()
 
 
 class _Run:
@@ -108,7 +97,7 @@ class _Run:
         task: Task,
         data: TaskData,
         session: TrainingSession,
-        metrics: TextIO,
+        results: Results | None,
         checkpoints: Path,
         resume: bool,
     ) -> None:
@@ -116,7 +105,7 @@ class _Run:
         self._task = task
         self._data = data
         self._session = session
-        self._metrics = metrics
+        self._results = results
         self._checkpoints = checkpoints
         self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
         num_samples = len(data.train)
@@ -131,12 +120,18 @@ class _Run:
         epochs = run.epochs - session.passes.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
+        if resume and session.rank == 0 and session.step >= self._steps:
+            print(
+                "the run has ended, and its results are made again; epochs=N or steps=N make it longer",
+                flush=True,
+            )
         self._observer = observer_for(session.rank, self._steps)
 
     def train(self) -> dict[str, Any]:
         every = self._run.checkpoint.every
         try:
             for epoch, last_of_epoch in self._batches():
+                self._begin_results()
                 step = self._session.step
                 if self._observer:
                     self._observer.step(step)
@@ -144,10 +139,15 @@ class _Run:
                     self._write_row(epoch, last_of_epoch)
                 if every is not None and (step % every == 0 or step == self._steps):
                     self._session.save(self._checkpoints, keep=self._run.checkpoint.keep, run=self)
+            self._begin_results()  # where nothing was left to do
             return self._summary()
         finally:
             if self._observer:
                 self._observer.close()
+
+    def _begin_results(self) -> None:
+        if self._results:
+            self._results.begin()
 
     def _batches(self) -> Iterator[tuple[int, bool]]:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
@@ -190,7 +190,8 @@ class _Run:
             # Other ranks read other samples: the epoch begins again.
             self._done_in_epoch, self._losses = 0, _Losses()
         if self._session.rank == 0:
-            _drop_rows_after(resumed.step, self._metrics)
+            assert self._results is not None
+            self._results.resume_after(resumed.step)
             print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,8 +225,8 @@ class _Run:
         row["bytes_sent"] = session.counters.bytes_sent
         row["exposed_wait_s"] = session.counters.exposed_wait_s
         self._last_row = row
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
+        if self._results:
+            self._results.write(row)
         if self._observer:
             self._observer.row(row)
 

@@ -1,0 +1,140 @@
+"""The folder of a run's results: made, taken over or continued."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hocket.checkpoint.folder import complete, latest_complete
+from hocket.config.run import RunConfig, load_run, resolved
+from hocket.config.source import SLOTS, parse_override
+from hocket.errors import UserError, some
+from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG
+
+__all__ = ["check_asked", "folder_of", "load_resumed", "prepared", "with_ranks"]
+
+#: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
+_FIXED = ("task", "optimizer", "schedulers", "engine", "batch_size", "seed", "on_nonfinite")
+
+
+def folder_of(out: Path | None, run: RunConfig) -> Path:
+    """Return where a run's results go: where the user says, or a folder named by recipe and time."""
+    return out or Path("runs") / f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the run that continues the one in a folder: its own configuration, and the overrides on top.
+
+    `ranks` is None where neither the folder nor an override says.
+
+    Raises:
+        UserError: there is nothing to continue, or an override would make it another run; names the keys.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        is_there = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{folder} holds no run to resume: {is_there}")
+    latest_complete(folder / CHECKPOINTS)
+    if any(parse_override(text).keys == ("recipe",) for text in overrides):
+        raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
+    earlier, run = load_run(str(path)), load_run(str(path), overrides)
+    differing = _differing(resolved(earlier), resolved(run), _FIXED)
+    if differing:
+        told = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
+        raise UserError(
+            f"{path}: {told}: a run is resumed with what it was begun with, but for its length, its ranks and what it "
+            "reports"
+        )
+    return run
+
+
+def check_asked(target: str, folder: Path) -> None:
+    """Compare what `hocket run TARGET --resume` names with the run in the folder, which counts.
+
+    Raises:
+        UserError: it is another recipe's.
+    """
+    path = folder / CONFIG
+    asked, run = load_run(target), load_run(str(path))
+    if asked.strategy.name != run.strategy.name:
+        names = [
+            repr(name) if name else "a strategy of its own"
+            for name in (run.strategy.name, asked.strategy.name)
+        ]
+        raise UserError(
+            f"{path} is a run of {names[0]}, and {names[1]} is asked for: hocket resume {folder} continues it, or name "
+            "another folder"
+        )
+    keys = _keys_of_file(target)
+    differing = [key for key, _, _ in _differing(resolved(run), resolved(asked), keys)]
+    if differing:
+        print(
+            f"hocket: {target} says otherwise than {path} in {some(differing)}: the folder's holds; KEY=VALUE changes "
+            "what may be changed",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def prepared(folder: Path, run: RunConfig, resume: bool) -> Iterator[None]:
+    """Keep the run's complete configuration beside an earlier one's, until it begins to train and takes its place.
+
+    Raises:
+        UserError: the folder cannot be written, or holds a run that was not to be continued.
+    """
+    if not resume and complete(folder / CHECKPOINTS):
+        raise UserError(
+            f"--out {folder} holds the checkpoints of an earlier run: continue it with `hocket resume {folder}`, or "
+            "name another folder"
+        )
+    config = folder / NEXT_CONFIG
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(yaml.safe_dump(resolved(run), sort_keys=False))
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        config.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if nothing came of the run
+
+
+def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> RunConfig:
+    """Return a resumed run with as many ranks as were asked for explicitly; None where nobody has."""
+    named = any(parse_override(text).keys == ("ranks",) for text in overrides)
+    return replace(run, ranks=ranks or (run.ranks if named else None))
+
+
+def _differing(
+    earlier: Mapping[str, Any], asked: Mapping[str, Any], keys: Sequence[str]
+) -> list[tuple[str, Any, Any]]:
+    """Return the keys below `keys` in which two configurations differ, with both values."""
+    from hocket.session.handshake import flattened
+
+    was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, asked))
+    absent = "nothing"
+    return [
+        (key, was.get(key, absent), now.get(key, absent))
+        for key in {**was, **now}
+        if was.get(key, absent) != now.get(key, absent)
+    ]
+
+
+def _keys_of_file(target: str) -> list[str]:
+    """Return the settings that a file gives itself; none where the target is a recipe's name."""
+    path = Path(target)
+    if not path.is_file():
+        return []
+    keys = yaml.safe_load(path.read_text()).keys()
+    settings = [key for key in keys if key not in (*SLOTS, "strategy", "recipe", "phases", "ranks", "name")]
+    return [*settings, "strategy"] if {*SLOTS, "strategy"} & set(keys) else settings
