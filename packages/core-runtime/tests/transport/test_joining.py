@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from hocket.cli import ranking, running
 from hocket.errors import UserError
-from hocket.transport import join
-from hocket.transport.joining import launched_rank, launched_ranks, local_ranks
+from hocket.transport import join, joining
+from hocket.transport.joining import launched_rank, launched_ranks, local_ranks, unknown_launcher
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World
 
@@ -20,6 +23,7 @@ _VARIABLES = (
     *("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
     *("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
     *("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    *("PMIX_RANK", "LOCAL_RANK"),
 )
 
 
@@ -48,10 +52,76 @@ def test_launchers_are_told_apart(variable: str, launcher: str, monkeypatch: pyt
     monkeypatch.setenv(variable, "8")
     assert launched_ranks() == (launcher, 8)
     monkeypatch.setenv(variable, "1")
+    assert launched_ranks() is None
     assert isinstance(join(), SinglePeer)
     monkeypatch.setenv(variable, "eight")
     with pytest.raises(UserError, match=rf"^{variable}='eight' in the environment is no number of ranks$"):
         launched_ranks()
+
+
+def test_a_promise_of_one_rank_hides_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srun --pty bash`, and torchrun in it; a left-over WORLD_SIZE=1, and srun."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert launched_ranks() == ("srun", 4)
+
+
+@pytest.mark.parametrize("transport", ["mpi", "virtual"])
+def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
+    transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, value in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(variable, value)
+    begun: list[int | None] = []
+    monkeypatch.setattr(running, "_launch", lambda run, *rest: begun.append(run.ranks) or 1)
+    monkeypatch.setattr(ranking, "run_virtual", lambda run, *rest, **more: begun.append(run.ranks) or _stop())
+    with contextlib.suppress(StopIteration):
+        running.run_command(
+            "sgd",
+            ["task=digits"],
+            ranks=2,
+            transport=transport,
+            out=tmp_path / "out",
+            resume=False,
+            trace=False,
+        )
+    assert begun == [2]
+
+
+def _stop() -> None:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
+            ["MV2_COMM_WORLD_RANK=0", "MV2_COMM_WORLD_SIZE=4"],
+        ),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, ["FLUX_JOB_SIZE=2", "FLUX_TASK_RANK=0"]),
+        ({"PMIX_RANK": "3"}, ["PMIX_RANK=3"]),
+        ({"PALS_RANKID": "1"}, ["PALS_RANKID=1"]),
+        ({"RANK": "0", "WORLD_SIZE": "1", "BATCH_SIZE": "32", "OMPI_UNIVERSE_SIZE": "8"}, []),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, []),  # an sbatch script is no rank
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, []),
+    ],
+)
+def test_one_rank_in_what_looks_like_a_job_is_told(
+    variables: dict[str, str],
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert unknown_launcher() == found
+    joining._warn_of_strangers.cache_clear()
+    for _ in range(2):
+        assert isinstance(join(), SinglePeer)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(found)
+    assert all(text in message for message in messages for text in found)
 
 
 def test_a_rank_knows_its_number_before_mpi_starts(monkeypatch: pytest.MonkeyPatch) -> None:
