@@ -302,6 +302,26 @@ def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:
     torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("compressed", ["within", "between"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_change_of_phase_gives_all_groups_what_was_kept_in_any(compressed: str, sharded: bool) -> None:
+    """Residuals of groups, or of their leaders, end in the mean over all ranks."""
+    over = {"name": "group", "size": 2}
+    leaders = {"name": "leaders", "size": 2, "sharded": sharded}
+    [sparse], [dense] = (one_exchange(*how)["gradients"] for how in (KEEPING[0], ("allreduce", "none")))
+    within, between = (sparse, dense) if compressed == "within" else (dense, sparse)
+    gradients = [
+        {**within, "over": over},
+        {**between, "over": leaders},
+        {"collective": "broadcast", "over": {**over, "sharded": sharded}, "segments": "layers"},
+    ]
+    # Sharded leaders need groups of one size.
+    counts = [3, 4, 4, 2] if sharded else [3, 4, 2]
+    strategy = {"gradients": gradients, "phases": {3: {"gradients": [dense]}}}
+    for applied, _ in accumulated(strategy, counts, set(), False):
+        torch.testing.assert_close(applied, contributed(counts, set()), rtol=1e-12, atol=1e-12)
+
+
 def test_momentum_is_handed_back_as_the_mean_over_groups_of_different_sizes() -> None:
     """The exchange that takes it over is within groups; the optimizers of all ranks get the same buffers."""
     over = {"name": "group", "size": 2}

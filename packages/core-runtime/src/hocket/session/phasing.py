@@ -6,14 +6,17 @@ goes back to the optimizer, and replicas are averaged if the next strategy would
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket.segment.segment import Segment, view_of
+from hocket.segment.segment import Segment, wire_dtype
 from hocket.session.exchanging import OpenExchange
+from hocket.strategy.exchange import Exchange
+from hocket.transport.peer import Lane, Peer
 
 if TYPE_CHECKING:
     from hocket.session.takeover import Takeover
@@ -55,7 +58,9 @@ class LateGradients:
 
 @torch.no_grad()
 def send_residuals(
+    exchanges: Sequence[Exchange],
     opened: Sequence[OpenExchange],
+    peer: Peer,
     parameters: Mapping[str, nn.Parameter],
     late: LateGradients,
     takeover: Takeover | None,
@@ -64,27 +69,58 @@ def send_residuals(
 
     Where the compressor applies momentum and weight decay, a residual holds velocity, which is stepped at once by
     the learning rate alone: as a gradient it would be given momentum a second time.
+
+    Args:
+        exchanges: the slot's, the same on every rank.
+        opened: those that this rank takes part in.
+        peer: the ranks whose contributions end in one mean.
+        parameters: the trainable ones by name.
+        late: where gradients wait for the next step.
+        takeover: what the compressor has taken over from the optimizer.
     """
-    for each in opened:
-        kept = [(segment, own) for segment in each.segments if (own := _take_kept(each, segment)) is not None]
-        if not kept:
-            continue
-        lane = each.peer.lane(f"{each.exchange.name} residuals")
-        for segment, own in kept:
-            total = torch.empty_like(own)
-            lane.iallreduce(own.numpy(), total.numpy()).wait()
-            for span in segment.spans:
-                parameter = parameters[span.name]
-                value = view_of(total, span).to(parameter.device, parameter.dtype)
-                if takeover is None:
-                    late.add(span.name, value.clone(memory_format=torch.preserve_format))
-                else:
-                    parameter.add_(value, alpha=-takeover.learning_rate(parameter))
+    mine = {each.exchange.name: each for each in opened}
+    for exchange in exchanges:
+        lane = peer.lane(f"{exchange.name} residuals")
+        for name, value in _means(lane, mine.get(exchange.name), parameters):
+            parameter = parameters[name]
+            if takeover is None:
+                late.add(name, value.clone(memory_format=torch.preserve_format))
+            else:
+                parameter.add_(value, alpha=-takeover.learning_rate(parameter))
         lane.close()
 
 
-def _take_kept(opened: OpenExchange, segment: Segment) -> Tensor | None:
-    """Take what an exchange holds back of a segment, on the CPU; None, on all ranks alike, if it holds nothing back."""
+def _means(
+    lane: Lane, opened: OpenExchange | None, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, Tensor]]:
+    """Give the mean of what ranks keep back of each parameter in one exchange; nothing where none keeps anything."""
+    kept = {} if opened is None else _take_kept(opened)
+    any_kept = np.empty(1)
+    lane.iallreduce(np.array([float(bool(kept))]), any_kept).wait()
+    for name, parameter in parameters.items() if any_kept[0] else ():
+        # Behind the values: what a gradient of 1 on every rank would add up to.
+        own = torch.zeros(parameter.numel() + 1, dtype=wire_dtype(parameter.dtype))
+        if name in kept:
+            assert opened is not None
+            own[:-1], own[-1] = kept[name], opened.scale
+        total = torch.empty_like(own)
+        lane.iallreduce(own.numpy(), total.numpy()).wait()
+        if total[-1]:
+            value = total[:-1].div_(total[-1]).as_strided(parameter.shape, parameter.stride())
+            yield name, value.to(parameter.device, parameter.dtype)
+
+
+def _take_kept(opened: OpenExchange) -> dict[str, Tensor]:
+    """Take what an exchange holds back, by parameter and flat; nothing where it holds nothing back."""
+    kept: dict[str, Tensor] = {}
+    for segment in opened.segments:
+        own = _take_kept_of(opened, segment)
+        if own is not None:
+            kept |= {span.name: own[span.start : span.stop] for span in segment.spans}
+    return kept
+
+
+def _take_kept_of(opened: OpenExchange, segment: Segment) -> Tensor | None:
     packing = opened.channel.packing
     if packing is None or not packing.compressor.keeps_residual:
         return opened.channel.take_late(segment)

@@ -97,7 +97,9 @@ class Session(TrainingSession):
         """Go on with another strategy; collective, between steps."""
         self.settle()
         takeover = self.phase.takeover
-        send_residuals(self.phase.opened, self._storage.parameters, self.late, takeover)
+        gradients = self.phase.strategy.gradients
+        peer = self.phase.opened[0].peer if len(gradients) == 1 and self.phase.gradients else self.peer
+        send_residuals(gradients, self.phase.opened, peer, self._storage.parameters, self.late, takeover)
         if takeover is not None:
             takeover.hand_back()
         if strategy.keeps_replicas_equal(self._ranks.placement):
