@@ -53,8 +53,17 @@ def test_equal_replicas_keep_their_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
-@pytest.mark.parametrize("segments", ["model", "layers"])
-def test_push_sum_goes_on_from_its_mean(segments: str, overlap: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("segments", "dtype", "tolerance"),
+    [
+        ("model", torch.float64, 1e-12),
+        ("layers", torch.float64, 1e-12),
+        ("layers", torch.bfloat16, 2**-7),  # to the rounding of what is half-way
+    ],
+)
+def test_push_sum_goes_on_from_its_mean(
+    segments: str, dtype: torch.dtype, tolerance: float, overlap: str, tmp_path: Path
+) -> None:
     """Values are divided by weights that differ: their mean is the consensus, which weighs them."""
     push_sum = {"name": "gossip", "push_sum": True}
     exchange = {
@@ -66,7 +75,7 @@ def test_push_sum_goes_on_from_its_mean(segments: str, overlap: str, tmp_path: P
 
     def attached() -> tuple[nn.Module, hocket.Session]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return model, hocket.attach(
             model, optimizer, hocket.compose({"strategy": {"parameters": [exchange]}})
@@ -80,7 +89,7 @@ def test_push_sum_goes_on_from_its_mean(segments: str, overlap: str, tmp_path: P
         with session:
             for _ in range(5):
                 session.optimizer.zero_grad()
-                model(torch.ones(1, 4, dtype=torch.float64) * session.rank).square().sum().backward()
+                model(torch.ones(1, 4, dtype=dtype) * session.rank).square().sum().backward()
                 session.optimizer.step()
             session.save(tmp_path)
             own = parameters(model)
@@ -99,7 +108,7 @@ def test_push_sum_goes_on_from_its_mean(segments: str, overlap: str, tmp_path: P
     assert (plain - expected).abs().max() > 1e-4
     for size in (1, 3):
         for given in hocket.virtual(size).run(loaded):
-            torch.testing.assert_close(given, expected, rtol=0, atol=1e-14)
+            torch.testing.assert_close(given, expected, rtol=tolerance, atol=0)
 
 
 def test_it_trains_on(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError, some
-from hocket.segment.segment import Segment
+from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
 from hocket.session.layout import WEIGHT
 from hocket.session.unrounded import Unrounded
@@ -100,14 +100,22 @@ class ParameterExchange:
         places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
         return {
             "weights": {span.name: weight for weight, segment in places for span in segment.spans},
-            "values": {str(index): value for index, value in self.values().items()},
+            "values": self._values_by_name(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take parameters for what the push-sums that `state_dict` returned are divided to."""
         firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
-        weights = {index: state["weights"][name] for index, name in firsts.items()}
-        self.set_weights(weights, {int(index): value for index, value in state["values"].items()})
+        self.set_weights({index: state["weights"][name] for index, name in firsts.items()})
+        for name, value in self._values_by_name().items():
+            value.copy_(state["values"][name])
+
+    def _values_by_name(self) -> dict[str, Tensor]:
+        return {
+            span.name: view_of(unrounded.value, span)
+            for index, unrounded in self.unrounded.items()
+            for span in self._places[index][0].spans
+        }
 
     def _debias(self, index: int) -> None:
         self._biased.discard(index)

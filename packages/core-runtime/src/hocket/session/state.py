@@ -90,9 +90,14 @@ def load_mean(session: Session, files: Sequence[StateFile]) -> None:
         CheckpointError: something does not take its state.
     """
     first = files[0]
-    push_weights = [_push_weights(file) for file in files]
+    push_sums = [_push_sums(file) for file in files]
     for name, target in flatten({"model": session.tensors()})[1].items():
-        target.copy_(mean_of_tensor(files, name, [weights.get(name, 1.0) for weights in push_weights]))
+        kept, _ = push_sums[0].get(name, (None, 1.0))
+        if kept is not None:
+            target.copy_(mean_of_tensor(files, kept))
+        else:
+            weights = [of_rank.get(name, (None, 1.0))[1] for of_rank in push_sums]
+            target.copy_(mean_of_tensor(files, name, weights))
     session.begin_equal()
     if not why_no_mean(files, "optimizer"):
         load_into(session.optimizer, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
@@ -103,12 +108,18 @@ def load_mean(session: Session, files: Sequence[StateFile]) -> None:
     session.late.load_state_dict(mean_of_section(files, "late"))
 
 
-def _push_weights(file: StateFile) -> dict[str, float]:
-    """Return what each of a model's tensors was divided by: of values x / w, push-sum's mean is sum(x) / sum(w)."""
+def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
+    """Return where x is, if anywhere, and w, by the name of each tensor that holds x / w of push-sum.
+
+    The mean is sum(x) / sum(w), and sum(w) is how many ranks there are.
+    """
     return {
-        f"model/parameters/{name}": weight
-        for exchange in file.read("parameters").values()
-        for name, weight in exchange["weights"].items()
+        f"model/parameters/{name}": (
+            f"parameters/{exchange}/values/{name}" if name in state["values"] else None,
+            weight,
+        )
+        for exchange, state in file.read("parameters").items()
+        for name, weight in state["weights"].items()
     }
 
 
