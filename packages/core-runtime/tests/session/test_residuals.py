@@ -6,6 +6,7 @@ Uneven data, steps that are left out, and changes of phase, at random.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def accumulated(strategy: Any, counts: Sequence[int], bad: Bad, scaled: bool) ->
     def run(rank: int) -> tuple[Tensor, Tensor]:
         model = Sums()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, backoff_factor=0.999999999, enabled=scaled)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=scaled)
         on_nonfinite = "skip" if not scaled or "backward" in str(strategy) else "error"
         with hocket.attach(model, optimizer, strategy, on_nonfinite=on_nonfinite) as session:
             for x in session.data(list(samples_of(rank, counts[rank]))):
@@ -128,8 +129,7 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
     }
     ended = accumulated(strategy, counts, bad, scaled)
     applied, total = ended[0][0], sum(kept for _, kept in ended)
-    # A scaler's factor falls by a billionth in each step that it leaves out.
-    torch.testing.assert_close(applied + total, contributed(counts, bad), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(applied + total, contributed(counts, bad), rtol=1e-12, atol=1e-12)
     for own, _ in ended:
         assert torch.equal(own, applied)
 
@@ -279,6 +279,35 @@ def test_with_all_sent_it_is_sgd_with_momentum(
             torch.testing.assert_close(
                 buffer, torch.zeros_like(buffer) if expected is None else expected, rtol=1e-12, atol=1e-13
             )
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_a_scaler_changes_nothing(overlap: str, clip: float | None) -> None:
+    """Momentum, weight decay and local clipping are of gradients as they are, whatever the loss is multiplied by."""
+    strategy = everything(0.3, overlap=overlap)
+    if clip is not None:
+        compressor = strategy["gradients"][0]["compressor"]
+        clipping = {"name": "local_clipping", "max_norm": clip, "compressor": compressor}
+        strategy = one_exchange("sparse_allreduce", clipping)
+
+    def run(rank: int, scaled: bool) -> list[Tensor]:
+        model = Parts()
+        optimizer = optimizer_of(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, enabled=scaled)
+        with hocket.attach(model, optimizer, strategy) as session:
+            for number, x in enumerate(session.data(inputs(rank, 12))):
+                with session.accumulate() if number % 3 == 0 else nullcontext():
+                    scaler.scale(model(x, (0, 1, 2))).backward()
+                if number % 3:
+                    scaler.unscale_(optimizer)
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain, scaled = (on_ranks(2, lambda rank, s=s: run(rank, s)) for s in (False, True))
+    torch.testing.assert_close(scaled, plain, rtol=1e-12, atol=1e-13)
 
 
 def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:

@@ -163,13 +163,15 @@ class SegmentPlace:
                 gradient.finite = bool(torch.isfinite(gradient.outgoing).all())
         return [gradient.name for gradient in self.gradients if gradient.finite is False]
 
-    def bind(self) -> None:
-        """Make `p.grad` of each parameter what came back, or None where no rank had a gradient."""
+    def bind(self, factor: float = 1.0) -> None:
+        """Make `p.grad` of each parameter `factor` times what came back, or None where no rank had a gradient."""
         companions = self.last.incoming_companions
         weight = float(companions[WEIGHT])
         data = self.last.incoming[: self.last.numel]
         if self.divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
-            data.mul_(1 / weight)
+            factor /= weight
+        if factor != 1:
+            data.mul_(factor)
         if self.casts:
             self.results.copy_(data)
         for gradient in self.gradients:

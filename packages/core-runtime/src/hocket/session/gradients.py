@@ -24,6 +24,7 @@ from hocket.session.autograd import at_end_of_backward, current_backward, is_nes
 from hocket.session.exchanging import OpenExchange
 from hocket.session.gradient_places import GradientPlace, SegmentPlace, Stage
 from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
+from hocket.session.scaling import loss_scale, watch_scalers
 from hocket.session.takeover import Takeover
 from hocket.session.undo import Undo
 from hocket.session.weights import NOTHING, Agreement, Contribution
@@ -73,6 +74,11 @@ class GradientMoment:
         self._places = [SegmentPlace(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
+        # What is remembered must not depend on a scale that changes.
+        self._unscales = any(each.channel.packing is not None for each in opened)
+        self._loss_scale = 1.0
+        if self._unscales:
+            watch_scalers()
         self.accumulating = False
         #: How many backwards of this step ended with an exchange.
         self.exchanged_in_step = 0
@@ -118,10 +124,11 @@ class GradientMoment:
             )
         self._check()
         self._backward = current_backward()
-        self._begin_round(self._contribution_of_step())
+        self._begin_round(self._contribution_of_step(), loss_scale() if self._unscales else 1.0)
         at_end_of_backward(self._end_backward)
 
-    def _begin_round(self, contribution: Contribution) -> None:
+    def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
+        self._loss_scale = loss_scale
         if self._agreement is not None:
             contribution = self._agreement.weigh(contribution)
         if self._undo is not None:
@@ -137,7 +144,8 @@ class GradientMoment:
     def _contribute(self, gradient: GradientPlace) -> None:
         """Take over the gradient that this rank contributes of a parameter."""
         kept = self._contribution.kept
-        gradient.take(gradient.parameter.grad if kept is None else kept.get(gradient.parameter), self._factor)
+        given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
+        gradient.take(given, self._factor / self._loss_scale)
 
     def _end_backward(self) -> None:
         self._backward = None
@@ -171,7 +179,7 @@ class GradientMoment:
         self._pass_all_on()
         for place in self._places:
             place.finish()
-            place.bind()
+            place.bind(self._loss_scale)
         companions = (place.last.incoming_companions for place in self._places)
         self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
         for opened in self._exchanges:
