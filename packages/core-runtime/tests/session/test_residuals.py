@@ -207,11 +207,18 @@ def optimizer_of(model: Parts) -> torch.optim.SGD:
     return torch.optim.SGD(groups, lr=0.1)
 
 
+def schedule(optimizer: torch.optim.SGD, step: int) -> None:
+    """Set what schedulers rewrite: OneCycleLR the learning rate and momentum of every group, down to 0 and up."""
+    for number, group in enumerate(optimizer.param_groups):
+        group["lr"] = 0.01 * (number + 1) / (step + 1)
+        group["momentum"] = (0.9, 0.5, 0.0)[(number + step) % 3]
+
+
 Step = tuple[tuple[int, ...], float]
 
 
 def corrected(
-    strategy: Any, plan: Sequence[Sequence[Step]], bad: Bad
+    strategy: Any, plan: Sequence[Sequence[Step]], bad: Bad, scheduled: bool
 ) -> list[tuple[list[Tensor], list[Any]]]:
     """Train on virtual ranks: each batch says which parameters are used, and its weight."""
 
@@ -221,6 +228,8 @@ def corrected(
         data = list(zip(plan[rank], inputs(rank, len(plan[rank])), strict=True))
         with hocket.attach(model, optimizer, strategy, on_nonfinite="skip") as session:
             for (used, _), x in session.data(data, weight=lambda batch: batch[0][1]):
+                if scheduled:
+                    schedule(optimizer, session.step)
                 optimizer.zero_grad()
                 loss = model(x, used)
                 (loss * torch.nan if (rank, session.step) in bad else loss).backward()
@@ -236,7 +245,7 @@ def inputs(rank: int, count: int) -> list[Tensor]:
     return [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def plain(plan: Sequence[Sequence[Step]], bad: Bad) -> tuple[list[Tensor], list[Any]]:
+def plain(plan: Sequence[Sequence[Step]], bad: Bad, scheduled: bool) -> tuple[list[Tensor], list[Any]]:
     """SGD with the weighted mean of all ranks' gradients: none where no rank has one."""
     model = Parts()
     optimizer = optimizer_of(model)
@@ -244,6 +253,8 @@ def plain(plan: Sequence[Sequence[Step]], bad: Bad) -> tuple[list[Tensor], list[
         having = [rank for rank, own in enumerate(plan) if step < len(own) and own[step][1]]
         if any((rank, step) in bad for rank in having):
             continue
+        if scheduled:
+            schedule(optimizer, step)
         optimizer.zero_grad()
         total = sum(plan[rank][step][1] for rank in having)
         for rank in having:
@@ -266,14 +277,15 @@ STEPS = st.tuples(
     bad=CASES["bad"],
     overlap=CASES["overlap"],
     segments=st.sampled_from(["model", "{name: bytes, size_mb: 0.00005}"]),
+    scheduled=st.booleans(),
 )
 def test_with_all_sent_it_is_sgd_with_momentum(
-    plan: list[list[Step]], bad: Bad, overlap: str, segments: str
+    plan: list[list[Step]], bad: Bad, overlap: str, segments: str, scheduled: bool
 ) -> None:
     """Whoever has batches, of whatever weight, that use whichever parameters; groups with terms of their own."""
     strategy = hocket.compose({"strategy": everything(overlap=overlap)}, f"gradients.0.segments={segments}")
-    parameters, buffers = plain(plan, bad)
-    for own, own_buffers in corrected(strategy, plan, bad):
+    parameters, buffers = plain(plan, bad, scheduled)
+    for own, own_buffers in corrected(strategy, plan, bad, scheduled):
         torch.testing.assert_close(own, parameters, rtol=1e-12, atol=1e-13)
         for buffer, expected in zip(own_buffers, buffers, strict=True):
             torch.testing.assert_close(
