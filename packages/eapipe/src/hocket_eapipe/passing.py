@@ -1,6 +1,6 @@
 """What stages hand over to each other: nested values with tensors, as messages and within a process.
 
-A value is a tensor, or tuples, lists and dictionaries of tensors and of anything that can be pickled, in any nesting;
+A value is a tensor, or tuples, lists and dictionaries of tensors and of what `hocket.messages` holds, in any nesting;
 form, dtypes and shapes may change from batch to batch. As a message it is the length of its form (0 where that is
 what it was last time), its form, and each tensor that has elements, from where it lies. All of them have the same round
 on one lane, on which messages between two ranks keep their order.
@@ -8,30 +8,20 @@ on one lane, on which messages between two ranks keep their order.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_map_only
 
+from hocket.messages import Form, as_bytes, put_together, take_apart
 from hocket.session.exchanging import Counters
 from hocket.transport.peer import Array, Lane, Request
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What stands in a tensor's place in the form of a value."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    requires_grad: bool
 
 
 def detached(value: Any) -> Any:
@@ -52,24 +42,26 @@ class MessageSender:
         self._lane = lane
         self._counters = counters
         self._to = to
-        self._form = b""
+        self._form: Form | None = None
         #: What is on its way, with its memory.
         self._sending: deque[tuple[Request, Array]] = deque()
 
     def send(self, value: Any, round: int) -> None:
-        """Send a value; its tensors must not be written before they have arrived."""
-        leaves, structure = tree_flatten(value)
-        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
-        form = pickle.dumps(tree_unflatten([_described(leaf) for leaf in leaves], structure))
+        """Send a value; its tensors must not be written before they have arrived.
+
+        Raises:
+            UserError: it holds what no message can; names its place.
+        """
+        form, tensors = take_apart(value)
         is_new = form != self._form
         self._form = form
-        header = np.array([len(form) if is_new else 0], dtype=np.int64)
-        self._isend(header, round)
+        message = form.encode() if is_new else b""
+        self._isend(np.array([len(message)], dtype=np.int64), round)
         if is_new:
-            self._isend(np.frombuffer(form, dtype=np.uint8), round)
+            self._isend(np.frombuffer(message, dtype=np.uint8), round)
         for tensor in tensors:
             if tensor.numel():
-                self._isend(_as_bytes(tensor.cpu().contiguous()), round)
+                self._isend(as_bytes(tensor), round)
         self.release()
 
     def release(self) -> None:
@@ -111,7 +103,7 @@ class MessageReceiver:
         self._lane = lane
         self._source = source
         self._device = device
-        self._form = b""
+        self._form: Form | None = None
 
     def receive(self, round: int) -> Any:
         """Wait for a value; its tensors are this rank's own, and require gradients where the sender's did."""
@@ -129,30 +121,10 @@ class MessageReceiver:
         if header[0]:
             form = np.empty(header[0], dtype=np.uint8)
             self._lane.irecv(form, self._source, round).wait()
-            self._form = form.tobytes()
-        # Between ranks of one job only: what is unpickled was pickled by the same program.
-        leaves, structure = tree_flatten(pickle.loads(self._form))
-        received = [torch.empty(x.shape, dtype=x.dtype) if isinstance(x, _Form) else x for x in leaves]
-        requests = [
-            self._lane.irecv(_as_bytes(tensor), self._source, round)
-            for tensor, form in zip(received, leaves, strict=True)
-            if isinstance(form, _Form) and tensor.numel()
-        ]
+            self._form = Form.decode(form.tobytes())
+        assert self._form is not None  # the first value brings one
+        received = [tensor.empty() for tensor in self._form.tensors]
+        requests = [self._lane.irecv(as_bytes(t), self._source, round) for t in received if t.numel()]
         for request in requests:
             request.wait()
-        placed = [
-            tensor.to(self._device).requires_grad_(form.requires_grad) if isinstance(form, _Form) else tensor
-            for tensor, form in zip(received, leaves, strict=True)
-        ]
-        return tree_unflatten(placed, structure)
-
-
-def _described(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return _Form(leaf.dtype, tuple(leaf.shape), leaf.requires_grad)
-
-
-def _as_bytes(tensor: Tensor) -> Array:
-    data: Array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return data
+        return put_together(self._form, [tensor.to(self._device) for tensor in received])

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
+from hocket.messages import Form, TensorForm, put_together, take_apart
 from hocket.transport.peer import Array
 
 __all__ = ["BatchForm", "pack"]
@@ -20,20 +21,14 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class BatchForm:
-    """What a batch is besides its numbers.
+    """What a batch is besides its numbers, and how it is packed."""
 
-    Attributes:
-        tree: its tuples, lists and dictionaries, with numbers, from 0, in the places of tensors.
-        tensors: dtype and shape of each of these.
-    """
-
-    tree: Any
-    tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    form: Form
 
     @property
     def nbytes(self) -> int:
         """How many bytes the packed batch has."""
-        return sum(_padded(dtype, shape) for dtype, shape in self.tensors)
+        return sum(_padded(tensor) for tensor in self.form.tensors)
 
     def unpack(self, packed: Array) -> Any:
         """Return the batch, in memory of its own.
@@ -41,17 +36,16 @@ class BatchForm:
         Args:
             packed: uint8 [nbytes].
         """
-        tensors = [view.clone() for view in self._views(packed)]
-        return tree_map(tensors.__getitem__, self.tree)
+        return put_together(self.form, [view.clone() for view in self._views(packed)])
 
     def _views(self, packed: Array) -> list[Tensor]:
         """Return the tensors as views of the packed memory."""
         memory = torch.from_numpy(packed)
         views, start = [], 0
-        for dtype, shape in self.tensors:
-            stop = start + _num_bytes(dtype, shape)
-            views.append(memory[start:stop].view(dtype).view(shape))
-            start += _padded(dtype, shape)
+        for tensor in self.form.tensors:
+            stop = start + tensor.nbytes
+            views.append(memory[start:stop].view(tensor.dtype).view(tensor.shape))
+            start += _padded(tensor)
         return views
 
 
@@ -65,10 +59,10 @@ def pack(batch: Any) -> tuple[BatchForm, Array]:
         Its form, and uint8 [form.nbytes].
 
     Raises:
-        TypeError: it holds something else; says what.
+        TypeError: it holds something else than tensors; says what.
+        UserError: it holds them in something that no message can hold; names its place.
     """
-    leaves, structure = tree_flatten(batch)
-    for leaf in leaves:
+    for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):
             raise TypeError(
                 f"a batch holds a {type(leaf).__name__}, and only tensors travel, alone or in tuples, lists and "
@@ -79,17 +73,13 @@ def pack(batch: Any) -> tuple[BatchForm, Array]:
                 f"a batch holds a {leaf.layout} tensor on {leaf.device}, and samples travel in host memory: let the "
                 "loader give dense CPU tensors, and move them to their device in the training loop"
             )
-    tree = tree_unflatten(range(len(leaves)), structure)
-    form = BatchForm(tree, tuple((leaf.dtype, tuple(leaf.shape)) for leaf in leaves))
+    taken, tensors = take_apart(batch)
+    form = BatchForm(taken)
     packed = np.zeros(form.nbytes, np.uint8)
-    for view, leaf in zip(form._views(packed), leaves, strict=True):
-        view.copy_(leaf.detach())
+    for view, tensor in zip(form._views(packed), tensors, strict=True):
+        view.copy_(tensor.detach())
     return form, packed
 
 
-def _num_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _padded(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return -(-_num_bytes(dtype, shape) // _ALIGNMENT) * _ALIGNMENT
+def _padded(tensor: TensorForm) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT

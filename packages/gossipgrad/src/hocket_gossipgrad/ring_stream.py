@@ -6,13 +6,14 @@ it will be used, without a message that says how long it is.
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from hocket.messages import Form
 from hocket.strategy import SampleStream
 from hocket.transport.peer import Array, Peer, Request
 from hocket_gossipgrad.packed_batch import BatchForm, pack
@@ -100,11 +101,8 @@ class RingStream(SampleStream):
     def _read(self) -> None:
         """Read the loader, tell the forms, and begin the first epoch, or the one that was loaded; collective."""
         packed = [pack(batch) for batch in self._loader]
-        known: dict[str, BatchForm] = {}
-        # Of equal forms only one is pickled.
-        own = pickle.dumps([known.setdefault(repr(form), form) for form, _ in packed])
-        # Between ranks of one job only: what is unpickled was pickled by the same program.
-        self._forms = [pickle.loads(told) for told in self._peer.allgather_bytes(own)]
+        told = self._peer.allgather_bytes(_told([form for form, _ in packed]))
+        self._forms = [_forms_told(of_rank) for of_rank in told]
         memories = [memory for _, memory in packed]
         if self._epoch > 0:
             memories = self._dealt(memories)
@@ -170,6 +168,19 @@ class RingStream(SampleStream):
     def _round(self, number: int) -> int:
         """Return the lane's round of this epoch's batch of that number."""
         return self._epoch * max(map(len, self._forms)) + number
+
+
+def _told(forms: Sequence[BatchForm]) -> bytes:
+    """Return forms as a message: each that is new, and for every batch which one is its."""
+    numbers: dict[BatchForm, int] = {}
+    of_batches = [numbers.setdefault(form, len(numbers)) for form in forms]
+    return json.dumps([[each.form.encode().decode() for each in numbers], of_batches]).encode()
+
+
+def _forms_told(message: bytes) -> list[BatchForm]:
+    encoded, of_batches = json.loads(message)
+    forms = [BatchForm(Form.decode(each.encode())) for each in encoded]
+    return [forms[number] for number in of_batches]
 
 
 class _Batch:

@@ -15,21 +15,31 @@ The structure is JSON in which every object has one key, which says what it stan
 | complex tensor | `{"complex": name}`, the real and the imaginary part along a last axis |
 | NumPy array | `{"array": name}` |
 
-Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's.
+Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's. What `flatten` takes exactly, for
+messages, comes back as it was, but for the strides of tensors; other types are refused. Then there are besides:
+
+| value | structure |
+|---|---|
+| bytes | `{"bytes": "..."}`, in base64 |
+| OrderedDict | `{"ordered": [[key, value], ...]}` |
+| named tuple | `{"named": [module, name, [...]]}`, of a module that its reader has imported |
+| NumPy scalar | `{"scalar": name}`: the tensor of it |
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections import Counter
+import sys
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, UserError
 
 __all__ = ["flatten", "unflatten"]
 
@@ -46,11 +56,12 @@ _NUMBERS: dict[str, tuple[tuple[type, ...], type]] = {
 }
 
 
-def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def flatten(state: Any, *, exactly: bool = False) -> tuple[Any, dict[str, Tensor]]:
     """Take nested state apart.
 
     Args:
         state: of the values above, nested.
+        exactly: whether types have to come back as they are.
 
     Returns:
         The structure, and the tensors by name: the keys and indices that lead to them, joined by `/`. Tensors
@@ -58,8 +69,9 @@ def flatten(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
     Raises:
         CheckpointError: a value of another type; names its place.
+        UserError: the same, of what was to be taken exactly.
     """
-    flattener = _Flattener()
+    flattener = _ExactFlattener() if exactly else _Flattener()
     return flattener.structure(state, ""), flattener.tensors
 
 
@@ -98,21 +110,38 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "array":
             value = tensor(content).numpy()
         case _:
-            raise CheckpointError(f"{kind!r} is no kind of value that this version of Hocket reads")
+            value = _exactly(kind, content, tensor)
     return value
 
 
+def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Put together what only messages hold."""
+    match kind:
+        case "scalar":
+            return tensor(content).numpy()[()]
+        case "bytes":
+            return base64.b64decode(content)
+        case "ordered":
+            return OrderedDict((unflatten(key, tensor), unflatten(item, tensor)) for key, item in content)
+        case "named":
+            module, name, items = content
+            return _named(module, name)(*unflatten(items, tensor))
+    raise CheckpointError(f"{kind!r} is no kind of value that this version of Hocket reads")
+
+
 class _Flattener:
+    # Methods by name: bound ones would be a cycle, which keeps tensors alive until it is collected.
+    _describe: ClassVar[dict[type, str]] = {
+        Tensor: "_tensor",
+        np.ndarray: "_array",
+        list: "_items",
+        tuple: "_tuple",
+        Counter: "_counter",
+        Mapping: "_dict",
+    }
+
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._describe: dict[type, Callable[[Any, str], Any]] = {
-            Tensor: self._tensor,
-            np.ndarray: self._array,
-            list: self._items,
-            tuple: lambda value, place: {"tuple": self._items(value, place)},
-            Counter: lambda value, place: {"counter": self._pairs(value, place)},
-            Mapping: lambda value, place: {"dict": self._pairs(value, place)},
-        }
 
     def structure(self, value: Any, place: str) -> Any:
         if isinstance(value, _NUMPY_SCALARS):
@@ -123,7 +152,7 @@ class _Flattener:
             return value if math.isfinite(value) else {"float": repr(float(value))}
         for kind, describe in self._describe.items():
             if isinstance(value, kind):
-                return describe(value, place)
+                return getattr(self, describe)(value, place)
         raise CheckpointError(
             f"{place or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
             "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
@@ -133,7 +162,19 @@ class _Flattener:
         if len(values) >= _LONG and (numbers := _numbers(values)) is not None:
             kind, array = numbers
             return {kind: self._name(torch.from_numpy(array), place)}
+        return self._each(values, place)
+
+    def _each(self, values: Sequence[Any], place: str) -> list[Any]:
         return [self.structure(value, f"{place}/{i}".lstrip("/")) for i, value in enumerate(values)]
+
+    def _tuple(self, value: tuple[Any, ...], place: str) -> dict[str, Any]:
+        return {"tuple": self._items(value, place)}
+
+    def _counter(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+        return {"counter": self._pairs(value, place)}
+
+    def _dict(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+        return {"dict": self._pairs(value, place)}
 
     def _pairs(self, values: Mapping[Any, Any], place: str) -> list[Any]:
         return [
@@ -159,7 +200,7 @@ class _Flattener:
         try:
             # A copy: arrays may be read-only, which torch warns of.
             return {"array": self._name(torch.from_numpy(np.array(value, order="C")), place)}
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{place} is an array of {value.dtype}, which torch does not know"
             ) from error
@@ -172,6 +213,69 @@ class _Flattener:
             place += "'"
         self.tensors[place] = value
         return place
+
+
+class _ExactFlattener(_Flattener):
+    """Refuses what would come back as something else."""
+
+    def structure(self, value: Any, place: str) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str, list, tuple, dict, Counter, np.ndarray):
+            return super().structure(value, place)
+        if isinstance(value, Tensor):
+            return self._tensor(value, place)
+        if isinstance(value, np.bool_ | np.number):
+            return {"scalar": self._array(np.array(value), place)["array"]}
+        if kind is bytes:
+            return {"bytes": base64.b64encode(value).decode()}
+        if kind is OrderedDict:
+            return {"ordered": self._pairs(value, place)}
+        if issubclass(kind, tuple) and _is_named(kind, kind.__module__, kind.__qualname__):
+            return {"named": [kind.__module__, kind.__qualname__, self._each(value, place)]}
+        raise UserError(
+            f"{place or 'the value'} is of type {kind.__name__}, which no message between ranks can hold; allowed: "
+            "tensors, arrays, numbers, text, bytes, None, and lists, tuples, named tuples of a module and dictionaries "
+            "of them"
+        )
+
+    def _items(self, values: Sequence[Any], place: str) -> Any:
+        of_one_kind = {*map(type, values)} in ({bool}, {int}, {float})
+        return super()._items(values, place) if of_one_kind else self._each(values, place)
+
+    def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            raise UserError(
+                f"{place or 'the value'} is a {value.layout} tensor on {value.device}: only strided ones with values "
+                "travel between ranks"
+            )
+        return {"tensor": self._name(value, place)}
+
+    def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
+        try:
+            return super()._array(value, place)
+        except CheckpointError as error:
+            raise UserError(str(error)) from error
+
+
+def _named(module: str, name: str) -> Any:
+    """Return the named tuple of that name, of a module that has been imported.
+
+    Raises:
+        UserError: there is none.
+    """
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise UserError(f"{module}.{name} is no named tuple of a module that this rank has imported")
+    return found
+
+
+def _is_named(kind: type, module: str, name: str) -> bool:
+    try:
+        return _named(module, name) is kind
+    except UserError:
+        return False
 
 
 def _numbers(values: Sequence[Any]) -> tuple[str, np.ndarray[Any, Any]] | None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hocket.errors import UserError
+from hocket.messages import pack, unpack
 from hocket.session.first_batches import check_facts, fingerprint, warn_of_shares
 from hocket.session.passes import END, Pass
 from hocket.session.reading import Reading
@@ -170,7 +170,18 @@ class SessionData:
         return list(lengths)
 
     def _borrow(self, lender: int, batch: Any) -> None:
-        peer = self._session.peer
-        # Between ranks of one job only: what is unpickled was pickled by the same program.
-        mine = pickle.dumps(batch) if peer.rank == lender else b""
-        self._borrowed = pickle.loads(peer.allgather_bytes(mine)[lender])
+        """Take another rank's batch for one's own, as a rank does that has none; collective."""
+        peer, mine, refusal = self._session.peer, b"", ""
+        if peer.rank == lender:
+            try:
+                mine = pack(batch)
+            except UserError as error:
+                refusal = str(error)
+        # A byte before it says whether what follows is a batch.
+        told = peer.allgather_bytes(b"!" + refusal.encode() if refusal else b"=" + mine)[lender]
+        if told[:1] == b"!":
+            raise UserError(
+                "a rank has no batch of its own in this pass over session.data, and cannot be lent the one of rank "
+                f"{lender}: {told[1:].decode()}"
+            )
+        self._borrowed = unpack(told[1:])

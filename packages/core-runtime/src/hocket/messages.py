@@ -1,0 +1,140 @@
+"""Nested values, such as batches and activations, as messages between ranks: tensors, and the rest as JSON; no pickle.
+
+What a rank receives is data: whoever could send it something of their own could not make it run anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket.checkpoint.tree import flatten, unflatten
+from hocket.errors import UserError
+from hocket.transport.peer import Array
+
+__all__ = ["Form", "TensorForm", "as_bytes", "pack", "put_together", "take_apart", "unpack"]
+
+_HEADER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """What a tensor is besides its numbers."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its numbers take."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def empty(self) -> Tensor:
+        """Return memory for its numbers."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a value is besides its tensors' numbers.
+
+    Attributes:
+        structure: as `hocket.checkpoint.tree` describes it, in JSON.
+        tensors: in the order in which they travel.
+    """
+
+    structure: str
+    tensors: tuple[TensorForm, ...]
+
+    def encode(self) -> bytes:
+        """Return it as a message."""
+        tensors = [
+            [t.name, str(t.dtype).removeprefix("torch."), list(t.shape), t.requires_grad]
+            for t in self.tensors
+        ]
+        return json.dumps([self.structure, tensors]).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Form:
+        """Return what was encoded."""
+        structure, tensors = json.loads(message)
+        return cls(
+            structure,
+            tuple(
+                TensorForm(name, _dtype(dtype), tuple(shape), grad) for name, dtype, shape, grad in tensors
+            ),
+        )
+
+
+def take_apart(value: Any) -> tuple[Form, list[Tensor]]:
+    """Return a value's form, and its tensors, in their own memory.
+
+    Raises:
+        UserError: it holds something that would come back as something else; names its place.
+    """
+    structure, tensors = flatten(value, exactly=True)
+    forms = tuple(TensorForm(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items())
+    return Form(json.dumps(structure), forms), list(tensors.values())
+
+
+def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
+    """Return the value of that form; it holds the given tensors, which require gradients where the sender's did."""
+    named = {
+        of_tensor.name: tensor.requires_grad_(of_tensor.requires_grad)
+        for of_tensor, tensor in zip(form.tensors, tensors, strict=True)
+    }
+    return unflatten(json.loads(form.structure), named.__getitem__)
+
+
+def as_bytes(tensor: Tensor) -> Array:
+    """Return a tensor's numbers as uint8 [nbytes]: its own memory where that is the host's and contiguous."""
+    data: Array = (
+        tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    )
+    return data
+
+
+def pack(value: Any) -> bytes:
+    """Return a value as one message.
+
+    Raises:
+        UserError: it holds something that would come back as something else; names its place.
+    """
+    form, tensors = take_apart(value)
+    head = form.encode()
+    return b"".join(
+        [
+            len(head).to_bytes(_HEADER_BYTES, "little"),
+            head,
+            *(as_bytes(tensor).tobytes() for tensor in tensors),
+        ]
+    )
+
+
+def unpack(message: bytes) -> Any:
+    """Return the value that was packed, its tensors in host memory of their own."""
+    start = _HEADER_BYTES + int.from_bytes(message[:_HEADER_BYTES], "little")
+    form = Form.decode(message[_HEADER_BYTES:start])
+    numbers = np.frombuffer(message, np.uint8)
+    tensors = []
+    for of_tensor in form.tensors:
+        tensor = of_tensor.empty()
+        as_bytes(tensor)[:] = numbers[start : start + of_tensor.nbytes]
+        start += of_tensor.nbytes
+        tensors.append(tensor)
+    return put_together(form, tensors)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"{name} is no dtype of this torch")
+    return dtype
