@@ -165,6 +165,7 @@ class Offered:
 
     Attributes:
         data: [n], scaled.
+        real: [n], whether it is an element of a parameter, and no padding.
         has: [n], whether the element's parameter has a gradient on this rank.
         weights: [n], the parameters before the step.
         scale: what the gradients were multiplied by.
@@ -173,6 +174,7 @@ class Offered:
     round: int
     segment: int
     data: Vector
+    real: NDArray[np.bool_]
     has: NDArray[np.bool_]
     weights: Vector
     scale: float
@@ -189,7 +191,7 @@ def sender_of(compressor: Any) -> Send:
         dtype = {Float16: torch.float16, BFloat16: torch.bfloat16}.get(kind, torch.float64)
         return lambda o: (torch.from_numpy(o.data).to(dtype).double().numpy(), np.ones(len(o.data), bool))
     if kind is TopK:
-        return lambda o: _selected(o, np.argsort(-np.abs(o.data), kind="stable")[: _count(compressor, o)])
+        return lambda o: _selected(o, _largest(compressor, o))
     if kind is SharedRandom:
         return lambda o: _selected(o, _drawn(compressor, o))
     if kind is LocalClipping:
@@ -201,13 +203,20 @@ def sender_of(compressor: Any) -> Send:
     raise NoReferenceError(compressor)
 
 
-def _count(compressor: Any, offered: Offered) -> int:
-    return max(1, round(compressor.density * len(offered.data)))
+def _count(compressor: Any, numel: int) -> int:
+    return max(1, round(compressor.density * numel))
+
+
+def _largest(compressor: TopK, offered: Offered) -> NDArray[np.int64]:
+    """The k largest of the parameters' elements; padding comes after the smallest."""
+    order = np.argsort(np.where(offered.real, -np.abs(offered.data), 1.0), kind="stable")
+    return order[: _count(compressor, int(offered.real.sum()))]
 
 
 def _drawn(compressor: SharedRandom, offered: Offered) -> NDArray[np.int64]:
     """One element of each of k runs."""
-    count, numel = _count(compressor, offered), len(offered.data)
+    numel = len(offered.data)
+    count = _count(compressor, numel)
     starts = np.arange(count + 1) * numel // count
     return starts[:-1] + draws.below(
         np.diff(starts), "shared", compressor.seed, offered.round, offered.segment
@@ -330,6 +339,7 @@ def exchange_gradients(running: Running, own: Gradients, parameters: Vector) -> 
                     running.round,
                     segment.index,
                     segment.read(values)[0] * scale,
+                    segment.places >= 0,
                     segment.read(own.present[rank : rank + 1])[0] != 0,
                     segment.read(parameters[rank : rank + 1])[0],
                     scale,
@@ -356,7 +366,16 @@ def exchange_parameters(running: Running, values: Vector, push_weights: Vector) 
         messages = np.stack(
             [
                 running.send(
-                    rank, Offered(running.round, segment.index, x, nothing.astype(bool), nothing, 1.0)
+                    rank,
+                    Offered(
+                        running.round,
+                        segment.index,
+                        x,
+                        segment.places >= 0,
+                        nothing.astype(bool),
+                        nothing,
+                        1.0,
+                    ),
                 )
                 for rank, x in zip(part.ranks, own, strict=True)
             ]

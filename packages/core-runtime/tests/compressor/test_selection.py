@@ -70,6 +70,24 @@ def test_largest_on_a_gpu_is_largest_on_a_cpu(values: np.ndarray, count: int) ->
 
 
 @pytest.mark.parametrize(
+    ("shapes", "density", "count"),
+    [((3, 1, 2), 1.0, 6), ((3, 1, 2), 0.5, 3), ((3, 1, 2), 0.01, 1), ((20, 5), 0.2, 5)],
+)
+def test_padding_is_neither_counted_nor_chosen(shapes: tuple[int, ...], density: float, count: int) -> None:
+    """Three tiny tensors take 48 places; all zeros, every place is as large as any other."""
+    segment, compressor = make_segment(shapes), TopK(density)
+    own = {place for span in segment.spans for place in range(span.start, span.stop)}
+    for values in (torch.zeros_like(segment.outgoing), torch.randn(segment.outgoing.numel())):
+        for span in segment.spans:
+            segment.outgoing[span.start : span.stop] = values[span.start : span.stop]
+        message = run_round(compressor, segment, compressor.init(segment), 0)
+        chosen = unpack_sparse(message).indices.tolist()
+        assert len(chosen) == count
+        assert own.issuperset(chosen)
+        assert len(message.payload) == compressor.payload_bytes(segment)
+
+
+@pytest.mark.parametrize(
     ("density", "numel", "count"), [(0.001, 1008, 1), (0.1, 1008, 101), (1e-9, 1008, 1), (1.0, 1008, 1008)]
 )
 def test_density_says_how_many(density: float, numel: int, count: int) -> None:

@@ -79,9 +79,7 @@ def test_error_feedback_is_that_of_its_definition(density: float) -> None:
     model = mlp()
     optimizer = sgd(model)
     data = [batches(rank, STEPS) for rank in range(RANKS)]
-    # Parameters begin at whole cache lines in a segment: k is a share of the padded length.
-    padded = sum(-(-p.numel() // 8) * 8 for p in model.parameters())
-    k = max(1, round(density * padded))
+    k = max(1, round(density * flat(model).numel()))
     residuals = np.zeros((RANKS, flat(model).numel()))
     for step in range(STEPS):
         sent = np.zeros(residuals.shape[1])

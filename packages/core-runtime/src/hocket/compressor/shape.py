@@ -9,13 +9,18 @@ from hocket.compressor.api import SegmentShape
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["companions_bytes", "count_of", "dtype_of", "numel_of"]
+__all__ = ["companions_bytes", "count_of", "dtype_of", "numel_of", "unpadded_numel_of"]
 
 
 def numel_of(shape: SegmentShape) -> int:
     """Return how many numbers of data a segment has, padding included."""
     last = shape.spans[-1]
     return last.start + last.padded_numel
+
+
+def unpadded_numel_of(shape: SegmentShape) -> int:
+    """Return how many numbers a segment's parameters have together."""
+    return sum(span.numel for span in shape.spans)
 
 
 def dtype_of(shape: SegmentShape) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import count_of, numel_of
+from hocket.compressor.shape import count_of, unpadded_numel_of
 from hocket.compressor.sparse import add_sparse, check_indexable, clear_sparse, pack_sparse, sparse_bytes
 
 if TYPE_CHECKING:
@@ -20,9 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["TopK", "largest"]
 
 
+class _Padding(State):
+    """Where a segment's padding is, which is never chosen: int64 [n], on the segment's device."""
+
+    def __init__(self, segment: Segment) -> None:
+        import torch
+
+        padding = [torch.arange(span.stop, span.start + span.padded_numel) for span in segment.spans]
+        self.indices = torch.cat(padding).to(segment.outgoing.device)
+
+
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Exact top-k by magnitude, over the segment as a whole: k = density * numel, one at least.
+    """Exact top-k by magnitude, over the segment as a whole: k = density * numel, padding not counted; one at least.
 
     What is not sent is gone; with `error_feedback` around it, it is sent later. Each rank chooses coordinates
     of its own, so messages are gathered. For k per layer, cut the model by layers.
@@ -56,12 +66,13 @@ class TopK(Compressor):
 
     def init(self, segment: Segment) -> State:
         check_indexable(segment)
-        return State()
+        return _Padding(segment)
 
-    def compress(self, segment: Segment, state: State, round: int) -> Message:
+    def compress(self, segment: Segment, state: _Padding, round: int) -> Message:
         """Return the k largest; of equal ones those with the lowest indices."""
         data = segment.outgoing[: segment.numel]
-        indices, values = largest(data, count_of(self.density, segment.numel))
+        count = count_of(self.density, unpadded_numel_of(segment))
+        indices, values = largest(data, count, state.indices)
         return Message(pack_sparse(segment, values, indices), segment, round)
 
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
@@ -71,10 +82,10 @@ class TopK(Compressor):
         clear_sparse(message, out)
 
     def payload_bytes(self, shape: SegmentShape) -> float:
-        return float(sparse_bytes(shape, count_of(self.density, numel_of(shape))))
+        return float(sparse_bytes(shape, count_of(self.density, unpadded_numel_of(shape))))
 
 
-def largest(data: Tensor, count: int) -> tuple[Array, Array]:
+def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[Array, Array]:
     """Return indices, ascending, and values of the `count` elements of largest magnitude, in host memory.
 
     Of equal magnitudes the lowest indices are taken, so the choice is the same on every machine. NaN counts as
@@ -82,7 +93,8 @@ def largest(data: Tensor, count: int) -> tuple[Array, Array]:
 
     Args:
         data: [n], on any device.
-        count: 0 to n.
+        count: 0 to n, those left out not counted.
+        left_out: indices, int64, of elements that are not taken, on data's device.
 
     Returns:
         indices [count], int64, and values [count], of data's dtype.
@@ -91,9 +103,14 @@ def largest(data: Tensor, count: int) -> tuple[Array, Array]:
 
     if data.device.type == "cpu":
         array = data.numpy()
-        indices = _largest(np.abs(array), count)
+        sizes = np.abs(array)
+        if left_out is not None:
+            sizes[left_out.numpy()] = -1.0
+        indices = _largest(sizes, count)
         return indices, array[indices]
     magnitudes = data.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    if left_out is not None:
+        magnitudes.index_fill_(0, left_out, -1.0)
     threshold = torch.topk(magnitudes, count).values[-1:] if count else magnitudes[:0]
     # The same rule as on the CPU, on the few that are left.
     few = torch.nonzero(magnitudes >= threshold)[:, 0] if count else threshold.long()
