@@ -322,6 +322,30 @@ def test_a_scaler_changes_nothing(overlap: str, clip: float | None) -> None:
     torch.testing.assert_close(scaled, plain, rtol=1e-12, atol=1e-13)
 
 
+def test_a_closure_within_the_step_is_given_the_terms_too() -> None:
+    def run(rank: int, with_closure: bool) -> list[Tensor]:
+        model = Parts()
+        optimizer = optimizer_of(model)
+        with hocket.attach(model, optimizer, everything()) as session:
+            for x in session.data(inputs(rank, 5)):
+
+                def closure(x: Tensor = x) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = model(x, (0, 1, 2))
+                    loss.backward()
+                    return loss
+
+                if with_closure:
+                    optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain, closed = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (False, True))
+    torch.testing.assert_close(closed, plain, rtol=1e-12, atol=1e-13)
+
+
 def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:
     """Weight decay counts by what ranks weigh, not by what their gradients are multiplied by."""
 

@@ -53,7 +53,11 @@ class Takeover:
 
     def read(self) -> None:
         """Read the terms of this step: schedulers rewrite them."""
+        within_step = self._suspended is not None  # a closure's backward
+        self.resume()
         self._terms = optimizer_terms(self._optimizer)
+        if within_step:
+            self.suspend()
 
     def give(self, segment: Segment, present: Iterable[bool], share: float) -> None:
         """Tell the compressor the terms of a segment that is about to be compressed.
