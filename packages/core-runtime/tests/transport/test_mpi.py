@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
+
+HERE = Path(__file__).parent
+
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.syspath_prepend(HERE)  # where the ranks find it, too
+    from control_cases import leave_early
+    from piece_cases import in_small_pieces
 
 pytestmark = [
     pytest.mark.mpi,
@@ -30,10 +39,29 @@ class TestMPI(TransportConformance):
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         if size not in self.jobs:
-            self.jobs[size] = Job(size)
+            self.jobs[size] = Job(size, HERE)
         try:
             return self.jobs[size].run(body, args)
         except BaseException:
             # What is left of a failed body would meet the next one.
             self.jobs.pop(size).close()
             raise
+
+
+class TestMPIInPieces(TestMPI):
+    """What is too large for one call of MPI."""
+
+    sizes = (2, 3)
+    jobs: ClassVar[dict[int, Job]] = {}
+
+    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        return super().run(size, in_small_pieces, body.__module__, body.__name__, list(args))
+
+
+def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:
+    with closing(Job(3, HERE)) as job:
+        for rank, message in enumerate(job.run(leave_early, ())):
+            assert message.startswith(
+                f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
+                "rank 1 at closing the peer: did one leave its loop early"
+            )

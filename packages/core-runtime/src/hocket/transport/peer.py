@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
+    "NOT_TOGETHER",
     "Advancing",
     "Array",
     "Lane",
@@ -66,6 +67,11 @@ class Terms(NamedTuple):
     sources: Array
     weights: Array
 
+
+#: What to look for where ranks meet that do different things; the end of a message.
+NOT_TOGETHER = (
+    "did one leave its loop early, skip a step, or begin with another model, other data or another strategy?"
+)
 
 #: How long a wait lasts, in seconds, before it raises, where the caller does not say.
 DEFAULT_TIMEOUT_S = 300.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.testing.transport import collectives, gathering, messages, peers
+from hocket.transport.peer import NOT_TOGETHER
 
 __all__ = ["TransportConformance"]
 
@@ -129,6 +130,12 @@ class TransportConformance(ABC):
             assert "slow lane" in message
             if size > 1:
                 assert f"rank {(rank + 1) % size}" in message
+
+    def test_a_message_of_another_size_is_an_error_that_says_where(self, size: int) -> None:
+        for sent, expected in [(100, 40), (40, 100), (4096, 8192)] if size > 1 else []:
+            message = self.run(size, messages.receive_another_size, sent, expected)[1]
+            for word in ("rank 1", "sizes", "rank 0", "round 4", str(expected), NOT_TOGETHER):
+                assert word in message
 
     def test_allocated_memory_is_aligned(self, size: int) -> None:
         self.run(size, peers.allocate_sizes)

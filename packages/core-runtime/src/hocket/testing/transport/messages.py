@@ -10,7 +10,7 @@ import random
 
 import numpy as np
 
-from hocket.errors import ExchangeTimeoutError
+from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.testing.transport.peers import neighbours
 from hocket.transport.peer import Array, Peer, Request
 
@@ -152,6 +152,21 @@ def wait_too_long(peer: Peer) -> str:
     send.wait()
     assert received[0] == 1
     return message
+
+
+def receive_another_size(peer: Peer, sent: int, expected: int) -> str:
+    """Return what a rank is told that gets a message of another size than it expects; the others nothing."""
+    lane = peer.lane("sizes")
+    told = ""
+    if peer.rank == 0:
+        lane.isend(np.zeros(sent, np.uint8), 1, 4).wait()
+    elif peer.rank == 1:
+        try:
+            lane.irecv(np.zeros(expected, np.uint8), 0, 4).wait()
+        except TransportError as error:
+            told = str(error)
+    peer.allgather_bytes(b"")
+    return told
 
 
 def _poll(requests: list[Request]) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
-from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering
 from hocket.transport.host import HostCollectives, HostMixer
 from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
+from hocket.transport.mpi.pieces import Pieces, as_bytes, cut, cut_message, fits
 from hocket.transport.mpi.request import HostRequest, MPIRequest, Receive, begun
 from hocket.transport.peer import Array, Lane, Mixer, Request, Terms, is_same_memory
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
 
 __all__ = ["MPILane"]
-
-# What an offset may be in MPI's calls, where the library has those of MPI-3 only.
-_LARGEST_OFFSET = 2**31 - 1
 
 
 class MPILane(Lane):
@@ -44,33 +41,45 @@ class MPILane(Lane):
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         what = f"send to rank {self.peer.world_rank_of(to)}, round {round}"
-        request = begun(
-            self, what, lambda: self._comm.Isend([_bytes(data), MPI.BYTE], to, round % self._tags)
-        )
-        return MPIRequest(self, request, what, data, other=to)
+        tag = round % self._tags
+
+        def send(what: str, piece: Array) -> MPIRequest:
+            request = begun(self, what, lambda: self._comm.Isend([piece, MPI.BYTE], to, tag))
+            return MPIRequest(self, request, what, piece, other=to)
+
+        return self._message(send, what, data, to)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         what = f"receive from rank {self.peer.world_rank_of(source)}, round {round}"
-        request = begun(
-            self, what, lambda: self._comm.Irecv([_bytes(data), MPI.BYTE], source, round % self._tags)
-        )
-        return Receive(self, request, what, data, other=source)
+        tag = round % self._tags
+
+        def receive(what: str, piece: Array) -> MPIRequest:
+            request = begun(self, what, lambda: self._comm.Irecv([piece, MPI.BYTE], source, tag))
+            return Receive(self, request, what, piece, other=source)
+
+        return self._message(receive, what, data, source)
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         exchange = None if self._host is None else self._host.allreduce(send, receive)
         if exchange is not None:
             return HostRequest(self, exchange, "allreduce")
-        given: Any = MPI.IN_PLACE if is_same_memory(send, receive) else send
-        return self._in_order(
-            lambda: self._comm.Iallreduce(given, receive, MPI.SUM), "allreduce", send, receive
-        )
+        in_place = is_same_memory(send, receive)
+
+        def begin(given: Array, got: Array) -> Any:
+            return self._comm.Iallreduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM)
+
+        return self._in_order(begin, "allreduce", send, receive)
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         what = f"reduce to rank {self.peer.world_rank_of(root)}"
-        buffers = [send] if receive is None else [send, receive]
-        in_place = self.rank == root and receive is not None and is_same_memory(send, receive)
-        given: Any = MPI.IN_PLACE if in_place else send
-        return self._in_order(lambda: self._comm.Ireduce(given, receive, MPI.SUM, root), what, *buffers)
+        if self.rank != root or receive is None:
+            return self._in_order(lambda given: self._comm.Ireduce(given, None, MPI.SUM, root), what, send)
+        in_place = is_same_memory(send, receive)
+
+        def begin(given: Array, got: Array) -> Any:
+            return self._comm.Ireduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM, root)
+
+        return self._in_order(begin, what, send, receive)
 
     def ibroadcast(self, data: Array, root: int) -> Request:
         what = f"broadcast from rank {self.peer.world_rank_of(root)}"
@@ -78,7 +87,7 @@ class MPILane(Lane):
         if exchange is not None:
             return HostRequest(self, exchange, what)
         return self._in_order(
-            lambda: self._comm.Ibcast([_bytes(data), MPI.BYTE], root), what, data, other=root
+            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), what, as_bytes(data), other=root
         )
 
     def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
@@ -86,13 +95,7 @@ class MPILane(Lane):
         return None if held is None else _Mixer(self, held)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
-        where = f"rank {self.peer.world_rank}: {self.name}"
-        check_gathering(where, send, receive, self.size)
-        if receive.nbytes > _LARGEST_OFFSET:
-            raise TransportError(
-                f"{where}: iallgather: receive has {receive.nbytes} bytes, and MPI counts to {_LARGEST_OFFSET}: "
-                "use smaller segments"
-            )
+        check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
         return GatherRequest(self, self._comm, send, receive)
 
     def ibarrier(self) -> Request:
@@ -102,7 +105,31 @@ class MPILane(Lane):
         self.ibarrier().wait()
         self._comm.Free()
 
+    def _message(
+        self, begin: Callable[[str, Array], MPIRequest], what: str, data: Array, other: int
+    ) -> Request:
+        """Send or receive a message, in pieces if it is too long for one."""
+        if fits(data):
+            return begin(what, as_bytes(data))
+        what, pieces = f"{what}, {data.nbytes} bytes in pieces", cut_message(data)
+        return Pieces(self, what, lambda number: begin(what, pieces[number]), len(pieces), other=other)
+
     def _in_order(
+        self, begin: Callable[..., Any], what: str, *buffers: Array, other: int | None = None
+    ) -> Request:
+        """Call a native collective over buffers of one length, in pieces if these are too long for one call."""
+        if all(map(fits, buffers)):
+            return self._call(partial(begin, *buffers), what, *buffers, other=other)
+        pieces = [*zip(*map(cut, buffers), strict=True)]
+        return Pieces(
+            self,
+            what,
+            lambda number: self._call(partial(begin, *pieces[number]), what, *pieces[number], other=other),
+            len(pieces),
+            other=other,
+        )
+
+    def _call(
         self, begin: Callable[[], Any], what: str, *buffers: Array, other: int | None = None
     ) -> Request:
         """Call a native collective, now or when those asked for before have been called."""
@@ -118,7 +145,3 @@ class _Mixer(Mixer):
 
     def start(self, terms: Sequence[Terms]) -> Request:
         return HostRequest(self._lane, self._held.start(terms), "mixing")
-
-
-def _bytes(data: Array) -> Array:
-    return data.reshape(-1).view(np.uint8)

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from hocket.errors import TransportError
 from hocket.transport.gathering import gathered
+from hocket.transport.mpi.pieces import fits, gather_rows
 from hocket.transport.mpi.request import MPIRequest, Operation, begun
 from hocket.transport.peer import Array
 
@@ -82,7 +83,9 @@ class OrderedRequest(Operation):
 
 
 class GatherRequest(Operation):
-    """Every rank's message, of lengths that differ: MPI's Iallgather of the lengths, then Iallgatherv.
+    """Every rank's message, of lengths that differ: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
+
+    Where these are too many for it each rank broadcasts its own.
 
     Args:
         comm: the lane's communicator.
@@ -99,7 +102,7 @@ class GatherRequest(Operation):
         self._receive = receive
         self._gathered_lengths = np.empty(lane.size, dtype=np.int64)
         self._lengths: MPIRequest | None = None
-        self._bytes: MPIRequest | None = None
+        self._bytes: Operation | None = None
         lane.order.append(self)
         # Who waits for something else calls for the bytes meanwhile: other ranks may wait for them.
         lane.peer.host_progress.add(self)
@@ -126,6 +129,11 @@ class GatherRequest(Operation):
                 f"{self._describe()}: rank {rank} sends {max(lengths)} bytes, where receive has room for "
                 f"{capacity} here: give every rank the same capacity"
             )
+        if not fits(self._receive):
+            rows = gathered(self._receive, lengths)
+            rows[self._lane.rank][:] = self._send
+            self._bytes = gather_rows(self._lane, self._comm, self._what, rows)
+            return True
         starts = [rank * capacity for rank in range(self._lane.size)]
         request = begun(
             self._lane,

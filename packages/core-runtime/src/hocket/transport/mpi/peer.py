@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -23,12 +24,16 @@ from hocket.transport.host import (
 from hocket.transport.mpi.board import Board, Row, State
 from hocket.transport.mpi.failures import Failures
 from hocket.transport.mpi.lane import MPILane
-from hocket.transport.mpi.request import MPIRequest, begun
-from hocket.transport.mpi.stall import summarise
+from hocket.transport.mpi.pieces import fits, gather_rows
+from hocket.transport.mpi.request import NOT_TOGETHER, MPIRequest, begun
+from hocket.transport.mpi.stall import number_ranks, summarise
 from hocket.transport.peer import Advancing, Array, Lane, Peer
 from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["MPIPeer"]
+
+# What a rank is about to do with all others, and a length.
+_CALL = struct.Struct("=q56s")
 
 
 class MPIPeer(Peer):
@@ -81,6 +86,7 @@ class MPIPeer(Peer):
         return self._world_ranks[rank]
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
+        self._meet(f"opening {name}")
         comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
         MPIRequest(self._control, request, f"opening {name}").wait()
         return MPILane(self, comm, name, self._host_collectives(name, capacity_bytes))
@@ -114,7 +120,7 @@ class MPIPeer(Peer):
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = list(ranks)
-        self._control.ibarrier().wait()
+        self._meet("forming a group")
         member = self.rank in members
         colour, key = (min(members), members.index(self.rank)) if member else (MPI.UNDEFINED, 0)
         comm = begun(self._control, "forming a group", lambda: self._comm.Split(colour, key))
@@ -126,19 +132,46 @@ class MPIPeer(Peer):
         return peer
 
     def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
-        lengths = np.zeros(self.size, dtype=np.int64)
-        own = np.array([len(data)], dtype=np.int64)
-        request = begun(self._control, "allgather", lambda: self._comm.Iallgather(own, lengths))
-        MPIRequest(self._control, request, "allgather", own, lengths).wait(timeout_s)
-        gathered = np.empty(int(lengths.sum()), dtype=np.uint8)
+        lengths = self._meet("allgather", len(data), timeout_s)
+        gathered = np.empty(sum(lengths), dtype=np.uint8)
         mine = np.frombuffer(data, dtype=np.uint8)
-        starts = np.concatenate(([0], np.cumsum(lengths)))
-        everyones = [gathered, lengths.tolist(), starts[:-1].tolist(), MPI.BYTE]
+        starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        if not fits(gathered):
+            rows = [gathered[starts[rank] : starts[rank + 1]] for rank in range(self.size)]
+            rows[self.rank][:] = mine
+            gather_rows(self._control, self._comm, "allgather", rows).wait(timeout_s)
+            return [row.tobytes() for row in rows]
+        everyones = [gathered, lengths, starts[:-1].tolist(), MPI.BYTE]
         request = begun(
             self._control, "allgather", lambda: self._comm.Iallgatherv([mine, MPI.BYTE], everyones)
         )
         MPIRequest(self._control, request, "allgather", mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
+
+    def _meet(self, what: str, length: int = 0, timeout_s: float | None = None) -> list[int]:
+        """Find out that all ranks are about to do the same here, and return every rank's `length`.
+
+        Raises:
+            TransportError: they are not; names who does what.
+        """
+        own = np.frombuffer(_CALL.pack(length, what.encode()), np.uint8)
+        everyones = np.zeros((self.size, own.size), np.uint8)
+        request = begun(self._control, what, lambda: self._comm.Iallgather(own, everyones))
+        MPIRequest(self._control, request, what, own, everyones).wait(timeout_s)
+        calls = [_CALL.unpack(row.tobytes()) for row in everyones]
+        if len({called for _, called in calls}) > 1:
+            raise TransportError(self._describe_odds([called for _, called in calls]))
+        return [their_length for their_length, _ in calls]
+
+    def _describe_odds(self, calls: Sequence[bytes]) -> str:
+        ranks: dict[bytes, list[int]] = {}
+        for rank, called in zip(self._world_ranks, calls, strict=True):
+            ranks.setdefault(called, []).append(rank)
+        said = "; ".join(
+            f"{number_ranks(who)} at {called.rstrip(bytes(1)).decode(errors='replace')}"
+            for called, who in ranks.items()
+        )
+        return f"rank {self.world_rank}: the ranks are in different places: {said}: {NOT_TOGETHER}"
 
     def now(self) -> float:
         return time.perf_counter()
@@ -180,7 +213,7 @@ class MPIPeer(Peer):
     def close(self) -> None:
         """Wait until every rank is here; the communicator itself lives until MPI ends."""
         self._check_threads_ended()
-        self._control.ibarrier().wait()
+        self._meet("closing the peer")
 
 
 def _is_over(request: MPIRequest) -> bool:

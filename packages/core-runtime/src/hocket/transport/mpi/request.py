@@ -12,7 +12,7 @@ from hocket.errors import TransportError
 from hocket.transport.host import HostExchange
 from hocket.transport.mpi.forks import check_no_fork, is_fork
 from hocket.transport.mpi.stall import Place, describe_stall
-from hocket.transport.peer import Array, Request
+from hocket.transport.peer import NOT_TOGETHER, Array, Request
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
 
 if TYPE_CHECKING:
@@ -133,10 +133,21 @@ class MPIRequest(Operation):
         try:
             finished = self._request.Test()
         except MPI.Exception as error:
-            raise self._lane.peer.failures.explain(self._describe(), error) from error
+            raise self._explain(error) from error
         if finished:
             self._release()
         return finished
+
+    def _explain(self, error: MPI.Exception) -> TransportError:
+        """Return what an error of this operation means."""
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            return self._lane.peer.failures.explain(self._describe(), error)
+        expected = max((buffer.nbytes for buffer in self._buffers), default=0)
+        others = self._lane.peer.describe_waiting()
+        return TransportError(
+            f"{self._describe()}: more came than the {expected} bytes that were expected: {NOT_TOGETHER}"
+            + (f"; {others}" if others else "")
+        )
 
     def _release(self) -> None:
         self._request = None
@@ -195,13 +206,13 @@ class Receive(MPIRequest):
         try:
             finished = self._request.Test(status)
         except MPI.Exception as error:
-            raise self._lane.peer.failures.explain(self._describe(), error) from error
+            raise self._explain(error) from error
         if finished:
             expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
             self._release()
             if came != expected:
                 raise TransportError(
-                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}"
+                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}: {NOT_TOGETHER}"
                 )
         return finished
 

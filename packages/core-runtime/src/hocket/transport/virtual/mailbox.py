@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple, TypeVar
 
 from hocket.errors import TransportError
-from hocket.transport.peer import Array
+from hocket.transport.peer import NOT_TOGETHER, Array
 from hocket.transport.virtual.request import VirtualRequest
 
 __all__ = ["Mailbox", "flat_bytes"]
@@ -98,7 +98,7 @@ class Mailbox:
             source, round = key
             posted.request.fail(
                 f"{self._name}, round {round}: rank {source} sent {message.nbytes} bytes, "
-                f"but the receive was posted for {posted.buffer.nbytes}"
+                f"but the receive was posted for {posted.buffer.nbytes}: {NOT_TOGETHER}"
             )
             return
         posted.buffer[:] = message
