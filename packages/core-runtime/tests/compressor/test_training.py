@@ -302,3 +302,24 @@ def test_mixing_shared_coordinates_keeps_the_mean_and_reaches_consensus() -> Non
         torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(values.mean(0), mean)
     assert (values - mean).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(torch.float32, 1e20), (torch.float32, 3e38), (torch.float64, 1e200), (torch.float64, 1e300)],
+)
+def test_gradients_whose_squares_overflow_are_clipped(dtype: torch.dtype, size: float) -> None:
+    segments = [make_segment(SHAPES, dtype), make_segment((32,), dtype)]
+    generator = torch.Generator().manual_seed(0)
+    directions = [
+        torch.randn(segment.numel, generator=generator, dtype=torch.float64) for segment in segments
+    ]
+    largest = max(float(direction.abs().max()) for direction in directions)
+    directions = [direction / largest for direction in directions]
+    for segment, direction in zip(segments, directions, strict=True):
+        segment.outgoing.copy_(direction * size)
+    LocalClipping(NoCompression(), 0.5).prepare(segments, 0, 1, 1.0)
+    norm = math.hypot(*(float(direction.norm()) for direction in directions))
+    for segment, direction in zip(segments, directions, strict=True):
+        expected = (0.5 / norm * direction).to(dtype)
+        torch.testing.assert_close(segment.outgoing, expected, rtol=1e-6, atol=1e-9)

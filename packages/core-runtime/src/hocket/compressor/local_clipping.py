@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from hocket.compressor.wrapper import Wrapper
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hocket.segment import Segment
 
 __all__ = ["LocalClipping"]
@@ -51,10 +53,35 @@ class LocalClipping(Wrapper):
         """Scale all segments' `outgoing` data down by one factor if their norm together is too large."""
         if scale != 0:
             gradients = [segment.outgoing[: segment.numel] for segment in segments]
-            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
+            norm = _norm(gradients)
             # The small number is torch's own, so that one rank clips as torch does.
             factor = self.max_norm * math.sqrt(size) / (norm / scale + 1e-6)
             if math.isfinite(norm) and factor < 1:
                 for gradient in gradients:
-                    gradient.mul_(factor)
+                    _scale(gradient, factor)
         super().prepare(segments, round, size, scale)
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """Return the L2 norm of all together; not finite only where an element is not, or float64 cannot hold it."""
+    import torch
+
+    def total(divisor: float) -> float:
+        parts = (gradient if divisor == 1 else gradient / divisor for gradient in gradients)
+        return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
+
+    norm = total(1.0)
+    if math.isfinite(norm):
+        return norm
+    largest = max(float(gradient.abs().max()) for gradient in gradients)  # squares of float64 have overflowed
+    return largest * total(largest) if math.isfinite(largest) else math.inf
+
+
+def _scale(gradient: Tensor, factor: float) -> None:
+    """Multiply by a factor that the gradient's dtype may hold in a few bits only."""
+    import torch
+
+    if factor >= torch.finfo(gradient.dtype).tiny:
+        gradient.mul_(factor)
+    else:
+        gradient.mul_(math.sqrt(factor)).mul_(math.sqrt(factor))
