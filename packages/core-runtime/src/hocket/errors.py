@@ -24,6 +24,7 @@ __all__ = [
     "PeerLostError",
     "RankKilledError",
     "ReplacedError",
+    "SessionError",
     "TransportError",
     "UserError",
     "suggest",
@@ -64,6 +65,10 @@ class CheckpointError(UserError):
 
 class ReplacedError(UserError):
     """A parameter that was replaced under an attached session and cannot be taken over."""
+
+
+class SessionError(UserError):
+    """A session that was asked for what it cannot do where it is: closed, broken by an error, or within `consensus`."""
 
 
 class NonFiniteError(HocketError):

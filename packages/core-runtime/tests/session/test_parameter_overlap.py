@@ -199,7 +199,7 @@ def test_copies_read_and_keep_their_own() -> None:
     on_ranks(2, run)
 
 
-def test_state_dict_is_merged() -> None:
+def test_state_dict_needs_no_other_rank_and_is_merged_once_settled() -> None:
     def run(rank: int) -> Tensor:
         model = mlp(rank)
         optimizer = sgd(model)
@@ -208,6 +208,11 @@ def test_state_dict_is_merged() -> None:
             for x, y in session.data(batches(rank, 1)):
                 F.cross_entropy(model(x), y).backward()
                 optimizer.step()
+                if rank == 0:
+                    own = model.state_dict()
+                    assert all(torch.equal(own[name], p) for name, p in model.named_parameters())
+                session.gather("rank 0 has saved")
+                session.settle()
                 return torch.cat([value.reshape(-1).clone() for value in model.state_dict().values()])
         raise AssertionError
 

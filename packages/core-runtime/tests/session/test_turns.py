@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from toys import batches, on_ranks
-from turns_cases import forward_changes_no_bit
+from turns_cases import begin, forward_changes_no_bit
 
 import hocket
 from hocket.testing.job import Job
@@ -54,6 +54,8 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
                 F.cross_entropy(model(x), y).backward()
                 begun.clear()
                 optimizer.step()
+                assert begun == []
+                begin(session)
                 # Up to 64 KB, and the one that passes it.
                 assert begun == [0, 1, 2, 3]
                 model[2](torch.zeros(1, 3).double())  # a part of the model alone: all is merged

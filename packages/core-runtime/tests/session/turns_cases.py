@@ -30,6 +30,7 @@ def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
             model(x).square().mean().backward()
             optimizer.step()
             if overlap == "forward":
+                begin(session)
                 under_way = [opened.under_way(segment) for segment in opened.segments]
                 assert sum(under_way) <= 4
                 assert all(map(opened.started, opened.segments))
@@ -39,6 +40,13 @@ def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
                     model(x)
             session.gather(step)
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def begin(session: hocket.Session) -> None:
+    """Begin what the next forward would."""
+    (exchange,) = session.phase.parameters.exchanges
+    with torch.no_grad():
+        exchange.begin()
 
 
 def forward_changes_no_bit(peer: MPIPeer) -> None:

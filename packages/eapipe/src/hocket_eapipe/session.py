@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine import Attachment, Loss, StepResult
-from hocket.errors import CheckpointError, CompositionError
+from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket.session import Session, TrainingSession
 from hocket.session.attaching import attach_replica, broadcast_model
+from hocket.session.base import State
 from hocket.session.state import load_into
 from hocket.transport.peer import Peer
 from hocket_eapipe.absent import AbsentStages
@@ -67,7 +68,11 @@ class PipelineSession(TrainingSession):
 
     def __init__(self, engine: Pipeline, given: Attachment) -> None:
         peer = given.peer if given.observer is None else given.observer.join(given.peer)
-        super().__init__(given.model, given.optimizer, given.strategy, peer)
+        super().__init__(given.model, given.optimizers, given.strategy, peer)
+        if len(given.optimizers) > 1:
+            raise AttachError(
+                f"a pipeline takes one optimizer, whose like each stage gets, and was given {self.optimizers.kind}"
+            )
         self._engine = engine
         self._observer = given.observer
         try:
@@ -115,9 +120,9 @@ class PipelineSession(TrainingSession):
         parameters = {p: p for p in module.parameters() if p.requires_grad}
         if not parameters:
             return Stage(module, None, Fixed(), place)
-        leader = Follower(given.optimizer, parameters, given.make_optimizer)
+        leader = Follower(self.optimizer, parameters, given.make_optimizer)
         session = attach_replica(
-            replace(given, model=module, optimizer=leader.optimizer, peer=data_peer, observer=None)
+            replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
         )
         session.count_into(self.counters)
         part = StagePart(module, session, stage, self.mesh.stages)
@@ -130,7 +135,7 @@ class PipelineSession(TrainingSession):
         master = part.parameters()
         replicas = [replicate(part) for _ in range(self.mesh.stages)]
         followers = [
-            Follower(given.optimizer, {master[name]: t for name, t in replica.items()}, given.make_optimizer)
+            Follower(self.optimizer, {master[name]: t for name, t in replica.items()}, given.make_optimizer)
             for replica in replicas
         ]
         return Elastic(part, leader, followers, replicas, engine.alpha, engine.tau, engine.buffers)
@@ -159,6 +164,7 @@ class PipelineSession(TrainingSession):
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        self.require("session.train_batch", State.ATTACHED)
         self._absent.release()
         if self._observer is not None:
             self._observer.phase("forward and backward", self.peer.now())
@@ -188,6 +194,7 @@ class PipelineSession(TrainingSession):
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
+        self.require("settle")
         self._runner.drain()
         for session in self._sessions:
             session.settle()
@@ -282,10 +289,10 @@ class PipelineSession(TrainingSession):
 
     def close(self) -> None:
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
-        if self._closed:
+        if self.state in (State.CLOSED, State.BROKEN):
             return
         self.settle()
-        self._closed = True
+        self.state = State.CLOSED
         self._absent.fetch()
         for session in self._sessions:
             session.close()
@@ -295,6 +302,7 @@ class PipelineSession(TrainingSession):
             self._observer.close()
 
     def abandon(self) -> None:
+        self.state = State.BROKEN
         for session in self._sessions:
             session.abandon()
         if self._observer is not None:

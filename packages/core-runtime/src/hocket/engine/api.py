@@ -64,7 +64,7 @@ class Attachment:
     """What `hocket.attach` was given; checked, and the same on all ranks.
 
     Attributes:
-        model, optimizer, strategy: as they were given; the model with this rank's own values.
+        model, optimizers, strategy: as they were given; the model with this rank's own values.
         peer: all ranks.
         initial: `rank0` or `keep`.
         on_nonfinite: `error` or `skip`.
@@ -74,7 +74,7 @@ class Attachment:
     """
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: tuple[Optimizer, ...]
     strategy: Strategy
     peer: Peer
     initial: str

@@ -15,15 +15,15 @@ __all__ = ["DataParallel"]
 
 class _DataParallelStepper(Stepper):
     def __init__(self, session: Session) -> None:
-        self._model, self._optimizer = session.model, session.optimizer
+        self._model, self._optimizers = session.model, session.optimizers
 
     def step(self, batch: Any, loss: Loss) -> StepResult:
         inputs, target = batch
-        self._optimizer.zero_grad()
+        self._optimizers.zero_grad()
         output = self._model(inputs)
         value = loss(output, target)
         value.backward()
-        self._optimizer.step()
+        self._optimizers.step()
         return StepResult(value.detach(), _without_graph(output))
 
 

@@ -102,7 +102,10 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
     if device.type != "cpu":
         return torch.zeros(numel, dtype=dtype, device=device)
     memory = peer.allocate(numel * dtype.itemsize)
-    return torch.from_numpy(memory).view(dtype).zero_()
+    flat = torch.from_numpy(memory).view(dtype).zero_()
+    # As long as the tensor lives: `share_memory_` moves a tensor's storage away, under what ranks still write into.
+    flat.hocket_memory = memory
+    return flat
 
 
 def view_of(flat: Tensor, span: Span) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +22,10 @@ __all__ = ["ParameterStorage"]
 
 @dataclass
 class _Bound:
-    """A parameter, its module's dictionary that must keep holding it, and its view."""
+    """A parameter, and its view."""
 
     name: str
     parameter: nn.Parameter
-    owner: dict[str, nn.Parameter | None]
-    key: str
     view: Tensor
     address: int
 
@@ -42,17 +43,12 @@ class ParameterStorage:
 
     def __init__(self, model: nn.Module, peer: Peer) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.spans = named_spans(self.parameters.items())
         self._flats: list[tuple[list[Span], Tensor]] = []
         self._places: dict[str, tuple[Tensor, int]] = {}
         self._bound: list[_Bound] = []
-        owners = _owners(model)
-        self._children = [
-            (f"{path}.{key}".lstrip("."), module._modules, key, child)
-            for path, module in model.named_modules()
-            for key, child in module._modules.items()
-        ]
+        self._owners = {path: module._parameters for path, module in model.named_modules()}
+        self._children = {path: module._modules for path, module in model.named_modules()}
         for spans in partition(self.spans, Model()):
             flat = allocate(peer, spans[-1].start + spans[-1].padded_numel, spans[0].dtype, spans[0].device)
             self._flats.append((spans, flat))
@@ -63,8 +59,11 @@ class ParameterStorage:
                 with torch.no_grad():
                     view.copy_(parameter)
                 parameter.data = view
-                owner, key = owners[id(parameter)]
-                self._bound.append(_Bound(span.name, parameter, owner, key, view, view.data_ptr()))
+                self._bound.append(_Bound(span.name, parameter, view, view.data_ptr()))
+        self._flat_addresses = [flat.data_ptr() for flat in self.flats]
+        self._addresses = [bound.address for bound in self._bound]
+        self._bound_parameters = [bound.parameter for bound in self._bound]
+        self._remember()
 
     @property
     def flats(self) -> list[Tensor]:
@@ -80,31 +79,66 @@ class ParameterStorage:
         """Notice what was replaced under the session; take new values over where shape and dtype still fit.
 
         Raises:
-            ReplacedError: a module or a parameter is another object, or a parameter has another dtype, shape or
-                device, or was frozen when the session was attached.
+            ReplacedError: a module or a parameter is another object, was added, or has another dtype, shape or device;
+                a parameter was frozen when the session was attached; or the parameters' memory was moved.
         """
-        for path, children, key, child in self._children:
-            if children.get(key) is not child:
-                raise ReplacedError(
-                    f"module {path} was replaced by another object after attach: its parameters are not carried. "
-                    "Close the session, and attach again with an optimizer over the new ones"
-                )
+        # A few microseconds in all, as it is looked at in every step: the loops below run where something differs.
+        if (
+            list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses
+            and (_identities(self._children), _identities(self._owners)) == self._objects
+            and not any(map(_REQUIRES_GRAD, self._frozen.values()))
+        ):
+            return
+        self._check_modules()
+        if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
+            raise ReplacedError(
+                "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "
+                "process by torch.multiprocessing): call share_memory before attach, or hand a copy to that process "
+                "({name: p.detach().clone() ...})"
+            )
         for bound in self._bound:
-            replaced = bound.owner.get(bound.key) is not bound.parameter
-            if replaced:
-                raise ReplacedError(
-                    f"parameter {bound.name} was replaced by another object after attach "
-                    "(load_state_dict(assign=True)?): the optimizer still holds the old one. Load with assign=False, "
-                    "or before the optimizer is built"
-                )
             if bound.parameter.data_ptr() != bound.address:
                 self._take_over(bound)
-        for name, parameter in self._frozen:
+        for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise ReplacedError(
                     f"parameter {name} was frozen when the session was attached, and requires a gradient now: its "
                     "gradients would stay on this rank. Close the session and attach again"
                 )
+
+        self._remember()
+
+    def _remember(self) -> None:
+        """Take what the modules hold now for what they have to hold from now on."""
+        self._children_then = _entries(self._children)
+        self._parameters_then = _entries(self._owners)
+        self._frozen = {
+            name: p
+            for name, p in self._parameters_then.items()
+            if p is not None and not p.requires_grad and name not in self.parameters
+        }
+        self._objects = _identities(self._children), _identities(self._owners)
+
+    def _check_modules(self) -> None:
+        """Refuse modules and parameters that were replaced, added or taken away."""
+        for name, child, now in _differing(self._children_then, _entries(self._children)):
+            raise ReplacedError(
+                f"module {name} was {_what_became(child, now)} after attach: its parameters are not carried. "
+                "Close the session, and attach again with an optimizer over the new ones"
+            )
+        for name, parameter, now in _differing(self._parameters_then, _entries(self._owners)):
+            if name not in self.parameters and (now is None or not now.requires_grad):
+                continue  # frozen, so that nobody sends it
+            if parameter is not None and now is not None:
+                raise ReplacedError(
+                    f"parameter {name} was replaced by another object after attach "
+                    "(load_state_dict(assign=True)?): the optimizer still holds the old one. Load with assign=False, "
+                    "or before the optimizer is built"
+                )
+            raise ReplacedError(
+                f"parameter {name} was {_what_became(parameter, now)} after attach, and the session holds what was "
+                "there before. Close the session and attach again"
+            )
 
     def _take_over(self, bound: _Bound) -> None:
         parameter, view = bound.parameter, bound.view
@@ -119,10 +153,25 @@ class ParameterStorage:
         parameter.data = view
 
 
-def _owners(model: nn.Module) -> dict[int, tuple[dict[str, nn.Parameter | None], str]]:
-    owners: dict[int, tuple[dict[str, nn.Parameter | None], str]] = {}
-    for module in model.modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), (module._parameters, key))
-    return owners
+#: Of a tensor; in C.
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+def _identities(held: Mapping[str, Mapping[str, Any]]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, held.values()))))  # type: ignore[arg-type]
+
+
+def _entries(held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{path}.{key}".lstrip("."): value for path, of in held.items() for key, value in of.items()}
+
+
+def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    for name in {**then, **now}:
+        if then.get(name) is not now.get(name):
+            yield name, then.get(name), now.get(name)
+
+
+def _what_became(then: Any, now: Any) -> str:
+    if then is None:
+        return "added"
+    return "taken away" if now is None else "replaced by another object"

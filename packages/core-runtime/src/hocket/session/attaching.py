@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import hocket
+from hocket.checkpoint.tree import flatten, unflatten
 from hocket.engine.api import Attachment, Engine, MakeOptimizer
 from hocket.engine.data_parallel import DataParallel
 from hocket.errors import AttachError
@@ -18,6 +20,7 @@ from hocket.observation import Observer
 from hocket.segment.storage import ParameterStorage
 from hocket.session.base import TrainingSession
 from hocket.session.handshake import agree
+from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import find_ranks
 from hocket.session.refusals import check, needs_closure, refuse_closure
 from hocket.session.session import Session
@@ -32,7 +35,7 @@ __all__ = ["attach", "attach_replica", "broadcast_model"]
 @overload
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
     *,
     initial: Literal["rank0", "keep"] = ...,
@@ -45,7 +48,7 @@ def attach(
 @overload
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
     *,
     initial: Literal["rank0", "keep"] = ...,
@@ -59,7 +62,7 @@ def attach(
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
     *,
     initial: Literal["rank0", "keep"] = "rank0",
@@ -72,13 +75,16 @@ def attach(
     """Attach a strategy to a model and its optimizer; collective.
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
-    gets the parameters and buffers of rank 0. Before that the ranks compare what they were started with.
+    gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare what they were
+    started with.
 
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.
-        optimizer: any torch optimizer over the model's parameters.
+        optimizer: any torch optimizer over the model's parameters; all of them, in a list, where there are several. A
+            step is over when each has stepped, or was skipped.
         strategy: composed already, or what `hocket.compose` takes.
-        initial: whose parameters training starts from: `rank0`'s on all ranks, or each `keep`s its own.
+        initial: whose parameters, buffers and optimizer state training starts from: `rank0`'s on all ranks, or each
+            `keep`s its own.
         on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
             rank and parameter, or all ranks `skip` it. GradScaler's own skipping comes before either.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
@@ -88,8 +94,9 @@ def attach(
             like the given one. Where None the given one is copied, as torch's own can be.
 
     Raises:
-        AttachError: the model or the optimizer cannot be carried, or not by this strategy.
-        DisagreementError: the ranks have different strategies, versions or models.
+        AttachError: the model or an optimizer cannot be carried, on some rank or not by this strategy, or has a session
+            already.
+        DisagreementError: the ranks have different strategies, versions, models or settings of optimizers.
         ConfigError: the strategy cannot be composed.
     """
     for key, given, allowed in (
@@ -102,14 +109,22 @@ def attach(
         strategy = compose(strategy)
     if peer is None:
         peer = join()
-    check(model, optimizer)
-    if needs_closure(optimizer):
-        refuse_closure(optimizer, strategy)
-    check_taken_terms(strategy, optimizer)
+    optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
     engine = engine or DataParallel()
-    agree(peer, _facts(model, optimizer, strategy, initial, on_nonfinite, observer, engine))
+    facts: dict[str, Any] = {}
+    refusal = None
+    try:
+        check(model, optimizers)
+        for each in optimizers:
+            if needs_closure(each):
+                refuse_closure(each, strategy)
+            check_taken_terms(strategy, each)
+        facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine)
+    except AttachError as error:
+        refusal = str(error)
+    agree(peer, facts, refusal)
     return engine.attach(
-        Attachment(model, optimizer, strategy, peer, initial, on_nonfinite, observer, make_optimizer)
+        Attachment(model, optimizers, strategy, peer, initial, on_nonfinite, observer, make_optimizer)
     )
 
 
@@ -119,14 +134,17 @@ def attach_replica(given: Attachment) -> Session:
     if observer is not None:
         peer = observer.join(peer)
     try:
+        if given.initial == "rank0":
+            lane = peer.lane("attach")
+            broadcast_model(given.model, lane)
+            _broadcast_optimizers(Optimizers(given.optimizers), peer, lane)
+            lane.close()
         ranks = find_ranks(peer)
         storage = ParameterStorage(given.model, ranks.host)
         equal = peer.size == 1 or given.initial == "rank0"
         session = Session(
-            given.model, given.optimizer, given.strategy, ranks, storage, given.on_nonfinite, equal, observer
+            given.model, given.optimizers, given.strategy, ranks, storage, given.on_nonfinite, equal, observer
         )
-        if given.initial == "rank0":
-            broadcast_model(given.model, session.control)
     except BaseException:
         if observer is not None:
             observer.abandon()
@@ -142,15 +160,33 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
             _broadcast_tensor(tensor.data, lane, root)
 
 
+@torch.no_grad()
+def _broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
+    """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
+    if not any(peer.gather(any(optimizer.state for optimizer in optimizers.given))):
+        return
+    structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
+    described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    structure, described = peer.gather([structure, described])[0]
+    for name, dtype, shape in described:
+        if peer.rank != 0:
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        _broadcast_tensor(tensors[name], lane, 0)
+    if peer.rank != 0:
+        optimizers.load_state_dict(unflatten(structure, tensors.__getitem__))
+
+
 def _facts(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    given: Sequence[Optimizer],
     strategy: Strategy,
     initial: str,
     on_nonfinite: str,
     observer: Observer | None,
     engine: Engine,
 ) -> dict[str, Any]:
+    optimizers = Optimizers(given)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         "hocket-core": hocket.__version__,
         "torch": torch.__version__,
@@ -159,10 +195,17 @@ def _facts(
         "initial": initial,
         "on_nonfinite": on_nonfinite,
         "observer": type(observer).__name__,
-        "optimizer": type(optimizer).__name__,
+        "optimizer": optimizers.kind,
         "parameter": {name: _description(p) for name, p in model.named_parameters()},
+        # What lies where in the buffers that are exchanged: the same names in another order are other parameters.
+        "parameters in order": list(names.values()),
         "frozen": {name: True for name, p in model.named_parameters() if not p.requires_grad},
         "buffer": {name: _description(b) for name, b in model.named_buffers()},
+        "optimizer's parameters": [
+            [names.get(id(parameter)) for parameter in group["params"]] for group in optimizers.param_groups
+        ],
+        # Without exchanges every rank may train as it likes.
+        "optimizer's settings": optimizers.settings() if strategy.exchanges or strategy.phases else None,
     }
 
 
@@ -171,7 +214,7 @@ def _description(tensor: Tensor) -> str:
 
 
 def _broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
-    data = tensor.detach().to("cpu").contiguous()
+    data = tensor.detach().to("cpu").contiguous().resolve_neg()
     # As bytes: NumPy does not know every dtype of torch.
     raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()
     lane.ibroadcast(raw, root).wait()

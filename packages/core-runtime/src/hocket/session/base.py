@@ -7,6 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,23 +17,44 @@ from torch import Tensor, nn
 
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine.api import Loss, StepResult
-from hocket.errors import HocketError
+from hocket.errors import HocketError, SessionError
 from hocket.session.batches import SessionData
 from hocket.session.checkpointing import Resumed, load_session, save_session
 from hocket.session.exchanging import Counters
+from hocket.session.optimizers import Optimizers
 from hocket.session.passes import Passes
 from hocket.session.streaming import StreamedSamples
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
-__all__ = ["TrainingSession"]
+__all__ = ["State", "TrainingSession"]
+
+
+class State(Enum):
+    """Where a session is; what it may do next follows from that."""
+
+    ATTACHED = "attached"
+    IN_STEP = "in a step"
+    SETTLED = "within consensus()"
+    BROKEN = "broken"
+    CLOSED = "closed"
+
+
+_CURES = {
+    State.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
+    State.CLOSED: "this session is closed: attach again, or do so before it is closed",
+    State.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's own "
+    "replica back at its end, so that a step there would be lost: train after it",
+}
 
 
 class TrainingSession(ABC):
     """A model in training on one rank; use it as a context manager.
 
     Attributes:
-        model, optimizer: what was attached.
+        model: what was attached.
+        optimizers: all that were attached, as one.
+        state: where the session is.
         peer: all ranks.
         rank, size: this rank, and how many there are.
         data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
@@ -49,10 +71,11 @@ class TrainingSession(ABC):
     replicas_equal: bool
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: Strategy, peer: Peer
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], strategy: Strategy, peer: Peer
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = Optimizers(optimizers)
+        self.state = State.ATTACHED
         self.strategy = strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
@@ -65,7 +88,24 @@ class TrainingSession(ABC):
         self.saved: Path | None = None
         self.control = peer.lane("session")
         self._streamed: StreamedSamples | None = None
-        self._closed = False
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that was attached; the first of several."""
+        return self.optimizers.given[0]
+
+    def require(self, what: str, *states: State) -> None:
+        """Refuse what the session cannot do where it is.
+
+        Args:
+            what: the user has asked for.
+            states: in which it can be done; all but broken and closed where none is given.
+
+        Raises:
+            SessionError: says why, and what to do.
+        """
+        if self.state not in (states or (State.ATTACHED, State.IN_STEP, State.SETTLED)):
+            raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -104,6 +144,7 @@ class TrainingSession(ABC):
         Raises:
             HocketError: samples travel, and this is another loader than the first.
         """
+        self.require("session.data")
         exchange = self.strategy.samples
         if exchange is None:
             return SessionData(self, loader, weight, same_batches)
@@ -159,6 +200,7 @@ class TrainingSession(ABC):
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
+        self.require("session.gather")
         return self.peer.gather(value)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
@@ -182,6 +224,7 @@ class TrainingSession(ABC):
             CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
                 of later steps or gets another job's, or gradients are being accumulated.
         """
+        self.require("session.save")
         return save_session(self, Path(folder), keep, more)
 
     def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
@@ -200,6 +243,7 @@ class TrainingSession(ABC):
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
                 left as it was.
         """
+        self.require("session.load")
         return load_session(self, Path(folder), more)
 
     @abstractmethod
@@ -257,8 +301,7 @@ class TrainingSession(ABC):
         """Take the hooks off without the other ranks, which may not be here."""
 
     def __enter__(self) -> Self:
-        if self._closed:
-            raise HocketError("this session is closed: attach again")
+        self.require("`with session`")
         return self
 
     def __exit__(

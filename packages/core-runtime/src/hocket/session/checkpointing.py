@@ -180,7 +180,7 @@ def _manifest(session: TrainingSession, sizes: Sequence[int]) -> Manifest:
         step=session.step,
         ranks=session.size,
         replicas_equal=session.replicas_equal,
-        optimizer=type(session.optimizer).__name__,
+        optimizer=session.optimizers.kind,
         strategy=session.describe(),
         versions=_versions(),
         files={rank_file(rank): size for rank, size in enumerate(sizes)},
@@ -206,7 +206,7 @@ def _check(session: TrainingSession, manifest: Manifest, file: StateFile, more: 
     where = file.path.parent
     if manifest.ranks == session.size:
         _compare(f"{where}: strategy", flattened(session.describe()), flattened(manifest.strategy))
-    _compare(f"{where}: optimizer", {"": type(session.optimizer).__name__}, {"": manifest.optimizer})
+    _compare(f"{where}: optimizer", {"": session.optimizers.kind}, {"": manifest.optimizer})
     expected = {name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()}
     found = {name: file.describe(name) for name in file.names("model")}
     _compare(f"{file.path}", expected, found)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hocket.segment.segment import wire_dtype
+from hocket.session.base import State
+from hocket.session.optimizers import Optimizers
 from hocket.transport.peer import Lane
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Consensus:
     """
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._tensors = [] if session.replicas_equal else list(session.flats)
         self._tensors += [b for b in session.model.buffers() if b.is_floating_point()]
         if session.size == 1:
@@ -45,7 +48,7 @@ class Consensus:
             self._parameters.reset_weights()
 
     def __enter__(self) -> None:
-        return None
+        self._session.state = State.SETTLED
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -54,6 +57,8 @@ class Consensus:
             for tensor, own in zip(self._tensors, self._own, strict=True):
                 tensor.copy_(own)
         self._parameters.restore(self._push_sums)
+        if self._session.state is State.SETTLED:
+            self._session.state = State.ATTACHED
 
 
 def distance_from_mean(session: Session) -> float:
@@ -71,27 +76,25 @@ def distance_from_mean(session: Session) -> float:
 
 
 @torch.no_grad()
-def average_optimizers(
-    optimizer: torch.optim.Optimizer, lane: Lane, gather: Callable[[Any], list[Any]]
-) -> None:
+def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any], list[Any]]) -> None:
     """Set what the ranks' optimizers remember to its mean; collective.
 
     A parameter of which they do not all remember the same things, as one that had a gradient on some ranks only,
     begins anew.
 
     Args:
-        optimizer: this rank's; its param groups hold the same parameters in the same order everywhere.
+        optimizers: this rank's; their groups hold the same parameters in the same order everywhere.
         lane: among all ranks.
         gather: gives every rank's value, by rank.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    told = gather([_kinds(optimizer.state.get(parameter, {})) for parameter in parameters])
+    parameters = [parameter for group in optimizers.param_groups for parameter in group["params"]]
+    told = gather([_kinds(optimizers.state_of(parameter)) for parameter in parameters])
     for number, parameter in enumerate(parameters):
         if any(of_rank[number] != told[0][number] for of_rank in told):
-            optimizer.state.pop(parameter, None)
+            optimizers.forget(parameter)
             continue
         for key in sorted(told[0][number]):
-            value = optimizer.state[parameter][key]
+            value = optimizers.state_of(parameter)[key]
             if isinstance(value, Tensor) and value.is_floating_point():
                 _set_to_mean(value, lane)
 

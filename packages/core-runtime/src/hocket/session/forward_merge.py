@@ -63,6 +63,7 @@ class ForwardMerge:
     def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
         def read() -> None:
             if not self._inside:
+                self._begin()
                 self._settle()
             else:
                 with torch.no_grad():
@@ -73,13 +74,14 @@ class ForwardMerge:
 
     def _before_forward(self) -> None:
         self._inside = True
-        if self._early is None:
+        self._begin()
+        if self._early is None and not self._exchange.due:
             self._settle()
             self._probe = _Probe(self._model, set(self._segment_of))
             self._probe.__enter__()
             return
         with torch.no_grad():
-            for index in self._early:
+            for index in self._early or ():
                 self._exchange.merge(index)
 
     def _after_forward(self, succeeded: bool) -> None:
@@ -94,9 +96,16 @@ class ForwardMerge:
             # After a failure the next forward merges: to wait for ranks here would hide what went wrong.
             self._settle()
 
+    def _begin(self) -> None:
+        # A forward without gradients may be one rank's alone (it evaluates, while the others wait for it).
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._exchange.begin()
+
     def _settle(self) -> None:
-        with torch.no_grad():
-            self._exchange.merge_all()
+        if not self._exchange.due:
+            with torch.no_grad():
+                self._exchange.merge_all()
 
     def close(self) -> None:
         """Take the hooks off."""

@@ -42,7 +42,7 @@ class GradientMoment:
             all of the model's segments.
         segments: each segment's way through them.
         contribution: what this rank puts into the step's mean; asked for once per backward.
-        check: raises where the parameters are no longer what they were; called once per backward.
+        check: raises where the parameters are no longer what they were; called before gradients are sent.
         takeover: what the first exchange's compressor takes over from the optimizer.
         agreement: where compressors remember something, on what has to be known before they do.
         may_skip: whether steps with NaN or Inf are left out.
@@ -63,7 +63,8 @@ class GradientMoment:
         self._exchanges = opened
         self._open = opened[0]
         self._contribution_of_step = contribution
-        self._contribution = NOTHING
+        #: What this rank has put into the last exchange.
+        self.contribution = NOTHING
         self._check = check
         self.takeover = takeover
         self._agreement = agreement
@@ -80,17 +81,22 @@ class GradientMoment:
         if self._unscales:
             watch_scalers()
         self.accumulating = False
-        #: How many backwards of this step ended with an exchange.
+        #: How many exchanges this step has carried out.
         self.exchanged_in_step = 0
         #: The parameters of this rank's last contribution that held NaN or Inf.
         self.nonfinite: list[str] = []
         #: How many ranks' last contributions held NaN or Inf.
         self.nonfinite_anywhere = False
         self._handles: list[Any] = []
+
+    def hook(self) -> None:
+        """Set the parameters' hooks."""
         for place in self._places:
             for gradient in place.gradients:
-                hook = _hook_for(gradient, self._arrived)
-                self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
+                # Frozen since attach: torch sets no hook there, and there is no gradient to be told of.
+                if gradient.parameter.requires_grad:
+                    hook = _hook_for(gradient, self._arrived)
+                    self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
 
     def _arrived(self, gradient: GradientPlace) -> None:
         """Take over a gradient that backward has just finished."""
@@ -133,7 +139,7 @@ class GradientMoment:
             contribution = self._agreement.weigh(contribution)
         if self._undo is not None:
             self._undo.begin_round(spoiled=self.nonfinite_anywhere)
-        self._contribution = contribution
+        self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
         if self.takeover is not None:
@@ -143,7 +149,7 @@ class GradientMoment:
 
     def _contribute(self, gradient: GradientPlace) -> None:
         """Take over the gradient that this rank contributes of a parameter."""
-        kept = self._contribution.kept
+        kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
         gradient.take(given, self._factor / self._loss_scale)
 
@@ -221,7 +227,7 @@ class GradientMoment:
         segment = place.first
         if segment.finite is None:
             self._look(place)
-        share = self._contribution.weight * self._open.scale
+        share = self.contribution.weight * self._open.scale
         companions = segment.outgoing_companions
         companions[WEIGHT] = share
         companions[NONFINITE] = float(not segment.finite)
@@ -238,6 +244,7 @@ class GradientMoment:
 
     def exchange(self) -> None:
         """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
+        self._check()
         self._begin_round(self._contribution_of_step())
         self._finish_round()
 

@@ -6,28 +6,51 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.errors import DisagreementError
+from hocket.errors import AttachError, DisagreementError
 from hocket.transport.peer import Peer
 
-__all__ = ["agree", "flattened"]
+__all__ = ["agree", "differing", "flattened"]
 
 
-def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
+def agree(peer: Peer, facts: Mapping[str, Any], refusal: str | None = None) -> None:
     """Compare `facts` over all ranks; collective.
 
     Args:
         peer: the world.
         facts: JSON-able values by name, nested mappings allowed.
+        refusal: why this rank cannot go on, whatever the others have.
 
     Raises:
+        AttachError: on every rank: a rank cannot go on; with its reason.
         DisagreementError: on every rank; names the facts that differ, and on which ranks.
     """
+    refusals = peer.gather(refusal)
+    if refusal is not None:
+        raise AttachError(refusal)
+    for rank, told in enumerate(refusals):
+        if told is not None:
+            raise AttachError(f"rank {rank} cannot attach: {told}")
+    differences = differing(peer, facts)
+    if differences:
+        raise DisagreementError("the ranks were started differently:\n" + differences)
+
+
+def differing(peer: Peer, facts: Mapping[str, Any]) -> str:
+    """Compare `facts` over all ranks; collective.
+
+    Args:
+        peer: the ranks.
+        facts: JSON-able values by name, nested mappings allowed.
+
+    Returns:
+        A line for each of the first facts that differ, with its values and their ranks; empty where none does.
+    """
     if peer.size == 1:
-        return
+        return ""
     mine = json.dumps(facts, sort_keys=True, default=str).encode()
     told = peer.allgather_bytes(mine)
     if all(other == told[0] for other in told):
-        return
+        return ""
     flat = [flattened(json.loads(other)) for other in told]
     keys = sorted({key for facts_of_rank in flat for key in facts_of_rank})
     lines = []
@@ -38,8 +61,7 @@ def agree(peer: Peer, facts: Mapping[str, Any]) -> None:
         if len(ranks_by_value) > 1:
             told_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
             lines.append(f"  {key}: {told_here}")
-    shown = lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else [])
-    raise DisagreementError("the ranks were started differently:\n" + "\n".join(shown))
+    return "\n".join(lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else []))
 
 
 def flattened(value: Any, prefix: str = "") -> dict[str, Any]:

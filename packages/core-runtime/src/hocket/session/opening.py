@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-import torch
 from torch import Tensor
 
 from hocket.errors import CompositionError
@@ -19,6 +18,7 @@ from hocket.session.exchanging import Counters, OpenExchange
 from hocket.session.gradient_places import Stage
 from hocket.session.gradients import GradientMoment
 from hocket.session.layout import gradient_layout, parameter_layout
+from hocket.session.optimizers import Optimizers
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks
 from hocket.session.takeover import Takeover
@@ -77,7 +77,7 @@ class Opening:
 
     def gradients(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         weights: BatchWeights,
         check: Callable[[], None],
         *,
@@ -86,9 +86,9 @@ class Opening:
         """Open the gradients slot; None where this rank exchanges none.
 
         Args:
-            optimizer: what compressors may take terms over from.
+            optimizers: what compressors may take terms over from.
             weights: what this rank's batches count.
-            check: called once per backward.
+            check: called before gradients are sent.
             may_skip: whether steps with NaN or Inf are left out.
         """
         scopes = self._scopes(self._strategy.gradients)
@@ -116,7 +116,7 @@ class Opening:
         takeover = None
         if exchanges[0].exchange.compressor.takes:
             assert agreement is not None
-            takeover = Takeover(optimizer, exchanges[0], parameters, agreement.peer)
+            takeover = Takeover(optimizers, exchanges[0], parameters, agreement.peer)
         return GradientMoment(
             parameters,
             exchanges,
@@ -138,8 +138,8 @@ class Opening:
         # Otherwise no mean over all ranks has a weight that all of them could know before.
         return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.equal_result)
 
-    def parameters(self) -> ParameterMoment:
-        """Open the parameters slot."""
+    def parameters(self, check: Callable[[], None]) -> ParameterMoment:
+        """Open the parameters slot; `check` is called before they are sent."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
             if scope.peer is None:
@@ -153,7 +153,7 @@ class Opening:
                 for index, target in zip(carried, targets, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterExchange(opened, targets))
+            exchanges.append(ParameterExchange(opened, targets, check))
         return ParameterMoment(exchanges)
 
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:

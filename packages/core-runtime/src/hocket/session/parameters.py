@@ -1,9 +1,10 @@
 """The parameters' moment: what is exchanged after the optimizer's step.
 
 - Overlap none: sent and merged before `optimizer.step()` returns.
-- Overlap forward: sent there, in the order of the segments (see `turns`), and merged segment by segment before the next
-  forward first reads them (see `forward_merge`), or another step of the optimizer. Ranks that share memory merge it
-  where it is, all segments at once. Bit for bit the numbers of overlap none.
+- Overlap forward: sent when the next forward begins, in the order of the segments (see `turns`), and merged segment by
+  segment before that first reads them (see `forward_merge`), or before another step of the optimizer. What is written
+  into parameters after a step (pruning masks, clipped weights) is a part of what is sent. Ranks that share memory
+  merge it where it is, all segments at once. Where nothing is written, bit for bit the numbers of overlap none.
 - Overlap delayed: sent after a step, and merged after the next one's optimizer step as
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 
@@ -15,7 +16,7 @@ float16 and bfloat16 parameters x is kept in float32, and what the optimizer cha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ class ParameterExchange:
     Args:
         opened: over more than one rank.
         targets: the flat part of the parameter storage of each of its segments.
+        check: called before anything is sent; takes over what parameters were set to (`p.data = ...`).
     """
 
-    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor]) -> None:
+    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor], check: Callable[[], None]) -> None:
         self.opened = opened
         self.overlap = opened.exchange.overlap
         self._places = {s.index: (s, target) for s, target in zip(opened.segments, targets, strict=True)}
@@ -50,7 +52,11 @@ class ParameterExchange:
         places = self._places.items()
         self._sent = {i for i, (s, target) in places if s.outgoing.data_ptr() == target.data_ptr()}
         self._landing = {i for i, (s, target) in places if s.incoming.data_ptr() == target.data_ptr()}
+        self._check = check
+        # The number of the step that the exchange follows.
         self._step = 0
+        #: Whether it waits for the next forward.
+        self.due = False
         #: The push-sum weight of each segment, by its index; empty where none travels.
         self.weights: dict[int, float] = {}
         if opened.exchange.carries_weight:
@@ -125,12 +131,22 @@ class ParameterExchange:
             self._places[index][1].div_(self.weights[index])
 
     def start(self, step: int) -> None:
-        """Send all segments.
+        """Send all segments; with overlap forward when the next forward begins, or `merge_all` is called.
 
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.
         """
         self._step = step
+        self.due = True
+        if self.overlap is not Overlap.FORWARD:
+            self.begin()
+
+    def begin(self) -> None:
+        """Send all segments, if that is still to be done."""
+        if not self.due:
+            return
+        self._check()
+        self.due = False
         self.bias()
         for index, (segment, target) in self._places.items():
             if not self.opened.channel.finds_nonfinite(segment):
@@ -185,7 +201,8 @@ class ParameterExchange:
             target.copy_(combined.mul_(scale))
 
     def merge_all(self) -> None:
-        """Finish and merge everything that is under way."""
+        """Finish and merge everything that is under way, or due."""
+        self.begin()
         if self.opened.idle:
             return
         if self.overlap is Overlap.DELAYED:
@@ -221,6 +238,12 @@ class ParameterMoment:
         self.merge_forward()
         for exchange in self.exchanges:
             exchange.bias()
+
+    @torch.no_grad()
+    def debias(self) -> None:
+        """Make parameters hold what the model computes with, between the steps of two optimizers."""
+        for exchange in self.exchanges:
+            exchange.debias()
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
 from hocket.session.forward_merge import ForwardMerge
 from hocket.session.opening import Opening
+from hocket.session.optimizers import Optimizers
 from hocket.session.pass_progress import PassProgress
 from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
-from hocket.strategy.exchange import Overlap
+from hocket.strategy.exchange import GRADIENTS, Overlap
+from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
+from hocket.transport.peer import Lane
 
 __all__ = ["OpenPhase"]
 
@@ -24,9 +26,9 @@ class OpenPhase:
     Args:
         strategy: without phases.
         opening: of that strategy.
-        model, optimizer: those that are attached.
+        model, optimizers: those that are attached.
         weights: what this rank's batches count.
-        check: called once per backward, before it sends anything.
+        check: called before a backward's gradients, or parameters, are sent.
         may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
@@ -40,32 +42,59 @@ class OpenPhase:
         strategy: Strategy,
         opening: Opening,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         weights: BatchWeights,
         check: Callable[[], None],
         *,
         may_skip: bool,
     ) -> None:
         self.strategy = strategy
-        self.gradients = opening.gradients(optimizer, weights, check, may_skip=may_skip)
+        self.gradients = opening.gradients(optimizers, weights, check, may_skip=may_skip)
         weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters()
+        self.parameters = opening.parameters(check)
         self.opened = opening.opened
+        self._model = model
         self._progress = opening.progress
+        self._hooks: list[ForwardMerge | PassProgress] = []
+        self._closure_lane: Lane | None = None
+
+    def hook(self) -> None:
+        """Set the hooks."""
         exchanges = self.parameters.exchanges
         overlaps = {exchange.overlap for exchange in exchanges}
-        self._hooks: list[ForwardMerge | PassProgress] = [
-            ForwardMerge(model, exchange) for exchange in exchanges if exchange.overlap is Overlap.FORWARD
-        ]
+        for exchange in exchanges:
+            if exchange.overlap is Overlap.FORWARD:
+                self._hooks.append(ForwardMerge(self._model, exchange))
         if overlaps - {Overlap.NONE}:
             # Set after those, so that a merge comes first.
             backward = Overlap.DELAYED in overlaps and self.gradients is None
-            self._hooks.append(PassProgress(model, self._progress, backward=backward))
+            self._hooks.append(PassProgress(self._model, self._progress, backward=backward))
+        if self.gradients is not None:
+            self.gradients.hook()
 
     @property
     def takeover(self) -> Takeover | None:
         """What a compressor has taken over from the optimizer."""
         return None if self.gradients is None else self.gradients.takeover
+
+    def lane_of_equal_gradients(self, placement: Placement, world: Lane) -> Lane | None:
+        """Return the lane of the ranks that get the same gradients as this one; None where each has its own.
+
+        Args:
+            placement: of all ranks.
+            world: the lane among all ranks.
+        """
+        if self.gradients is None:
+            return None
+        if self.strategy.keeps_gradients_equal(placement):
+            return world
+        [first, *others] = (opened for opened in self.opened if opened.exchange.slot == GRADIENTS)
+        results = first.exchange.collective.results(list(range(first.peer.size)), 0)
+        if others or len(set(results)) > 1:
+            return None
+        if self._closure_lane is None:
+            self._closure_lane = first.peer.lane("closure")
+        return self._closure_lane
 
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
@@ -79,6 +108,8 @@ class OpenPhase:
             opened.channel.close()
         if self.gradients is not None:
             self.gradients.close_lane()
+        if self._closure_lane is not None:
+            self._closure_lane.close()
         self._progress.close()
         self.unhook()
 
@@ -86,5 +117,6 @@ class OpenPhase:
         """Take the hooks off; gradients become tensors of their own."""
         for hook in self._hooks:
             hook.close()
+        self._hooks = []
         if self.gradients is not None:
             self.gradients.close()

@@ -6,7 +6,7 @@ goes back to the optimizer, and replicas are averaged if the next strategy would
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,18 +34,30 @@ class LateGradients:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
         self._late: dict[str, Tensor] = {}
+        self._joined: set[str] = set()
 
     def add(self, name: str, gradient: Tensor) -> None:
         """Keep a late gradient of a parameter for the next step; it is the same on every rank of its exchange."""
         self._late[name] = self._late[name] + gradient if name in self._late else gradient
 
     @torch.no_grad()
-    def join(self) -> None:
-        """Add what is late to the gradients that the optimizer is about to get."""
-        late, self._late = self._late, {}
-        for name, gradient in late.items():
+    def join(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add what is late to the gradients of `parameters`, which an optimizer is about to use."""
+        if not self._late:
+            return
+        used = set(map(id, parameters))
+        for name, gradient in self._late.items():
             parameter = self._parameters[name]
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            if id(parameter) in used:
+                self._joined.add(name)
+                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+    def end_step(self, *, used: bool) -> None:
+        """Forget what has joined the step that ends, if that was taken; else it waits for the next one."""
+        if used:
+            for name in self._joined:
+                del self._late[name]
+        self._joined.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what is late, by parameter."""

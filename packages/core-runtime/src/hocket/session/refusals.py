@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import AttachError
+from hocket.session.optimizers import StepHooks
 from hocket.strategy.strategy import Strategy
 
 __all__ = ["check", "needs_closure", "refuse_closure"]
 
 
-def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse models and optimizers that cannot be carried.
 
     Raises:
@@ -22,19 +24,25 @@ def check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """
     if not isinstance(model, nn.Module):
         raise AttachError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if not optimizers:
+        raise AttachError("attach takes one torch.optim.Optimizer or more, and was given an empty list")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     _check_modules(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         _check_parameter(name, parameter)
     for name, buffer in model.named_buffers():
-        if not _is_dense(buffer):
+        _check_buffer(name, buffer)
+    _check_memory(model)
+    _check_optimizers(optimizers, model, names)
+    for name, parameter in model.named_parameters():
+        if StepHooks.attached(parameter):
             raise AttachError(
-                f"buffer {name} has overlapping or scattered elements (expanded or sliced?): make it contiguous "
-                "before attach"
+                f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
+                "first, session.close(), or leave its `with` block"
             )
-    _check_optimizer(optimizer, model, names)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -95,9 +103,9 @@ def _check_parameter(name: str, parameter: Any) -> None:
         raise AttachError(
             f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)"
         )
-    if parameter.is_sparse or parameter.layout != torch.strided:
+    if parameter.is_nested or parameter.layout != torch.strided:
         raise AttachError(
-            f"parameter {name} has layout {parameter.layout}: only strided parameters can be carried"
+            f"parameter {name} has layout {_layout(parameter)}: only strided parameters can be carried"
         )
     if not parameter.requires_grad:
         return
@@ -113,19 +121,77 @@ def _check_parameter(name: str, parameter: Any) -> None:
         )
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, names: dict[int, str]) -> None:
+def _check_buffer(name: str, buffer: Tensor) -> None:
+    if buffer.is_nested or buffer.layout != torch.strided or buffer.is_quantized or buffer.is_conj():
+        raise AttachError(
+            f"buffer {name} is {_layout(buffer)}, which cannot be sent from rank to rank: keep a dense tensor there "
+            "(to_dense(), resolve_conj()), or an attribute that is no buffer"
+        )
+    if buffer.is_meta:
+        raise AttachError(
+            f"buffer {name} is on the meta device and holds no values: materialise it (to_empty)"
+        )
+    if not _is_dense(buffer):
+        raise AttachError(
+            f"buffer {name} has overlapping or scattered elements (expanded or sliced?): make it contiguous "
+            "before attach"
+        )
+
+
+def _layout(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    return "conjugated" if tensor.is_conj() else str(tensor.layout)
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Refuse tensors that share memory without being one object: attach moves parameters, and would part them."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    ranges = sorted(
+        ((t.device.type, t.device.index or 0), t.data_ptr(), t.data_ptr() + t.nbytes, name, t.requires_grad)
+        for name, t in tensors
+        if t.numel()
+    )
+    device, end, owner, trained = None, 0, "", False
+    for where, start, stop, name, requires_grad in ranges:
+        if where == device and start < end and (trained or requires_grad):
+            raise AttachError(
+                f"{owner} and {name} share memory without being one tensor, and attach would part them: make them one "
+                "parameter (self.head.weight = self.embedding.weight), or give each its own (clone())"
+            )
+        if where != device or stop > end:
+            device, end, owner, trained = where, stop, name, requires_grad
+
+
+def _check_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, names: dict[int, str]
+) -> None:
     held: set[int] = set()
-    for number, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            held.add(id(parameter))
-            if id(parameter) not in names and parameter.requires_grad:
-                raise AttachError(
-                    f"the optimizer's parameter {position} of group {number} (shape {tuple(parameter.shape)}) is not "
-                    "in the model: its gradients would stay on this rank. Put it into the model, or build the "
-                    "optimizer from this model's parameters"
-                )
-    if not held & set(names):
-        raise AttachError("the optimizer holds none of the model's parameters")
+    for optimizer in optimizers:
+        own: set[int] = set()
+        for number, group in enumerate(optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                own.add(id(parameter))
+                if id(parameter) not in names and parameter.requires_grad:
+                    raise AttachError(
+                        f"the optimizer's parameter {position} of group {number} (shape {tuple(parameter.shape)}) is "
+                        "not in the model: its gradients would stay on this rank. Put it into the model, or build the "
+                        "optimizer from this model's parameters"
+                    )
+        if not own & set(names):
+            raise AttachError(
+                f"the optimizer ({type(optimizer).__name__}) holds none of the model's parameters"
+                if len(optimizers) > 1
+                else "the optimizer holds none of the model's parameters"
+            )
+        both = held & own
+        if both:
+            raise AttachError(
+                f"parameter {names.get(both.pop())} is in two optimizers: a parameter is stepped by one of them"
+            )
+        held |= own
 
 
 def _is_a(given: Any, where: str, name: str) -> bool:

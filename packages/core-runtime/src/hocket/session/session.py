@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine.api import Loss, Stepper, StepResult
-from hocket.errors import CheckpointError, NonFiniteElsewhereError, NonFiniteError, some
+from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
 from hocket.observation import Observer
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
-from hocket.session.base import TrainingSession
+from hocket.session.base import State, TrainingSession
+from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
+from hocket.session.gradients import GradientMoment
+from hocket.session.handshake import differing
 from hocket.session.opening import Opening
+from hocket.session.optimizers import Closure, StepHooks
 from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
@@ -47,7 +52,7 @@ class Session(TrainingSession):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[Optimizer],
         strategy: Strategy,
         ranks: Ranks,
         storage: ParameterStorage,
@@ -55,7 +60,7 @@ class Session(TrainingSession):
         initial_equal: bool,
         observer: Observer | None = None,
     ) -> None:
-        super().__init__(model, optimizer, strategy, ranks.peer)
+        super().__init__(model, optimizers, strategy, ranks.peer)
         self._ranks = ranks
         self._storage = storage
         self._on_nonfinite = on_nonfinite
@@ -64,14 +69,23 @@ class Session(TrainingSession):
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._initial_equal = initial_equal
         self.late = LateGradients(storage.parameters)
-        self.phase = self._open(strategy.at(0))
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step_of),
-            optimizer.register_step_post_hook(lambda *_: self._after_step()),
-        ]
         self._observers = default_registry().hook
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
+        self._held = {id(parameter) for parameter in storage.parameters.values()}
+        #: The optimizers that this step still waits for.
+        self._pending = set(self.optimizers.given)
+        #: Whether this step is left out.
+        self._skipping = False
+        self._before: Before | None = None
+        self.phase = self._open(strategy.at(0))
+        # Last, so that what fails above leaves no hook.
+        self._step_hooks = StepHooks(self.optimizers, self)
+        try:
+            self.phase.hook()
+        except BaseException:
+            self._unhook()
+            raise
 
     def count_into(self, counters: Counters) -> None:
         """Count what is sent, and waited for, from now on there, together with others."""
@@ -87,7 +101,7 @@ class Session(TrainingSession):
             strategy,
             opening,
             self.model,
-            self.optimizer,
+            self.optimizers,
             self._weights,
             self._before_backward,
             may_skip=self._on_nonfinite == "skip",
@@ -106,10 +120,11 @@ class Session(TrainingSession):
             if not self.replicas_equal:
                 Consensus(self)
                 # Equal gradients keep replicas equal only if the optimizers do the same with them.
-                average_optimizers(self.optimizer, self.control, self.gather)
+                average_optimizers(self.optimizers, self.control, self.gather)
             self._initial_equal = True
         self.phase.close()
         self.phase = self._open(strategy)
+        self.phase.hook()
 
     def enter_phase_of(self, step: int) -> None:
         self.settle()
@@ -117,6 +132,7 @@ class Session(TrainingSession):
         if strategy != self.phase.strategy:
             self.phase.close()
             self.phase = self._open(strategy)
+            self.phase.hook()
 
     def begin_equal(self) -> None:
         """Take note that all replicas hold the same bits now."""
@@ -156,18 +172,18 @@ class Session(TrainingSession):
 
         For engines that compute gradients in another way than by a backward through the model, which does this itself.
         """
-        self._storage.check()
         if self.phase.gradients is not None:
             self.phase.gradients.exchange()
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Surround a step that an engine makes in place of the optimizer's own: what its hooks would do."""
-        self._before_step()
+        self.before_step(self.optimizer, None)
         yield
-        self._after_step()
+        self.after_step(self.optimizer)
 
     def begin_batch(self, weight: float) -> None:
+        self._end_partial_step()
         self._note_forward()
         self._weights.begin_batch(weight)
         self._stepped_in_batch = False
@@ -175,6 +191,7 @@ class Session(TrainingSession):
             self.phase.gradients.exchanged_in_step = 0
 
     def end_batch(self) -> None:
+        self._end_partial_step()
         if self._stepped_in_batch or self._weights.accumulated:
             return
         if self.phase.gradients is not None and not self.phase.gradients.exchanged_in_step:
@@ -186,7 +203,7 @@ class Session(TrainingSession):
                     self.step,
                 )
             self.phase.gradients.take_part()
-            self.optimizer.step()
+            self.optimizers.step()
         else:
             self._end_step()
 
@@ -203,79 +220,134 @@ class Session(TrainingSession):
         if self._observer is not None:
             self._observer.phase(name, self.peer.now())
 
+    def _before_sending(self) -> None:
+        """Look at what is about to be sent: it has to be what the optimizers step."""
+        self.require("a step", State.ATTACHED, State.IN_STEP)
+        self._storage.check()
+        self.optimizers.check()
+
     def _before_backward(self) -> None:
         self._note_phase("backward")
-        self._storage.check()
+        self._before_sending()
+        self.state = State.IN_STEP
 
-    def _before_step_of(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+    # ---- steps of the optimizers, as `StepHooks` tells of them ---------------------------------------------------
+
+    def holds(self, parameter: Any) -> bool:
+        return id(parameter) in self._held
+
+    def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
+        self.require("optimizer.step()", State.ATTACHED, State.IN_STEP)
+        if optimizer not in self._pending:  # a second step: the first one ended without the other optimizers
+            self._end_step()
+        if closure is not None:
             refuse_closure(optimizer, self.strategy)
-        self._before_step()
-
-    def _before_step(self) -> None:
+        self.state = State.IN_STEP
         self._note_phase("optimizer")
         self._storage.check()
-        if self._leaves_step_out():
-            self.skipped_steps += 1
-            self._drop_gradients()
-        elif not self._scaler_skips():
-            self.late.join()
+        if (
+            closure is None
+            and self.phase.gradients is not None
+            and not self.phase.gradients.exchanged_in_step
+        ):
+            # Put there by hand, or accumulated: no backward has sent them.
+            self.phase.gradients.exchange()
         self.phase.parameters.before_step()
         if self.phase.takeover is not None:
             self.phase.takeover.suspend()
+        if closure is None:
+            self._gradients_are_in(optimizer)
+            return None
+        if self._on_nonfinite == "skip" and self._before is None:
+            self._before = Before(self.flats, optimizer)
+        return self._shared(closure, optimizer)
 
-    def _leaves_step_out(self) -> bool:
-        """Return whether all ranks skip this step; what is late stays for the next one then.
+    def _shared(self, closure: Closure, optimizer: Optimizer) -> Closure:
+        gradients = self.phase.gradients
+        return SharedClosure(
+            closure,
+            self.phase.lane_of_equal_gradients(self._ranks.placement, self.control),
+            lambda: 1.0 if gradients is None else gradients.contribution.weight,
+            lambda: self._gradients_are_in(optimizer),
+        )
 
-        Raises:
-            NonFiniteError: gradients hold NaN or Inf, which is to be an error.
-        """
-        if self.phase.gradients is None:
+    def _gradients_are_in(self, optimizer: Optimizer) -> None:
+        """Leave out, or refuse, a step with NaN or Inf; else complete the gradients that are about to be used."""
+        gradients = self.phase.gradients
+        if gradients is None:
             self._weights.drop_repetition()
             # A single rank, which exchanges nothing, skips what several would.
-            return (
-                self._on_nonfinite == "skip"
-                and bool(self.phase.strategy.gradients)
-                and not self._gradients_are_finite()
-            )
-        if (
-            not self.phase.gradients.nonfinite_anywhere
-            or getattr(self.optimizer, "found_inf", None) is not None
+            alone = self._on_nonfinite == "skip" and bool(self.phase.strategy.gradients)
+            if self._skipping or (alone and not self._gradients_are_finite()):
+                self._skip()
+                return
+        elif self._skipping or (
+            gradients.nonfinite_anywhere and getattr(optimizer, "found_inf", None) is None
         ):
-            return False
-        if self._on_nonfinite == "skip":
-            return True
-        if self.phase.gradients.nonfinite:
+            if self._on_nonfinite != "skip":
+                self._raise_nonfinite(gradients)
+            self._skip()
+            return
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return  # fused: GradScaler lets it step all the same, and it leaves everything as it is
+        self.late.join(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+    def _raise_nonfinite(self, gradients: GradientMoment) -> None:
+        if gradients.nonfinite:
             raise NonFiniteError(
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
-                f"{some(self.phase.gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
+                f"{some(gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
         raise NonFiniteElsewhereError(
             f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
         )
 
-    def _scaler_skips(self) -> bool:
-        """Return whether a fused optimizer, which GradScaler lets step all the same, leaves everything as it is."""
-        found_inf = getattr(self.optimizer, "found_inf", None)
-        return found_inf is not None and bool(found_inf)
-
     def _gradients_are_finite(self) -> bool:
         gradients = [p.grad for p in self._storage.parameters.values() if p.grad is not None]
         return all(bool(torch.isfinite(gradient.sum())) for gradient in gradients)
 
-    def _drop_gradients(self) -> None:
+    def _skip(self) -> None:
+        if not self._skipping:
+            self._skipping = True
+            self.skipped_steps += 1
         # An optimizer leaves parameters without gradient alone: no decay, no momentum, no moments.
         for parameter in self._storage.parameters.values():
             parameter.grad = None
 
-    def _after_step(self) -> None:
-        self._stepped_in_batch = True
+    def after_step(self, optimizer: Optimizer) -> None:
+        if self._skipping and self._before is not None:
+            self._before.restore()
+        self._before = None
         if self.phase.takeover is not None:
             self.phase.takeover.resume()
         self._weights.end_step()
-        self._end_step()
+        self._is_over_for(optimizer)
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        self._is_over_for(optimizer)
+
+    def _is_over_for(self, optimizer: Optimizer) -> None:
+        self._stepped_in_batch = True
+        self._pending.discard(optimizer)
+        if not self._pending:
+            self._end_step()
+        else:
+            # A forward may come before the other optimizers' steps.
+            self.phase.parameters.debias()
+
+    def _end_partial_step(self) -> None:
+        """End a step in which some of the optimizers have stepped, and the others will not."""
+        if len(self._pending) < len(self.optimizers.given):
+            self._end_step()
 
     def _end_step(self) -> None:
+        self._pending = set(self.optimizers.given)
+        if self.phase.gradients is not None:
+            self.phase.gradients.exchanged_in_step = 0
+        self.late.end_step(used=not self._skipping)
+        self._skipping = False
+        self.state = State.ATTACHED
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
@@ -290,11 +362,21 @@ class Session(TrainingSession):
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
+        self.require("settle")
+        self._storage.check()
         self.phase.settle()
 
     def consensus(self) -> Consensus:
+        self._end_partial_step()
         self.settle()
+        self._compare_optimizers()
         return Consensus(self)
+
+    def _compare_optimizers(self) -> None:
+        """Notice settings of the optimizers that have become different between ranks; collective."""
+        told = differing(self.peer, {"optimizer": self.optimizers.settings()})
+        if told and self.replicas_equal:
+            raise DisagreementError(f"the ranks' optimizers step differently at step {self.step}:\n{told}")
 
     def replica(self) -> AbstractContextManager[None]:
         self.settle()
@@ -317,6 +399,7 @@ class Session(TrainingSession):
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
                 "accumulated so far are no part of a checkpoint"
             )
+        self._end_partial_step()
         if self.passes.under_way and not self._stepped_in_batch:
             self.end_batch()
             self._stepped_in_batch = True
@@ -339,10 +422,11 @@ class Session(TrainingSession):
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self._closed:
+        if self.state in (State.CLOSED, State.BROKEN):
             return
-        self._closed = True
+        self._end_partial_step()
         self.settle()
+        self.state = State.CLOSED
         if self.phase.takeover is not None:
             self.phase.takeover.hand_back()
         self.phase.close()
@@ -354,6 +438,7 @@ class Session(TrainingSession):
             self._observer.close()
 
     def abandon(self) -> None:
+        self.state = State.BROKEN
         self._unhook()
         if self.phase.takeover is not None:
             self.phase.takeover.hand_back_own()
@@ -362,6 +447,5 @@ class Session(TrainingSession):
 
     def _unhook(self) -> None:
         self._weights.close()
-        for handle in self._handles:
-            handle.remove()
+        self._step_hooks.close()
         self.phase.unhook()

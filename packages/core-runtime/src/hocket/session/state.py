@@ -25,7 +25,7 @@ def state_of(session: Session) -> dict[str, Any]:
     parameters = session.phase.parameters.state_dict()
     return {
         "model": session.tensors(),
-        "optimizer": session.optimizer.state_dict(),
+        "optimizer": session.optimizers.state_dict(),
         "exchanges": {opened.exchange.name: opened.state_dict() for opened in session.phase.opened},
         "parameters": parameters,
         "late": session.late.state_dict(),
@@ -65,7 +65,7 @@ def load_beside_model(session: Session, read: Callable[[str], Any], where: str) 
     Raises:
         CheckpointError: something does not take its state.
     """
-    load_into(session.optimizer, read("optimizer"), f"{where}: optimizer")
+    load_into(session.optimizers, read("optimizer"), f"{where}: optimizer")
     exchanges = read("exchanges")
     for opened in session.phase.opened:
         name = opened.exchange.name
@@ -100,7 +100,7 @@ def load_mean(session: Session, files: Sequence[StateFile]) -> None:
             target.copy_(mean_of_tensor(files, name, weights))
     session.begin_equal()
     if not why_no_mean(files, "optimizer"):
-        load_into(session.optimizer, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
+        load_into(session.optimizers, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
     exchanges = first.read("exchanges")
     for opened in session.phase.opened:
         if opened.exchange.name in exchanges:

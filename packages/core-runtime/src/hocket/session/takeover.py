@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
+from hocket.session.optimizers import Optimizers
 from hocket.transport.peer import Peer
 
 __all__ = ["Takeover"]
@@ -24,7 +25,7 @@ class Takeover:
     optimizer's again after `hand_back`.
 
     Args:
-        optimizer: torch's SGD.
+        optimizers: torch's SGD, one or several.
         opened: the exchange of gradients whose compressor takes terms over.
         parameters: the trainable ones by name.
         peer: the ranks whose contributions end in one mean.
@@ -35,13 +36,13 @@ class Takeover:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         opened: OpenExchange,
         parameters: Mapping[str, nn.Parameter],
         peer: Peer,
     ) -> None:
         assert opened.channel.packing is not None  # "none" takes nothing over
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._opened = opened
         self._packing = opened.channel.packing
         self._parameters = parameters
@@ -55,7 +56,9 @@ class Takeover:
         """Read the terms of this step: schedulers rewrite them."""
         within_step = self._suspended is not None  # a closure's backward
         self.resume()
-        self._terms = optimizer_terms(self._optimizer)
+        self._terms = {}
+        for optimizer in self._optimizers.given:
+            self._terms |= optimizer_terms(optimizer)
         if within_step:
             self.suspend()
 
@@ -68,7 +71,7 @@ class Takeover:
             share: what this rank contributes to the sum of weights.
         """
         terms = [
-            self._terms[self._parameters[span.name]] if has else None
+            self._terms.get(self._parameters[span.name]) if has else None
             for span, has in zip(segment.spans, present, strict=True)
         ]
         self._packing.compressor.take(segment, self._packing.states[segment.index], terms, share)
@@ -78,27 +81,27 @@ class Takeover:
         if self._suspended is not None:  # the last step failed, and its terms have not come back
             return
         taken = self._packing.compressor.takes
-        self._suspended = [{name: group[name] for name in taken} for group in self._optimizer.param_groups]
-        for group in self._optimizer.param_groups:
+        self._suspended = [{name: group[name] for name in taken} for group in self._optimizers.param_groups]
+        for group in self._optimizers.param_groups:
             group.update(dict.fromkeys(taken, 0.0))
 
     def resume(self) -> None:
         """Put them back, for schedulers and for whoever reads them."""
         if self._suspended is not None:
-            for group, terms in zip(self._optimizer.param_groups, self._suspended, strict=True):
+            for group, terms in zip(self._optimizers.param_groups, self._suspended, strict=True):
                 group.update(terms)
             self._suspended = None
 
     def learning_rate(self, parameter: nn.Parameter) -> float:
         """Return the learning rate of a parameter, as its param group has it now."""
-        groups = self._optimizer.param_groups
+        groups = self._optimizers.param_groups
         return next(float(group["lr"]) for group in groups if any(p is parameter for p in group["params"]))
 
     @torch.no_grad()
     def _take_buffers(self) -> None:
         for segment, momentum in self._momenta():
             for span in segment.spans:
-                buffer = self._optimizer.state[self._parameters[span.name]].pop(_BUFFER, None)
+                buffer = self._optimizers.state_of(self._parameters[span.name]).pop(_BUFFER, None)
                 if buffer is not None:
                     # Each rank's share: they add up to the mean over ranks of what the ranks hold.
                     view_of(momentum, span).copy_(buffer).mul_(self._opened.scale)
@@ -131,4 +134,4 @@ class Takeover:
         for span in segment.spans:
             parameter = self._parameters[span.name]
             buffer = view_of(momentum, span).to(parameter.device, parameter.dtype)
-            self._optimizer.state[parameter][_BUFFER] = buffer.clone(memory_format=torch.preserve_format)
+            self._optimizers.state_of(parameter)[_BUFFER] = buffer.clone(memory_format=torch.preserve_format)

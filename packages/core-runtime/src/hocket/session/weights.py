@@ -166,7 +166,9 @@ class BatchWeights:
                 self._backward = current_backward()
                 at_end_of_backward(self._put_back_copies)
 
-        self._handles = [p.register_post_accumulate_grad_hook(arrived) for p in self._parameters]
+        self._handles = [
+            p.register_post_accumulate_grad_hook(arrived) for p in self._parameters if p.requires_grad
+        ]
 
     def _put_back_copies(self) -> None:
         # Copies: another backward would add to them.

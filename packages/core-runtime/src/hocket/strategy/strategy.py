@@ -64,6 +64,10 @@ class Strategy:
         """Return whether replicas that begin equal are equal after every step, to the bit."""
         return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
 
+    def keeps_gradients_equal(self, placement: Placement) -> bool:
+        """Return whether all ranks step with the same gradients, to the bit."""
+        return placement.size == 1 or replicas_stay_equal(self.gradients, (), placement)
+
     def check_size(self, placement: Placement) -> None:
         """Refuse ranks for which a scope, a collective or a topology is not defined, or some of which train nobody.
 

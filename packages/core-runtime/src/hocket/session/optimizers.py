@@ -1,0 +1,234 @@
+"""The optimizers of one model as one: their groups, their state, and the moment when all of them have stepped.
+
+A step is over when each of them has stepped, or was skipped by a GradScaler; an optimizer that steps a second time ends
+the step before. Optimizers within an attached one (SAM's `base_optimizer`) count as that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hocket.errors import AttachError, ReplacedError
+
+__all__ = ["Closure", "Optimizers", "StepHooks", "Stepped"]
+
+Closure = Callable[[], Any]
+
+
+class Optimizers:
+    """One or more torch optimizers over the parameters of one model.
+
+    Attributes:
+        given: those that were attached, in order.
+    """
+
+    def __init__(self, given: Sequence[Optimizer]) -> None:
+        self.given = tuple(given)
+        self._groups = [list(map(id, group["params"])) for group in self.param_groups]
+
+    @property
+    def kind(self) -> str:
+        """The names of their classes."""
+        return ", ".join(type(optimizer).__name__ for optimizer in self.given)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all, in order."""
+        return [group for optimizer in self.given for group in optimizer.param_groups]
+
+    def settings(self) -> dict[str, Any]:
+        """Return each group's settings (lr, momentum, ...) as plain values."""
+        return {
+            f"group {number}": {key: _plain(value) for key, value in group.items() if key != "params"}
+            for number, group in enumerate(self.param_groups)
+        }
+
+    def state_of(self, parameter: Tensor) -> dict[str, Any]:
+        """Return what the optimizer that steps `parameter` remembers of it; the mapping is the optimizer's own."""
+        for optimizer in self.given:
+            if parameter in optimizer.state:
+                return optimizer.state[parameter]
+        for optimizer in self.given:
+            if any(parameter is held for group in optimizer.param_groups for held in group["params"]):
+                return optimizer.state[parameter]
+        return {}
+
+    def forget(self, parameter: Tensor) -> None:
+        """Drop what the optimizers remember of `parameter`."""
+        for optimizer in self.given:
+            optimizer.state.pop(parameter, None)
+
+    def step(self) -> None:
+        """Step all, in order."""
+        for optimizer in self.given:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.given:
+            optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the only one's state, or that of several by their number."""
+        if len(self.given) == 1:
+            return self.given[0].state_dict()
+        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.given)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        if len(self.given) == 1:
+            self.given[0].load_state_dict(state)
+        else:
+            for number, optimizer in enumerate(self.given):
+                optimizer.load_state_dict(state[str(number)])
+
+    def check(self) -> None:
+        """Notice groups and parameters that came or went after attach.
+
+        Raises:
+            ReplacedError: names the group.
+        """
+        groups = self.param_groups
+        now = [list(map(id, group["params"])) for group in groups]
+        if now == self._groups:
+            return
+        number = next((n for n, (a, b) in enumerate(zip(now, self._groups, strict=False)) if a != b), None)
+        if number is None:
+            number = min(len(now), len(self._groups))
+        raise ReplacedError(
+            f"group {number} of the optimizer's parameters is not what it was at attach (add_param_group?): what came "
+            "later would be trained on this rank alone. Close the session and attach again"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+class Stepped(Protocol):
+    """What is told of steps."""
+
+    def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
+        """Make ready for the step of one optimizer; return the closure that it gets."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Take note that one optimizer has stepped."""
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """Take note that a GradScaler left out the step of one optimizer."""
+
+    def holds(self, parameter: Any) -> bool:
+        """Return whether a parameter is one of the session's."""
+
+
+class StepHooks:
+    """Tells a session of the steps of its optimizers, whoever calls them.
+
+    Args:
+        optimizers: the attached ones.
+        told: the session.
+    """
+
+    _living: ClassVar[WeakSet[StepHooks]] = WeakSet()
+
+    def __init__(self, optimizers: Optimizers, told: Stepped) -> None:
+        self._told = told
+        # Of those within others (SAM's), the one that was attached.
+        self._attached = {inner: own for own in optimizers.given for inner in _with_inner(own)}
+        self._running: list[Optimizer] = []
+        self._unrelated: WeakSet[Optimizer] = WeakSet()
+        self._handles = [
+            handle
+            for optimizer in self._attached
+            for handle in (
+                optimizer.register_step_pre_hook(self._before),
+                optimizer.register_step_post_hook(self._after),
+            )
+        ]
+        _install()
+        self._living.add(self)
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if optimizer in self._running:  # its last step failed
+            del self._running[self._running.index(optimizer) :]
+        self._running.append(optimizer)
+        if len(self._running) > 1:
+            return None
+        given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        closure = self._told.before_step(self._attached[optimizer], given)
+        if closure is given:
+            return None
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": closure}
+        return (args[0], closure, *args[2:]), kwargs
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        del self._running[self._running.index(optimizer) :]
+        if not self._running:
+            self._told.after_step(self._attached[optimizer])
+
+    def _refuse(self, optimizer: Optimizer) -> None:
+        """Refuse the step of an optimizer that is not attached, where it would change what the session exchanges."""
+        if optimizer in self._attached or optimizer in self._unrelated or self._running:
+            return
+        shared = [p for group in optimizer.param_groups for p in group["params"] if self._told.holds(p)]
+        if not shared:
+            self._unrelated.add(optimizer)
+        elif any(parameter.grad is not None for parameter in shared):
+            raise AttachError(
+                f"an optimizer ({type(optimizer).__name__}) that is not attached steps {len(shared)} of the session's "
+                "parameters: attach all of the model's optimizers, hocket.attach(model, [first, second], ...)"
+            )
+
+    @classmethod
+    def attached(cls, parameter: Any) -> bool:
+        """Return whether a living session holds a parameter."""
+        return any(hooks._told.holds(parameter) for hooks in list(cls._living))
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        self._living.discard(self)
+        for handle in self._handles:
+            handle.remove()
+
+
+def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
+    yield optimizer
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer) and value is not optimizer:
+            yield from _with_inner(value)
+
+
+_installed = False
+
+
+def _install() -> None:
+    """Watch every optimizer's step and GradScaler's skips, which tell nobody of themselves; once in a process."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    register_optimizer_step_pre_hook(_refuse_foreign)
+    step_unless_inf = GradScaler._maybe_opt_step
+
+    def maybe_opt_step(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step_unless_inf(self, optimizer, state, *args, **kwargs)
+        if any(found.item() for found in state["found_inf_per_device"].values()):
+            for hooks in list(StepHooks._living):
+                if optimizer in hooks._attached:
+                    hooks._told.skipped(hooks._attached[optimizer])
+        return result
+
+    GradScaler._maybe_opt_step = maybe_opt_step
+
+
+def _refuse_foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for hooks in list(StepHooks._living):
+        hooks._refuse(optimizer)
