@@ -50,9 +50,10 @@ class SharedClosure:
             return loss
         weight = self._weight()
         # A rank that is out of data has a loss all the same, also NaN, which must not count.
-        self._own[:] = (weight * float(loss) if weight else 0.0), weight
+        own = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        self._own[:] = (weight * own if weight else 0.0), weight
         self._lane.iallreduce(self._own, self._sum).wait()
-        mean = self._sum[0] / self._sum[1] if self._sum[1] else float(loss)
+        mean = self._sum[0] / self._sum[1] if self._sum[1] else own
         if isinstance(loss, Tensor):
             return torch.as_tensor(mean, dtype=loss.dtype, device=loss.device)
         return float(mean)

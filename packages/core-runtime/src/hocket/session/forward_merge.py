@@ -17,9 +17,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from hocket.errors import SessionError
 from hocket.session.parameters import ParameterExchange
 
-__all__ = ["ForwardMerge", "only_for"]
+__all__ = ["ForwardMerge", "ModuleHook"]
 
 
 class ForwardMerge:
@@ -48,20 +49,14 @@ class ForwardMerge:
                     model.get_submodule(path), sorted({self._segment_of[name] for name in names})
                 )
         self._model = model
-        before = only_for(model, self._before_forward)
-
-        def after(given: nn.Module, _: Any, output: Any) -> None:
-            if given is model:
-                self._after_forward(output is not None)
-
         self._handles += [
-            model.register_forward_pre_hook(before, prepend=True),
-            model.register_forward_hook(after, always_call=True),
-            model.register_state_dict_pre_hook(only_for(model, self._settle)),
+            model.register_forward_pre_hook(ModuleHook(model, self._before_forward), prepend=True),
+            model.register_forward_hook(ModuleHook(model, self._after_forward), always_call=True),
+            model.register_state_dict_pre_hook(ModuleHook(model, self._settle)),
         ]
 
     def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
-        def read() -> None:
+        def read(*_: Any) -> None:
             if not self._inside:
                 self._begin()
                 self._settle()
@@ -70,9 +65,9 @@ class ForwardMerge:
                     for index in segments:
                         self._exchange.merge(index)
 
-        self._handles.append(module.register_forward_pre_hook(only_for(module, read), prepend=True))
+        self._handles.append(module.register_forward_pre_hook(ModuleHook(module, read), prepend=True))
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, inputs: Any) -> None:
         self._inside = True
         self._begin()
         if self._early is None and not self._exchange.due:
@@ -84,7 +79,8 @@ class ForwardMerge:
             for index in self._early or ():
                 self._exchange.merge(index)
 
-    def _after_forward(self, succeeded: bool) -> None:
+    def _after_forward(self, inputs: Any, output: Any) -> None:
+        succeeded = output is not None
         self._inside = False
         if self._probe is not None:
             self._probe.__exit__(None, None, None)
@@ -102,7 +98,7 @@ class ForwardMerge:
             with torch.no_grad():
                 self._exchange.begin()
 
-    def _settle(self) -> None:
+    def _settle(self, *_: Any) -> None:
         if not self._exchange.due:
             with torch.no_grad():
                 self._exchange.merge_all()
@@ -153,12 +149,23 @@ class _Probe(TorchFunctionMode):
         super().__exit__(*error)
 
 
-def only_for(module: nn.Module, act: Callable[[], None]) -> Callable[..., None]:
-    """Return a forward hook of `module` that calls `act`, and does nothing for a copy of the module."""
+class ModuleHook:
+    """A hook of `module` that calls `act`, and does nothing for a copy of the module (EMA)."""
 
-    # A function, not a method, that knows its module: deep copies of a model (EMA) copy hooks too.
-    def hook(given: nn.Module, *_: Any) -> None:
-        if given is module:
-            act()
+    def __init__(self, module: nn.Module, act: Callable[..., None]) -> None:
+        self._module = module
+        self._act = act
 
-    return hook
+    def __call__(self, given: nn.Module, *args: Any) -> None:
+        if given is self._module:
+            self._act(*args)
+
+    def __deepcopy__(self, memo: Any) -> ModuleHook:
+        # A deep copy of a model copies its hooks, and must not copy the session with them.
+        return self
+
+    def __reduce__(self) -> Any:
+        raise SessionError(
+            "a model in a session with overlap cannot be pickled (torch.save(model)): save model.state_dict(), or "
+            "close the session first"
+        )

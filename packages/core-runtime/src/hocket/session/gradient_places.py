@@ -65,6 +65,8 @@ class GradientPlace:
             self.outgoing.zero_()
             self.finite = True
             return
+        if given.layout != torch.strided:  # of F.embedding(..., sparse=True)
+            given = given.to_dense()
         self.place.present[self.position] = 1
         self.finite = None
         if self.stream is not None and _lies_alike(given, self.outgoing):

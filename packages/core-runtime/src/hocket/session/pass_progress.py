@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.progress import ProgressEngine
-from hocket.session.forward_merge import only_for
+from hocket.session.forward_merge import ModuleHook
 
 __all__ = ["PassProgress"]
 
@@ -27,14 +27,14 @@ class PassProgress:
     """
 
     def __init__(self, model: nn.Module, progress: ProgressEngine, *, backward: bool) -> None:
-        def advance(_: Tensor) -> None:
+        def advance(*_: Any) -> None:
             progress.advance()
 
         self._handles: list[Any] = []
         for module in model.modules():
             own = [p for p in module.parameters(recurse=False) if p.requires_grad]
             if own:
-                self._handles.append(module.register_forward_pre_hook(only_for(module, progress.advance)))
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(module, advance)))
                 if backward:
                     self._handles.append(own[0].register_post_accumulate_grad_hook(advance))
 

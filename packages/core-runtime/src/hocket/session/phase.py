@@ -28,7 +28,8 @@ class OpenPhase:
         opening: of that strategy.
         model, optimizers: those that are attached.
         weights: what this rank's batches count.
-        check: called before a backward's gradients, or parameters, are sent.
+        before_backward: called before a backward's gradients are sent.
+        check: called before parameters are sent.
         may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
@@ -44,12 +45,13 @@ class OpenPhase:
         model: nn.Module,
         optimizers: Optimizers,
         weights: BatchWeights,
+        before_backward: Callable[[], None],
         check: Callable[[], None],
         *,
         may_skip: bool,
     ) -> None:
         self.strategy = strategy
-        self.gradients = opening.gradients(optimizers, weights, check, may_skip=may_skip)
+        self.gradients = opening.gradients(optimizers, weights, before_backward, may_skip=may_skip)
         weights.gradients_stay_local = self.gradients is None
         self.parameters = opening.parameters(check)
         self.opened = opening.opened

@@ -104,6 +104,7 @@ class Session(TrainingSession):
             self.optimizers,
             self._weights,
             self._before_backward,
+            self._before_sending,
             may_skip=self._on_nonfinite == "skip",
         )
 
