@@ -75,6 +75,10 @@ class ParameterStorage:
         flat, start = self._places[spans[0].name]
         return flat[start : start + spans[-1].start + spans[-1].padded_numel]
 
+    def is_bound(self) -> bool:
+        """Return whether all parameters are where they were put."""
+        return list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses
+
     def check(self) -> None:
         """Notice what was replaced under the session; take new values over where shape and dtype still fit.
 
@@ -84,8 +88,8 @@ class ParameterStorage:
         """
         # A few microseconds in all, as it is looked at in every step: the loops below run where something differs.
         if (
-            list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses
-            and (_identities(self._children), _identities(self._owners)) == self._objects
+            self.is_bound()
+            and self._held() == self._objects
             and not any(map(_REQUIRES_GRAD, self._frozen.values()))
         ):
             return
@@ -117,7 +121,13 @@ class ParameterStorage:
             for name, p in self._parameters_then.items()
             if p is not None and not p.requires_grad and name not in self.parameters
         }
-        self._objects = _identities(self._children), _identities(self._owners)
+        self._parents = [children for children in self._children.values() if children]
+        self._objects = self._held()
+
+    def _held(self) -> tuple[int, list[int], list[int]]:
+        """Return what tells the modules' children and parameters from any others."""
+        num_children = sum(map(len, self._children.values()))
+        return num_children, _identities(self._parents), _identities(self._owners.values())
 
     def _check_modules(self) -> None:
         """Refuse modules and parameters that were replaced, added or taken away."""
@@ -157,8 +167,8 @@ class ParameterStorage:
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-def _identities(held: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    return list(map(id, chain.from_iterable(map(dict.values, held.values()))))  # type: ignore[arg-type]
+def _identities(held: Iterable[Mapping[str, Any]]) -> list[int]:
+    return list(map(id, chain.from_iterable(map(dict.values, held))))  # type: ignore[arg-type]
 
 
 def _entries(held: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

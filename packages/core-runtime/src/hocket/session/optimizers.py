@@ -7,6 +7,7 @@ the step before. Optimizers within an attached one (SAM's `base_optimizer`) coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
@@ -31,7 +32,7 @@ class Optimizers:
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
         self.given = tuple(given)
-        self._groups = [list(map(id, group["params"])) for group in self.param_groups]
+        self._groups = self._sizes()
 
     @property
     def kind(self) -> str:
@@ -42,6 +43,9 @@ class Optimizers:
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all, in order."""
         return [group for optimizer in self.given for group in optimizer.param_groups]
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.param_groups]
 
     def settings(self) -> dict[str, Any]:
         """Return each group's settings (lr, momentum, ...) as plain values."""
@@ -95,13 +99,11 @@ class Optimizers:
         Raises:
             ReplacedError: names the group.
         """
-        groups = self.param_groups
-        now = [list(map(id, group["params"])) for group in groups]
+        now = self._sizes()
         if now == self._groups:
             return
-        number = next((n for n, (a, b) in enumerate(zip(now, self._groups, strict=False)) if a != b), None)
-        if number is None:
-            number = min(len(now), len(self._groups))
+        pairs = zip_longest(now, self._groups)
+        number = next(number for number, (size, before) in enumerate(pairs) if size != before)
         raise ReplacedError(
             f"group {number} of the optimizer's parameters is not what it was at attach (add_param_group?): what came "
             "later would be trained on this rank alone. Close the session and attach again"

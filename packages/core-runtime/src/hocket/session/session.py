@@ -221,6 +221,9 @@ class Session(TrainingSession):
         if self._observer is not None:
             self._observer.phase(name, self.peer.now())
 
+    def _sends_after_backward(self) -> bool:
+        return self.phase.gradients is None or bool(self.phase.parameters.exchanges)
+
     def _before_sending(self) -> None:
         """Look at what is about to be sent: it has to be what the optimizers step."""
         self.require("a step", State.ATTACHED, State.IN_STEP)
@@ -245,7 +248,8 @@ class Session(TrainingSession):
             refuse_closure(optimizer, self.strategy)
         self.state = State.IN_STEP
         self._note_phase("optimizer")
-        self._storage.check()
+        if self._sends_after_backward() and not self._storage.is_bound():
+            self._storage.check()
         if (
             closure is None
             and self.phase.gradients is not None
@@ -349,6 +353,8 @@ class Session(TrainingSession):
         self.late.end_step(used=not self._skipping)
         self._skipping = False
         self.state = State.ATTACHED
+        if self._sends_after_backward():
+            self._before_sending()
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
