@@ -7,16 +7,17 @@ the step before. Optimizers within an attached one (SAM's `base_optimizer`) coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hocket.errors import AttachError, ReplacedError
+from hocket.session.scaling import watch_skips
 
 __all__ = ["Closure", "Optimizers", "StepHooks", "Stepped"]
 
@@ -154,7 +155,7 @@ class StepHooks:
                 optimizer.register_step_post_hook(self._after),
             )
         ]
-        _install()
+        _watch_steps()
         self._living.add(self)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -208,27 +209,17 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
             yield from _with_inner(value)
 
 
-_installed = False
-
-
-def _install() -> None:
-    """Watch every optimizer's step and GradScaler's skips, which tell nobody of themselves; once in a process."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
+@cache
+def _watch_steps() -> None:
+    """Be told of every optimizer's step, and of those that a GradScaler leaves out."""
     register_optimizer_step_pre_hook(_refuse_foreign)
-    step_unless_inf = GradScaler._maybe_opt_step
+    watch_skips(_skipped)
 
-    def maybe_opt_step(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step_unless_inf(self, optimizer, state, *args, **kwargs)
-        if any(found.item() for found in state["found_inf_per_device"].values()):
-            for hooks in list(StepHooks._living):
-                if optimizer in hooks._attached:
-                    hooks._told.skipped(hooks._attached[optimizer])
-        return result
 
-    GradScaler._maybe_opt_step = maybe_opt_step
+def _skipped(optimizer: Optimizer) -> None:
+    for hooks in list(StepHooks._living):
+        if optimizer in hooks._attached:
+            hooks._told.skipped(hooks._attached[optimizer])
 
 
 def _refuse_foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

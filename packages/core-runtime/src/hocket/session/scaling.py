@@ -1,19 +1,21 @@
-"""By what a GradScaler has multiplied a loss: what compressors remember must not depend on a scale that changes."""
+"""What a GradScaler does and tells nobody of: by what it has multiplied a loss, and whose step it has left out."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from hocket.session.autograd import current_backward
 
-__all__ = ["loss_scale", "watch_scalers"]
+__all__ = ["loss_scale", "watch_scalers", "watch_skips"]
 
 
 class _Last(threading.local):
@@ -27,14 +29,17 @@ _last = _Last()
 
 
 def loss_scale() -> float:
-    """Return by what the loss was multiplied whose backward is under way; 1 without a scaler."""
+    """Return by what the loss was multiplied whose backward is under way; 1 without a scaler.
+
+    What compressors remember must not depend on a scale that changes.
+    """
     scaler = _last.scaler() if _last.scaler is not None and _last.backward == current_backward() else None
     return 1.0 if scaler is None else scaler.get_scale()
 
 
 @cache
 def watch_scalers() -> None:
-    """Take note of backwards through losses that are scaled from now on; a scaler tells nobody of itself."""
+    """Take note of backwards through losses that are scaled from now on."""
     scale = GradScaler.scale
 
     def noted(self: GradScaler, outputs: Any) -> Any:
@@ -50,3 +55,17 @@ def watch_scalers() -> None:
         return scaled
 
     GradScaler.scale = noted
+
+
+@cache
+def watch_skips(told: Callable[[Optimizer], None]) -> None:
+    """Call `told` with each optimizer whose step a scaler leaves out from now on."""
+    step_unless_inf = GradScaler._maybe_opt_step
+
+    def noted(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+        result = step_unless_inf(self, optimizer, state, *args, **kwargs)
+        if any(found.item() for found in state["found_inf_per_device"].values()):
+            told(optimizer)
+        return result
+
+    GradScaler._maybe_opt_step = noted
