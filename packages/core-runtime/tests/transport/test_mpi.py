@@ -12,12 +12,13 @@ import pytest
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
+from hocket.transport.launching import find_mpiexec
 
 HERE = Path(__file__).parent
 
 with pytest.MonkeyPatch.context() as _patch:
     _patch.syspath_prepend(HERE)  # where the ranks find it, too
-    from control_cases import leave_early
+    from control_cases import form_groups_often, leave_early, open_many_lanes
     from piece_cases import in_small_pieces
 
 pytestmark = [
@@ -65,3 +66,18 @@ def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:
                 f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
                 "rank 1 at closing the peer: did one leave its loop early"
             )
+
+
+def test_groups_take_a_communicator_once() -> None:
+    with closing(Job(3, HERE)) as job:
+        assert job.run(form_groups_often, ()) == [[True] * 3] * 3
+
+
+def test_more_lanes_than_communicators() -> None:
+    with closing(Job(2, HERE)) as job:
+        for told, number in job.run(open_many_lanes, ()):
+            if find_mpiexec().vendor == "openmpi":
+                assert (told, number) == ("", "2100")
+            else:
+                assert f"opening gradients.0[{number}]" in told
+                assert told.endswith("use fewer, larger segments, or fewer exchanges")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from hocket.errors import TransportError
+from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.transport.host import (
     MARK_BYTES,
     SMALLEST_BYTES,
@@ -34,6 +34,10 @@ __all__ = ["MPIPeer"]
 
 # What a rank is about to do with all others, and a length.
 _CALL = struct.Struct("=q56s")
+_NO_COMMUNICATOR = (
+    "each segment of an exchange takes one of MPI's communicators, of which MPICH has 2,048 for a process: use fewer, "
+    "larger segments, or fewer exchanges"
+)
 
 
 class MPIPeer(Peer):
@@ -62,6 +66,7 @@ class MPIPeer(Peer):
         self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
         self.rank, self.size = comm.rank, comm.size
         self._dropped: list[MPIRequest] = []
+        self._groups: dict[tuple[int, ...], Any] = {}
         self._control = MPILane(self, comm, "control")
         self.host_progress = HostProgress() if host_progress is None else host_progress
         self.failures = Failures(comm) if failures is None else failures
@@ -87,8 +92,13 @@ class MPIPeer(Peer):
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         self._meet(f"opening {name}")
-        comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
-        MPIRequest(self._control, request, f"opening {name}").wait()
+        try:
+            comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
+            MPIRequest(self._control, request, f"opening {name}").wait()
+        except (ExchangeTimeoutError, PeerLostError):
+            raise
+        except TransportError as error:
+            raise TransportError(f"{error}: {_NO_COMMUNICATOR}") from error
         return MPILane(self, comm, name, self._host_collectives(name, capacity_bytes))
 
     def _host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
@@ -119,15 +129,19 @@ class MPIPeer(Peer):
         return self._spans_hosts
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
-        members = list(ranks)
-        self._meet("forming a group")
+        members = tuple(ranks)
         member = self.rank in members
-        colour, key = (min(members), members.index(self.rank)) if member else (MPI.UNDEFINED, 0)
-        comm = begun(self._control, "forming a group", lambda: self._comm.Split(colour, key))
+        known = member and members in self._groups
+        # Made once, as MPI's communicators are few: again only where some rank does not know its group yet.
+        if not all(self._meet("forming a group", known or not member)):
+            colour, key = (min(members), members.index(self.rank)) if member else (MPI.UNDEFINED, 0)
+            comm = begun(self._control, "forming a group", lambda: self._comm.Split(colour, key))
+            if member:
+                self._groups[members] = comm
         if not member:
             return None
         ranks = [self._world_ranks[rank] for rank in members]
-        peer = MPIPeer(comm, self._board, ranks, self.host_progress, self.failures)
+        peer = MPIPeer(self._groups[members], self._board, ranks, self.host_progress, self.failures)
         peer.timeout_s = self.timeout_s
         return peer
 
