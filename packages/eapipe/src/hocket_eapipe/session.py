@@ -188,6 +188,9 @@ class PipelineSession(TrainingSession):
     def end_batch(self) -> None:
         """Nothing: a batch's step comes when its backward has, some batches later."""
 
+    def end_pass(self) -> None:
+        self._weight = 1.0
+
     def delay(self, seconds: float) -> None:
         self.peer.sleep(seconds)
 

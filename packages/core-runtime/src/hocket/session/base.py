@@ -171,6 +171,10 @@ class TrainingSession(ABC):
         """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
 
     @abstractmethod
+    def end_pass(self) -> None:
+        """Take note that the loop over `data` is over; `data` calls it."""
+
+    @abstractmethod
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
 

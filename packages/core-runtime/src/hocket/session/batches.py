@@ -84,6 +84,7 @@ class SessionData:
             self._tell(current)
         finally:
             self._session.passes.end(current)
+            self._session.end_pass()
 
     def _begin(self) -> Pass | StreamPass:
         session = self._session

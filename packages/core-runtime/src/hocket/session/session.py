@@ -208,6 +208,9 @@ class Session(TrainingSession):
         else:
             self._end_step()
 
+    def end_pass(self) -> None:
+        self._weights.end_pass()
+
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
         self._note_phase("delay")

@@ -105,6 +105,7 @@ class BatchWeights:
         self._handles: list[Any] = []
         self._backward = -1
         self._put_back_already = False
+        self._outside = True
         #: Whether the last backward only added to what a later one sends, or steps with.
         self.accumulated = False
         #: Whether the optimizer gets this rank's own gradients.
@@ -118,6 +119,7 @@ class BatchWeights:
     def begin_batch(self, weight: float) -> None:
         """Take note of the next batch; what `p.grad` holds belongs to its step if the one before accumulated."""
         self.close()
+        self._outside = False
         if self.accumulated:
             self._put_back()
         else:
@@ -138,6 +140,19 @@ class BatchWeights:
     def end_step(self) -> None:
         """Take note of a step: the next batch belongs to another one."""
         self.accumulated = False
+        if self._outside:
+            self._reset()
+
+    def end_pass(self) -> None:
+        """Take note that the loop over batches is over: what comes now counts as a batch without a loop does."""
+        self._outside = True
+        if not self.accumulated:
+            self._reset()
+
+    def _reset(self) -> None:
+        self.close()
+        self._weights = [1.0]
+        self._kept = None
 
     def contribution(self) -> Contribution:
         """Return what this rank puts into the step that the current batch ends."""
@@ -171,6 +186,8 @@ class BatchWeights:
         ]
 
     def _put_back_copies(self) -> None:
+        if all(gradient is None for gradient in (self._kept or {}).values()):
+            return  # a scaler cannot do without any; the step will
         # Copies: another backward would add to them.
         self._put_back_already = True
         for parameter, gradient in (self._kept or {}).items():

@@ -1,0 +1,163 @@
+"""A session knows where it is: what cannot be done there is refused with what to do; a failed attach leaves nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import batches, flat, mlp, on_ranks, sgd
+
+import hocket
+from hocket.errors import AttachError, SessionError
+from hocket.session.opening import Opening
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:
+    ((x, y),) = batches(rank, 1)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def test_two_living_sessions_on_one_model() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        hocket.attach(model, optimizer, "sgd")
+        hocket.attach(model[2], torch.optim.SGD(model[2].parameters(), lr=0.1), "dpsgd")
+
+    with pytest.raises(AttachError, match=r"in a session that is not closed.*session\.close\(\)"):
+        on_ranks(2, run)
+
+
+def test_a_refusal_of_one_rank_is_told_on_all() -> None:
+    def run(rank: int) -> str:
+        model = mlp()
+        optimizer = sgd(model)
+        if rank == 1:
+            model[0].weight = nn.Parameter(model[0].weight.expand(7, 5)[:, ::2])
+            optimizer = sgd(model)
+        with pytest.raises(AttachError) as told:
+            hocket.attach(model, optimizer, "sgd")
+        return str(told.value)
+
+    first, second = on_ranks(2, run)
+    assert second in first
+    assert first.startswith("rank 1 cannot attach: parameter 0.weight")
+
+
+USES: dict[str, Any] = {
+    "`with session`": lambda s: s.__enter__(),
+    "session.data": lambda s: s.data([]),
+    "session.save": lambda s: s.save("nowhere"),
+    "session.load": lambda s: s.load("nowhere"),
+    "settle": lambda s: s.consensus(),
+    "session.gather": lambda s: s.gather(1),
+}
+
+
+@pytest.mark.parametrize("what", USES)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_closed_or_broken_session_says_so(what: str, broken: bool) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, "sgd")
+        try:
+            with session:
+                step(model, optimizer, rank)
+                if broken:
+                    raise KeyError
+        except KeyError:
+            pass
+        why = "an error ended this session" if broken else "this session is closed"
+        with pytest.raises(SessionError, match=f"{what}.* on rank {rank} after step 1: {why}.*attach again"):
+            USES[what](session)
+        session.close()
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "local"])
+def test_a_step_within_consensus_would_be_lost(strategy: str) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, strategy) as session:
+            step(model, optimizer, rank)
+            with session.consensus(), pytest.raises(SessionError, match="a step there would be lost"):
+                step(model, optimizer, rank)
+            optimizer.zero_grad()
+            step(model, optimizer, rank)
+            session.consensus()
+            step(model, optimizer, rank)
+            assert session.step == 3
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd", "sgp", "overlap_sgp"])
+def test_attach_again_after_an_error_and_after_a_failed_attach(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = Opening.parameters
+    failed: set[int] = set()
+
+    def fails_once(self: Opening, *args: Any) -> Any:
+        rank = hocket.join().rank
+        if rank not in failed:
+            failed.add(rank)
+            raise KeyError("a plugin's collective")
+        return opens(self, *args)
+
+    monkeypatch.setattr(Opening, "parameters", fails_once)
+
+    def run(rank: int, *, twice: bool) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        if twice:
+            with pytest.raises(KeyError):
+                hocket.attach(model, optimizer, strategy)
+            assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+            with pytest.raises(ZeroDivisionError), hocket.attach(model, optimizer, strategy):
+                raise ZeroDivisionError
+        with hocket.attach(model, optimizer, strategy) as session:
+            for _ in range(3):
+                step(model, optimizer, rank)
+            session.settle()
+        return flat(model)
+
+    twice = on_ranks(2, lambda rank: run(rank, twice=True))
+    once = on_ranks(2, lambda rank: run(rank, twice=False))
+    assert all(torch.equal(a, b) for a, b in zip(twice, once, strict=True))
+
+
+def test_outside_of_a_loop_a_step_counts_as_one() -> None:
+    """Also on a rank that the loop before had left without data."""
+
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            for x, y in session.data(batches(rank, 1 + rank)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            ((x, y),) = batches(rank + 10, 1)
+            F.cross_entropy(model(x), y).backward()
+            return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]), flat(
+                model
+            )
+
+    (first, weights), (second, _) = on_ranks(2, run)
+    model = mlp()
+    torch.nn.utils.vector_to_parameters(weights, model.parameters())
+    for rank in range(2):
+        ((x, y),) = batches(rank + 10, 1)
+        (F.cross_entropy(model(x), y) / 2).backward()
+    assert torch.equal(first, second)
+    assert torch.allclose(first, torch.cat([p.grad.reshape(-1) for p in model.parameters()]), atol=1e-15)
