@@ -86,12 +86,14 @@ def residuals_of(session: hocket.Session) -> Tensor:
     return kept
 
 
-def accumulated(strategy: Any, counts: Sequence[int], bad: Bad, scaled: bool) -> list[tuple[Tensor, Tensor]]:
+def accumulated(
+    strategy: Any, counts: Sequence[int], bad: Bad, scaled: bool, fused: bool = False
+) -> list[tuple[Tensor, Tensor]]:
     """Return what each rank's parameters have got, and what it keeps back."""
 
     def run(rank: int) -> tuple[Tensor, Tensor]:
         model = Sums()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=scaled)
         on_nonfinite = "skip" if not scaled or "backward" in str(strategy) else "error"
         with hocket.attach(model, optimizer, strategy, on_nonfinite=on_nonfinite) as session:
@@ -117,9 +119,21 @@ CASES = {
 
 
 @settings(max_examples=30, deadline=None)
-@given(**CASES, keeping=st.sampled_from(KEEPING), change=st.integers(1, 7), scaled=st.booleans())
+@given(
+    **CASES,
+    keeping=st.sampled_from(KEEPING),
+    change=st.integers(1, 7),
+    scaled=st.booleans(),
+    fused=st.booleans(),
+)
 def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
-    counts: list[int], bad: Bad, overlap: str, keeping: tuple[str, Any], change: int, scaled: bool
+    counts: list[int],
+    bad: Bad,
+    overlap: str,
+    keeping: tuple[str, Any],
+    change: int,
+    scaled: bool,
+    fused: bool,
 ) -> None:
     """Whatever the ranks' numbers of batches, with steps left out by the session or by a scaler, and a dense phase."""
     dense = one_exchange("allreduce", "none", overlap)
@@ -127,7 +141,7 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
         **one_exchange(*keeping, overlap),
         "phases": {change: dense, change + 2: one_exchange(*keeping)},
     }
-    ended = accumulated(strategy, counts, bad, scaled)
+    ended = accumulated(strategy, counts, bad, scaled, fused)
     applied, total = ended[0][0], sum(kept for _, kept in ended)
     torch.testing.assert_close(applied + total, contributed(counts, bad), rtol=1e-12, atol=1e-12)
     for own, _ in ended:
@@ -344,6 +358,65 @@ def test_a_closure_within_the_step_is_given_the_terms_too() -> None:
 
     plain, closed = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (False, True))
     torch.testing.assert_close(closed, plain, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+def test_several_optimizers_have_terms_of_their_own(overlap: str) -> None:
+    """Each over some of the parameters; uneven data."""
+
+    def optimizers_of(model: Parts) -> list[torch.optim.SGD]:
+        first, *others = model.parts
+        return [
+            torch.optim.SGD([first], lr=0.02, momentum=0.9, weight_decay=0.1),
+            torch.optim.SGD(others, lr=0.05, momentum=0.5, nesterov=True),
+        ]
+
+    def run(rank: int, strategy: Any) -> tuple[list[Tensor], list[Tensor]]:
+        model = Parts()
+        optimizers = optimizers_of(model)
+        with hocket.attach(model, optimizers, strategy) as session:
+            for x in session.data(inputs(rank, 5 - 2 * rank)):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                model(x, (0, 1, 2)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    assert [o.param_groups[0]["momentum"] for o in optimizers] == [0.9, 0.5]
+        states = [optimizer.state[p] for optimizer in optimizers for p in optimizer.param_groups[0]["params"]]
+        return [p.detach().clone() for p in model.parameters()], [s["momentum_buffer"] for s in states]
+
+    expected, own = (
+        on_ranks(2, lambda rank, s=s: run(rank, s)) for s in ("sgd", everything(overlap=overlap))
+    )
+    torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_step_that_a_closure_leaves_out_half_way_takes_nothing_from_residuals() -> None:
+    """LBFGS calls the closure several times; NaN comes with the second call of the third step."""
+
+    def run(rank: int, count: int) -> dict[str, Any]:
+        model = Sums()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        strategy = one_exchange("sparse_allreduce", FEEDBACK)
+        with hocket.attach(model, optimizer, strategy, on_nonfinite="skip") as session:
+            for x in session.data(list(samples_of(rank, 3)[:count])):
+                calls = []
+
+                def closure(x: Tensor = x, calls: list[int] = calls) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = model(x) + sum(p.square().sum() for p in model.parameters())
+                    calls.append(1)
+                    loss = loss * (torch.nan if session.step == 2 and len(calls) == 2 and rank == 0 else 1.0)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+            assert session.skipped_steps == count - 2
+            return session.phase.opened[0].channel.packing.state_dict()
+
+    before, after = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (2, 3))
+    for expected, own in zip(before, after, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=0)
 
 
 def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:

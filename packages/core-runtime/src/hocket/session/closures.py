@@ -6,7 +6,7 @@ same gradients get the same loss, too, their weighted mean, so that all decide a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from hocket.session.exchanging import OpenExchange
 from hocket.transport.peer import Lane
 
 __all__ = ["Before", "SharedClosure"]
@@ -65,12 +66,15 @@ class Before:
     Args:
         flats: the parameters' memory.
         optimizer: about to step.
+        opened: exchanges, whose compressors remember what earlier calls of the closure have sent.
     """
 
-    def __init__(self, flats: list[Tensor], optimizer: Optimizer) -> None:
+    def __init__(self, flats: list[Tensor], optimizer: Optimizer, opened: Sequence[OpenExchange]) -> None:
         self._flats = [(flat, flat.clone()) for flat in flats]
         self._optimizer = optimizer
         self._state = {parameter: _copy(state) for parameter, state in optimizer.state.items()}
+        packings = (each.channel.packing for each in opened)
+        self._packings = [(packing, packing.state_dict()) for packing in packings if packing is not None]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -79,6 +83,8 @@ class Before:
             flat.copy_(values)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
+        for packing, state in self._packings:
+            packing.load_state_dict(state)
 
 
 def _copy(state: Any) -> Any:

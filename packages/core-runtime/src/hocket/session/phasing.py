@@ -41,8 +41,8 @@ class LateGradients:
         self._late[name] = self._late[name] + gradient if name in self._late else gradient
 
     @torch.no_grad()
-    def join(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add what is late to the gradients of `parameters`, which an optimizer is about to use."""
+    def join(self, parameters: Iterable[nn.Parameter], loss_scale: float = 1.0) -> None:
+        """Add what is late to the gradients of `parameters`, which an optimizer is about to divide by `loss_scale`."""
         if not self._late:
             return
         used = set(map(id, parameters))
@@ -50,7 +50,8 @@ class LateGradients:
             parameter = self._parameters[name]
             if id(parameter) in used:
                 self._joined.add(name)
-                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+                scaled = gradient * loss_scale
+                parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
 
     def end_step(self, *, used: bool) -> None:
         """Forget what has joined the step that ends, if that was taken; else it waits for the next one."""

@@ -267,7 +267,7 @@ class Session(TrainingSession):
             self._gradients_are_in(optimizer)
             return None
         if self._on_nonfinite == "skip" and self._before is None:
-            self._before = Before(self.flats, optimizer)
+            self._before = Before(self.flats, optimizer, self.phase.opened)
         return self._shared(closure, optimizer)
 
     def _shared(self, closure: Closure, optimizer: Optimizer) -> Closure:
@@ -299,7 +299,10 @@ class Session(TrainingSession):
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return  # fused: GradScaler lets it step all the same, and it leaves everything as it is
-        self.late.join(parameter for group in optimizer.param_groups for parameter in group["params"])
+        # Fused optimizers unscale within their step, as late gradients are already.
+        loss_scale = getattr(optimizer, "grad_scale", None)
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self.late.join(parameters, 1.0 if loss_scale is None else loss_scale)
 
     def _raise_nonfinite(self, gradients: GradientMoment) -> None:
         if gradients.nonfinite:
