@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +313,42 @@ def test_what_cannot_be_carried() -> None:
     tied = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     tied[1].weight = tied[0].weight
     assert "0.weight belongs to stages 0 and 1" in refused(Pipeline(stages=2), tied, sgd(tied))
+
+
+def test_a_model_whose_stages_are_elsewhere_is_not_saved_without_them() -> None:
+    """After an error in the loop, as within it; whole models are saved, and copies of them later."""
+
+    def save(model: nn.Module) -> bytes:
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        torch.save(model, file)
+        return file.getvalue()
+
+    def body() -> None:
+        model = chain(4)
+        expected = r"stage [12] of 2 is on rank [01] of its pipeline and empty here.*continue from what session\.save"
+        with pytest.raises(ArithmeticError):  # noqa: SIM117, PT012
+            with hocket.attach(
+                model, sgd(model), "local", engine=Pipeline(stages=2, policy="naive")
+            ) as session:
+                with session.replica():
+                    save(model)
+                    copied = copy.deepcopy(model)
+                with pytest.raises(CheckpointError, match=expected):
+                    model.state_dict()
+                raise ArithmeticError
+        for attempt in (
+            model.state_dict,
+            lambda: torch.save(model, io.BytesIO()),
+            lambda: copy.deepcopy(model),
+        ):
+            with pytest.raises(CheckpointError, match=expected):
+                attempt()
+        save(copied)
+        closed = chain(4)
+        with hocket.attach(closed, sgd(closed), "local", engine=Pipeline(stages=2, policy="naive")):
+            pass
+        save(closed)
+        assert not any(module._state_dict_pre_hooks for module in closed.modules())
+
+    hocket.virtual(2).run(body)

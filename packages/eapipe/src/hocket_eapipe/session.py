@@ -296,7 +296,7 @@ class PipelineSession(TrainingSession):
             return
         self.settle()
         self.state = State.CLOSED
-        self._absent.fetch()
+        self._absent.close()
         for session in self._sessions:
             session.close()
         for lane in (*self._lanes, self.control):
