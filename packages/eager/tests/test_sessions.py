@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from training import STEPS, strategy, train
 
 import hocket
@@ -65,6 +66,32 @@ def test_ranks_that_are_never_late_have_equal_replicas_under_sum() -> None:
         np.testing.assert_allclose(of["parameters"], first, rtol=1e-5, atol=1e-6)
     apart = run(strategy(SOLO), paces_s=PACES_S, momentum=0.0)
     assert np.abs(np.array(apart[1]["parameters"]) - apart[0]["parameters"]).max() > 1e-4
+
+
+def test_a_rank_that_has_caught_up_steps_with_zeros_under_sum() -> None:
+    """Each of its steps has momentum and decay, as each of the others': a missing gradient would leave them out."""
+
+    def body() -> tuple[list[bool], float]:
+        weight = torch.nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(weight.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
+        given, told = strategy({**SOLO, "missed": "sum"}), []
+        with hocket.attach(weight, optimizer, given) as session:
+            if session.rank == 1:
+                session.peer.sleep(1.0)  # the other has done all of its steps by then
+            for _ in range(4):
+                optimizer.zero_grad()
+                weight(torch.ones(1, 1)).sum().backward()
+                before = weight.weight.item()
+                gradient = weight.weight.grad
+                told.append(gradient is not None and gradient.item() == 0)
+                optimizer.step()
+                assert weight.weight.item() != before
+        return told, optimizer.state[weight.weight]["momentum_buffer"].item()
+
+    (on_time, _), (late, momentum) = hocket.virtual(2).run(body)
+    assert not any(on_time)
+    assert late == [False, True, True, True]
+    assert abs(momentum) < 1.0  # that of its first step has decayed three times
 
 
 def test_a_rank_without_data_contributes_nothing() -> None:

@@ -61,6 +61,7 @@ class PartialAllreduce(Collective):
             the one candidate's arrival its majority, and the last of all an allreduce.
         missed: what a rank is handed that was absent from several rounds: the result of the `newest`, as in the paper,
             or the `sum` of all, so that replicas that have done the same steps have been given the same rounds.
+            A step whose round came with an earlier one has zero gradients: momentum and weight decay go on.
         staleness: no gradient comes in more than so many rounds late: a round waits until all ranks are as far, 0 or
             more; null for no bound.
         algorithm: how messages form the sum: `recursive_doubling`, as in the paper, takes the fewest steps, a `ring`

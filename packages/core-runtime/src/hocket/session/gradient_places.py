@@ -166,9 +166,14 @@ class SegmentPlace:
         return [gradient.name for gradient in self.gradients if gradient.finite is False]
 
     def bind(self, factor: float = 1.0) -> None:
-        """Make `p.grad` of each parameter `factor` times what came back, or None where no rank had a gradient."""
+        """Make `p.grad` of each parameter `factor` times what came back, or None where no rank had a gradient.
+
+        In a step for which nothing has come, as its rounds came with an earlier one (a rank that has caught up with a
+        partial collective), what this rank has a gradient of gets zeros: momentum and weight decay go on.
+        """
         companions = self.last.incoming_companions
         weight = float(companions[WEIGHT])
+        nothing_came = not self.divides and weight == 0
         data = self.last.incoming[: self.last.numel]
         if self.divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
@@ -177,7 +182,9 @@ class SegmentPlace:
         if self.casts:
             self.results.copy_(data)
         for gradient in self.gradients:
-            present = companions[FIRST_PRESENCE + gradient.position] != 0
+            present = companions[FIRST_PRESENCE + gradient.position] != 0 or (
+                nothing_came and self.present[gradient.position] != 0
+            )
             # What a residual held back may come when nobody has a gradient any more.
             late = not present and bool(gradient.result.any())
             gradient.parameter.grad = gradient.result if present or late else None
