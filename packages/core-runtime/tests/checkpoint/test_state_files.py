@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from hocket.checkpoint.mean import mean_of_section
+from hocket.checkpoint.mean import mean_of_section, why_no_mean
 from hocket.checkpoint.tensor_file import StateFile, write_state
 from hocket.errors import CheckpointError
 
@@ -170,6 +170,21 @@ def test_several_ranks_lists_have_no_mean(tmp_path: Path) -> None:
             )
             files.append(stack.enter_context(StateFile(tmp_path / f"{rank}")))
         assert mean_of_section(files, "state") == {"list": [0.0] * 300, "tensor": torch.tensor(0.5)}
+
+
+def test_the_order_of_keys_keeps_nobody_from_a_mean(tmp_path: Path) -> None:
+    """An optimizer's state is in the order in which parameters had their first gradients."""
+    states: list[dict[str, Any]] = [
+        {"state": {0: {"a": torch.ones(2)}, 1: {}}},
+        {"state": {1: {}, 0: {"a": torch.zeros(2)}}},
+    ]
+    with contextlib.ExitStack() as stack:
+        files = []
+        for rank, state in enumerate(states):
+            write_state(tmp_path / f"{rank}", state)
+            files.append(stack.enter_context(StateFile(tmp_path / f"{rank}")))
+        assert not why_no_mean(files, "state")
+        assert torch.equal(mean_of_section(files, "state")[0]["a"], torch.full((2,), 0.5))
 
 
 def pythonic(state: Any) -> Any:

@@ -45,10 +45,21 @@ def why_no_mean(files: Sequence[StateFile], section: str) -> str:
     """Return why a section does not hold the same tensors in all files; an empty string where it does."""
     first = files[0]
     for file in files[1:]:
-        if file.structure(section) != first.structure(section):
+        if _in_order(file.structure(section)) != _in_order(first.structure(section)):
             return f"it is not of the same form in {first.path.name} and {file.path.name}"
         for name in first.names(section):
             mine, other = first.describe(name), file.describe(name)
             if mine != other:
                 return f"{name} is {mine} in {first.path.name} and {other} in {file.path.name}"
     return ""
+
+
+def _in_order(structure: Any) -> Any:
+    """Return a structure whose mappings have their keys in one order: optimizers keep that of their first gradients."""
+    if isinstance(structure, list):
+        return [_in_order(item) for item in structure]
+    if not isinstance(structure, dict):
+        return structure
+    if "dict" in structure:
+        return {"dict": sorted(([key, _in_order(value)] for key, value in structure["dict"]), key=repr)}
+    return {kind: _in_order(content) for kind, content in structure.items()}

@@ -1,0 +1,309 @@
+"""Replicas of the toy in one process, and what strategies make of them: the truth that sessions are compared with.
+
+A plain loop over the ranks, with torch's own optimizers; exchanges are sums over the ranks, written from the
+recipes' definitions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from machine.strategies import Entry, Mixing, Rule, Sparse
+from machine.toy import Optimizers, Toy, optimizers_for
+
+__all__ = ["Exchanges", "Gradients", "Replica"]
+
+#: Of one rank, by parameter.
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass
+class Replica:
+    """What a rank holds of its own."""
+
+    model: Toy
+    optimizers: Optimizers
+    scaler: Any = field(default_factory=lambda: torch.amp.GradScaler("cpu", init_scale=256.0))
+
+    @classmethod
+    def new(cls, seed: int, optimizer: str) -> Replica:
+        model = Toy(seed)
+        return cls(model, optimizers_for(optimizer, model))
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def gradients(self) -> Gradients:
+        """Return copies."""
+        return {name: None if p.grad is None else p.grad.clone() for name, p in self.parameters.items()}
+
+    def give(self, gradients: Gradients) -> None:
+        for name, parameter in self.parameters.items():
+            given = gradients[name]
+            parameter.grad = None if given is None else given.clone()
+
+
+def layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+LAYERS = list(dict.fromkeys(layer_of(name) for name, _ in Toy(0).named_parameters()))
+
+
+@dataclass
+class Exchanges:
+    """What a strategy keeps from step to step, and what it does, for all ranks at once.
+
+    Attributes:
+        entry: the strategy.
+        begins_equal: whether the replicas did.
+        names: the parameters that are exchanged: those that were not frozen when the session was attached.
+        step: how many have ended.
+        parameter_round: how often parameters have been exchanged in this phase.
+        residuals: what ranks have not sent of their gradients: by layer, a vector each.
+        push_weights: w of each rank, by layer.
+        pending: W x - x, by parameter for each rank, and W w: still under way.
+        late: gradients that join the next step's, by parameter.
+    """
+
+    entry: Entry
+    ranks: int
+    begins_equal: bool
+    names: Sequence[str]
+    step: int = 0
+    parameter_round: int = 0
+    residuals: list[dict[str, Tensor]] = field(default_factory=list)
+    push_weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+    late: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._begin_phase()
+
+    def _begin_phase(self) -> None:
+        self.rule = self.entry.at(self.step)
+        self.parameter_round = 0
+        self.residuals = [{} for _ in range(self.ranks)]
+        self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
+        self.pending = None
+
+    @property
+    def alone(self) -> bool:
+        return self.ranks == 1
+
+    @property
+    def equal(self) -> bool:
+        return self.begins_equal and (self.alone or self.rule.keeps_equal)
+
+    # --- gradients
+
+    def combine(self, own: Sequence[Gradients], weights: Sequence[float]) -> list[Gradients]:
+        """Return what every rank steps with, of gradients that are multiplied by their weights already."""
+        total = sum(weights)
+        if self.rule.gradients is None or self.alone:
+            return [dict(gradients) for gradients in own]
+        names = own[0].keys()
+        if isinstance(self.rule.gradients, Sparse):
+            scaled = [{k: None if g is None else g / (total or 1) for k, g in of.items()} for of in own]
+            combined = self._sparse(scaled, self.rule.gradients.density)
+        else:
+            combined = {name: _sum([of[name] for of in own], 1 / (total or 1)) for name in names}
+        return [dict(combined) for _ in own]
+
+    def _sparse(self, own: Sequence[Gradients], density: float) -> Gradients:
+        combined: Gradients = {name: _sum([of[name] for of in own], 0.0) for name in own[0]}
+        for layer in LAYERS:
+            names = [name for name in self.names if layer_of(name) == layer]
+            if not names:
+                continue
+            shapes = {name: p.shape for name, p in Toy(0).named_parameters()}
+            total = 0
+            for rank, of_rank in enumerate(own):
+                flat = torch.cat([_flat(of_rank[name], shapes[name]) for name in names])
+                held = self.residuals[rank].get(layer, torch.zeros_like(flat)) + flat
+                sent = _largest(held, max(1, round(density * len(held))))
+                self.residuals[rank][layer] = held - sent
+                total = total + sent
+            assert isinstance(total, Tensor)
+            for name, part in zip(names, total.split([shapes[name].numel() for name in names]), strict=True):
+                if combined[name] is not None or bool(part.any()):
+                    combined[name] = part.view(shapes[name])
+        return combined
+
+    def join_late(self, replicas: Sequence[Replica]) -> None:
+        """Add to the gradients what the phase before has left."""
+        late, self.late = self.late, {}
+        for replica in replicas:
+            for name, gradient in late.items():
+                parameter = replica.parameters[name]
+                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+    # --- parameters
+
+    @torch.no_grad()
+    def bias(self, replicas: Sequence[Replica]) -> None:
+        """Make models hold x, what optimizers step, in place of x / w."""
+        for rank, replica in enumerate(replicas):
+            for name in self.names:
+                replica.parameters[name].mul_(self.push_weights[layer_of(name)][rank])
+
+    @torch.no_grad()
+    def debias(self, replicas: Sequence[Replica]) -> None:
+        for rank, replica in enumerate(replicas):
+            for name in self.names:
+                replica.parameters[name].div_(self.push_weights[layer_of(name)][rank])
+
+    def end_step(self, replicas: Sequence[Replica]) -> None:
+        """Do what follows the optimizers' step; models hold x before, and x / w afterwards."""
+        self.step += 1
+        mixing = self.rule.parameters
+        if mixing is not None and not self.alone:
+            self._merge(replicas)
+            if self.step % mixing.every == 0:
+                self._mix(replicas, mixing)
+                if not mixing.delayed:
+                    self._merge(replicas)
+        self.debias(replicas)
+        if self.entry.at(self.step) is not self.rule:
+            self._change_phase(replicas)
+
+    @torch.no_grad()
+    def _mix(self, replicas: Sequence[Replica], mixing: Mixing) -> None:
+        changes, weights = {}, {}
+        for number, layer in enumerate(LAYERS):
+            matrix = mixing.matrix(self.ranks, self.parameter_round, number if mixing.layered else 0)
+            for name in (name for name in self.names if layer_of(name) == layer):
+                own = torch.stack([replica.parameters[name] for replica in replicas])
+                changes[name] = torch.tensordot(torch.from_numpy(matrix), own, 1) - own
+            weights[layer] = matrix @ self.push_weights[layer] if mixing.pushes else self.push_weights[layer]
+        self.pending = changes, weights
+        self.parameter_round += 1
+
+    @torch.no_grad()
+    def _merge(self, replicas: Sequence[Replica]) -> None:
+        if self.pending is not None:
+            changes, self.push_weights = self.pending
+            for rank, replica in enumerate(replicas):
+                for name in self.names:
+                    replica.parameters[name].add_(changes[name][rank])
+            self.pending = None
+
+    def settle(self, replicas: Sequence[Replica]) -> None:
+        self.bias(replicas)
+        self._merge(replicas)
+        self.debias(replicas)
+
+    @torch.no_grad()
+    def consensus(self, replicas: Sequence[Replica]) -> None:
+        """Set all replicas to sum x / sum w."""
+        self.settle(replicas)
+        if not self.alone and not self.equal:
+            self.bias(replicas)
+            for name in self.names:
+                total = sum(replica.parameters[name].detach() for replica in replicas)
+                for replica in replicas:
+                    replica.parameters[name].copy_(total / self.push_weights[layer_of(name)].sum())
+            self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
+        mean = sum(replica.model.seen for replica in replicas) / self.ranks
+        for replica in replicas:
+            replica.model.seen.copy_(mean)
+
+    # --- checkpoints
+
+    def mean_of(self, models: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return sum x / sum w of saved models that hold x / w, and the mean of everything else."""
+        mean: dict[str, Tensor] = mean_of(models)
+        for name in self.names:
+            weights = self.push_weights[layer_of(name)]
+            total = sum(model[name] * w for model, w in zip(models, weights, strict=True))
+            assert isinstance(total, Tensor)
+            mean[name] = total / float(weights.sum())
+        return mean
+
+    def count_on(self, before: Exchanges) -> None:
+        """Go on where another number of ranks was, without what they kept."""
+        self.step, self.begins_equal = before.step, True
+        self._begin_phase()
+        # A round that was under way is dropped, and begun again; one rank alone counts none.
+        self.parameter_round = 0 if before.alone else before.parameter_round - (before.pending is not None)
+        self.late = before.late
+
+    # --- phases
+
+    def _change_phase(self, replicas: Sequence[Replica]) -> None:
+        self.settle(replicas)
+        for of_rank in self.residuals:
+            for layer, held in of_rank.items():
+                named = replicas[0].parameters
+                shapes = {name: named[name].shape for name in self.names if layer_of(name) == layer}
+                parts = held.split([shape.numel() for shape in shapes.values()])
+                for (name, shape), part in zip(shapes.items(), parts, strict=True):
+                    self.late[name] = self.late.get(name, 0) + part.view(shape)
+        following: Rule = self.entry.at(self.step)
+        if following.keeps_equal and not self.equal:
+            self.consensus(replicas)
+            average_optimizers(replicas)
+            self.begins_equal = True
+        self._begin_phase()
+
+
+def average_optimizers(replicas: Sequence[Replica]) -> None:
+    """Set what optimizers remember to its mean, and forget what not all ranks' remember."""
+    for optimizers in zip(*(replica.optimizers for replica in replicas), strict=True):
+        lists = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
+        for parameters in zip(*lists, strict=True):
+            states = [each.state.get(p, {}) for each, p in zip(optimizers, parameters, strict=True)]
+            if any(state.keys() != states[0].keys() for state in states):
+                for each, parameter in zip(optimizers, parameters, strict=True):
+                    each.state.pop(parameter, None)
+                continue
+            for key, value in states[0].items():
+                if isinstance(value, Tensor):
+                    mean = torch.stack([state[key] for state in states]).mean(0)
+                    for state in states:
+                        state[key] = mean.clone()
+
+
+def mean_of(states: Sequence[Any]) -> Any:
+    """Return the mean of nested states of one form; of what is no floating-point tensor the first."""
+    first = states[0]
+    if isinstance(first, Tensor) and first.is_floating_point():
+        return torch.stack(list(states)).mean(0)
+    if isinstance(first, dict):
+        return {key: mean_of([state[key] for state in states]) for key in first}
+    if isinstance(first, list):
+        return [mean_of(parts) for parts in zip(*states, strict=True)]
+    return copy.deepcopy(first)
+
+
+def form_of(state: Any) -> Any:
+    """Return where a nested state holds tensors, and of what shapes."""
+    if isinstance(state, Tensor):
+        return tuple(state.shape)
+    if isinstance(state, dict):
+        return {key: form_of(value) for key, value in state.items()}
+    return [form_of(value) for value in state] if isinstance(state, list) else None
+
+
+def _sum(given: Sequence[Tensor | None], factor: float) -> Tensor | None:
+    having = [g for g in given if g is not None]
+    return torch.stack(having).sum(0) * factor if having else None
+
+
+def _flat(given: Tensor | None, shape: torch.Size) -> Tensor:
+    return torch.zeros(shape.numel(), dtype=torch.float64) if given is None else given.reshape(-1)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    chosen = torch.argsort(-values.abs(), stable=True)[:count]
+    sent = torch.zeros_like(values)
+    sent[chosen] = values[chosen]
+    return sent

@@ -1,0 +1,218 @@
+"""Steps of all replicas at once, in the ways that users make them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from machine.batches import Given
+from machine.moves import Way
+from machine.records import Records
+from machine.replicas import Exchanges, Gradients, Replica
+from machine.toy import Sam, ascend, loss_of, mask_of
+
+__all__ = ["FailedError", "Steps"]
+
+
+class FailedError(Exception):
+    """A step that has to be an error on all ranks."""
+
+
+class Steps:
+    """Steps of one session.
+
+    Args:
+        skips: whether steps with NaN are skipped, else they fail.
+        records: what each rank has to see.
+    """
+
+    def __init__(
+        self, replicas: Sequence[Replica], exchanges: Exchanges, skips: bool, records: Sequence[Records]
+    ) -> None:
+        self.replicas = replicas
+        self.exchanges = exchanges
+        self.skipped = 0
+        self._skips = skips
+        self._records = records
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each rank steps with its own gradients."""
+        return self.exchanges.rule.gradients is None or self.exchanges.alone
+
+    def batch(self, given: Given) -> None:
+        """Do with a batch of each rank what the way says."""
+        if given.micro == 0:
+            self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
+            self._shares = [0.0] * len(self.replicas)
+        if given.way.how == "closure" or isinstance(self.replicas[0].optimizers[0], Sam):
+            self._by_closures(given)
+        else:
+            self._gather(given)
+            if not given.ends:
+                return
+            self._exchange(given)
+            if given.way.how == "sam":
+                self._ascend(given)
+            self._optimize(given)
+        self.exchanges.end_step(self.replicas)
+        _write_after(given, self.replicas)
+
+    # --- gradients
+
+    def _gather(self, given: Given, tells: bool = True) -> None:
+        """Add to what each rank has gathered the gradient of its batch, by its weight where that counts."""
+        for rank in range(len(self.replicas)):
+            if rank == given.left_out:
+                continue
+            own, weight = self._gradient(given, rank, tells), given.weights[rank]
+            self._shares[rank] += weight / given.way.micros
+            if weight:
+                factor = 1.0 if self.is_local else weight
+                held = self._own[rank]
+                self._own[rank] = {name: _plus(held[name], own[name], factor) for name in own}
+
+    def _gradient(self, given: Given, rank: int, tells: bool = True) -> Gradients:
+        replica, way = self.replicas[rank], given.way
+        loss = loss_of(replica.model, given.batches[rank])
+        if tells:
+            self._records[rank].tell("loss", loss.item())
+        loss = loss * (math.nan if rank == given.is_nan else 1.0) / way.micros
+        if way.scaled:
+            loss = replica.scaler.scale(loss)
+        names = [name for name, p in replica.parameters.items() if p.requires_grad]
+        found = torch.autograd.grad(loss, [replica.parameters[name] for name in names], allow_unused=True)
+        return {**dict.fromkeys(replica.parameters), **dict(zip(names, found, strict=True))}
+
+    def _exchange(self, given: Given) -> None:
+        """Give each replica what comes of the gradients that were gathered."""
+        poisoned = self._poisoned()
+        if not self.is_local and poisoned and not given.way.scaled:
+            if not self._skips:
+                raise FailedError
+            self.skipped += 1
+            combined = [dict.fromkeys(own) for own in self._own]
+        else:
+            combined = self.exchanges.combine(self._own, self._shares)
+        for replica, gradients in zip(self.replicas, combined, strict=True):
+            replica.give(gradients)
+        self._own = [dict.fromkeys(own) for own in self._own]
+        self._shares = [0.0] * len(self._shares)
+        self._is_skipped = poisoned and not given.way.scaled
+
+    def _poisoned(self) -> bool:
+        return any(g is not None and not torch.isfinite(g).all() for own in self._own for g in own.values())
+
+    def _ascend(self, given: Given) -> None:
+        """Take the gradients uphill of the parameters in place of those where they are."""
+        left = [ascend(list(replica.parameters.values())) for replica in self.replicas]
+        self._gather(given, tells=False)
+        self._exchange(given)
+        for parameter, data in (each for of_rank in left for each in of_rank):
+            parameter.data = data
+
+    # --- optimizers
+
+    def _optimize(self, given: Given) -> None:
+        for rank, replica in enumerate(self.replicas):
+            if rank != given.left_out:
+                self._clip(replica, given.way)
+        self.exchanges.bias(self.replicas)
+        if not self._is_skipped:
+            self.exchanges.join_late(self.replicas)
+        for replica in self.replicas:
+            _step(replica, given.way)
+
+    def _clip(self, replica: Replica, way: Way) -> None:
+        if way.clip is None:
+            return
+        if way.scaled and any(p.grad is not None for p in replica.parameters.values()):
+            for optimizer in replica.optimizers:
+                replica.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(replica.parameters.values(), way.clip)
+
+    # --- closures
+
+    def _by_closures(self, given: Given) -> None:
+        """Step with closures: each rank on its own, or, where gradients are combined, all together."""
+        self.exchanges.bias(self.replicas)
+        if self.is_local:
+            for rank, replica in enumerate(self.replicas):
+                replica.optimizers[0].step(self._closure(given, rank))
+        else:
+            self._step_together(given)
+
+    def _closure(self, given: Given, rank: int) -> Callable[[], Tensor]:
+        """Return what a rank calls that steps with gradients of its own."""
+
+        def closure() -> Tensor:
+            self.exchanges.debias(self.replicas)
+            with torch.enable_grad():
+                own = self._gradient(given, rank)
+            self.replicas[rank].give(own if given.weights[rank] else dict.fromkeys(own))
+            self.exchanges.bias(self.replicas)
+            return torch.tensor(0.0)
+
+        return closure
+
+    def _step_together(self, given: Given) -> None:
+        """Let all optimizers step in threads, whose closures meet."""
+        meeting = threading.Barrier(len(self.replicas), action=lambda: self._meet(given), timeout=20)
+        failures: list[BaseException] = []
+
+        def closure() -> Tensor:
+            meeting.wait()
+            return torch.tensor(0.0)
+
+        def step(replica: Replica) -> None:
+            try:
+                replica.optimizers[0].step(closure)
+            except (FailedError, threading.BrokenBarrierError) as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=step, args=(replica,)) for replica in self.replicas]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            self.exchanges.debias(self.replicas)
+            assert any(isinstance(failure, FailedError) for failure in failures), failures
+            raise FailedError
+
+    def _meet(self, given: Given) -> None:
+        """Give every rank what comes of all ranks' gradients, where the parameters are now."""
+        self.exchanges.debias(self.replicas)
+        with torch.enable_grad():
+            self._gather(given)
+        self._exchange(given)
+        if not self._is_skipped:
+            self.exchanges.join_late(self.replicas)
+        self.exchanges.bias(self.replicas)
+
+
+def _step(replica: Replica, way: Way) -> None:
+    if not way.scaled:
+        for optimizer in replica.optimizers:
+            optimizer.step()
+    elif any(p.grad is not None for p in replica.parameters.values()):
+        for optimizer in replica.optimizers:
+            replica.scaler.step(optimizer)
+        replica.scaler.update()
+
+
+@torch.no_grad()
+def _write_after(given: Given, replicas: Sequence[Replica]) -> None:
+    for rank, replica in enumerate(replicas):
+        if rank != given.left_out:
+            mask_of(given.way.then, replica.model)
+
+
+def _plus(held: Tensor | None, given: Tensor | None, factor: float) -> Tensor | None:
+    if given is None:
+        return held
+    return given * factor if held is None else held + given * factor

@@ -1,0 +1,209 @@
+"""What has to come of a program: it is carried out on replicas in one process, move by move, for all ranks at once."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from machine.batches import Given, batches_of
+from machine.moves import (
+    Attach,
+    Close,
+    Consensus,
+    Crash,
+    Epoch,
+    Freeze,
+    Move,
+    Rebind,
+    Save,
+    Settle,
+    Start,
+    Step,
+)
+from machine.records import Records, state_of
+from machine.replicas import Exchanges, Replica, form_of, mean_of
+from machine.steps import FailedError, Steps
+from machine.strategies import STRATEGIES
+
+__all__ = ["Truth"]
+
+
+@dataclass
+class Saved:
+    """A checkpoint: by rank, and what exchanges kept; in which epoch it was, and after how many batches."""
+
+    models: list[dict[str, Tensor]]
+    optimizers: list[list[Any]]
+    scalers: list[dict[str, Any]]
+    exchanges: Exchanges
+    skipped: int
+    epoch: int | None
+    place: int
+
+
+class Truth:
+    """Performs moves; `records` says what each rank has to see since the job began."""
+
+    def __init__(self) -> None:
+        self.records: list[Records] = []
+        self.saved: Saved | None = None
+        self._replicas: list[Replica] = []
+        self._steps: Steps | None = None
+        self._continues: tuple[int, int] | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self._steps is not None
+
+    @property
+    def steps(self) -> Steps:
+        assert self._steps is not None
+        return self._steps
+
+    @property
+    def exchanges(self) -> Exchanges:
+        return self.steps.exchanges
+
+    def perform(self, number: int, move: Move) -> None:
+        for records in self.records:
+            records.move = number
+        getattr(self, f"_{type(move).__name__.lower()}")(move)
+
+    # --- sessions
+
+    def _start(self, move: Start) -> None:
+        self._optimizer = move.optimizer
+        self._replicas = [Replica.new(rank, move.optimizer) for rank in range(move.ranks)]
+        self.records = [Records() for _ in range(move.ranks)]
+        self._steps = None
+
+    def _attach(self, move: Attach) -> None:
+        ranks = len(self._replicas)
+        names = [name for name, p in self._replicas[0].parameters.items() if p.requires_grad]
+        exchanges = Exchanges(STRATEGIES[move.strategy], ranks, ranks == 1 or not move.keeps, names)
+        self._steps = Steps(self._replicas, exchanges, move.skips, self.records)
+        self._continues = None
+        if not move.keeps:
+            first = copy.deepcopy(self._replicas[0].model.state_dict())
+            for replica in self._replicas[1:]:
+                replica.model.load_state_dict(first)
+        if move.loads:
+            self._load()
+        self._look()
+
+    def _close(self, move: Close) -> None:
+        self.exchanges.settle(self._replicas)
+        self._look()
+        self._steps = None
+
+    def _settle(self, move: Settle) -> None:
+        self.exchanges.settle(self._replicas)
+        self._look()
+
+    def _look(self) -> None:
+        for replica, records in zip(self._replicas, self.records, strict=True):
+            records.tell("state", state_of(replica.model, replica.optimizers))
+            records.tell("steps", [self.exchanges.step, self.steps.skipped])
+
+    def _consensus(self, move: Consensus) -> None:
+        self.exchanges.settle(self._replicas)
+        models = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
+        push_weights = self.exchanges.push_weights
+        self.exchanges.consensus(self._replicas)
+        self._look()
+        if move.leaves:
+            for replica, model in zip(self._replicas, models, strict=True):
+                replica.model.load_state_dict(model)
+            self.exchanges.push_weights = push_weights
+            self._look()
+
+    # --- steps
+
+    def _step(self, move: Step) -> None:
+        self._go(batches_of(move, len(self._replicas)))
+
+    def _epoch(self, move: Epoch) -> None:
+        begin = 0
+        if self._continues is not None and self._continues[0] == move.seed:
+            begin = self._continues[1]
+        self._continues = None
+        given = batches_of(move, len(self._replicas))[begin:]
+        if move.stops is not None and begin == 0:
+            given = given[: move.stops]
+        if self._go(given) and move.saves and begin == 0:
+            self._save(None, move.seed, len(given))
+
+    def _go(self, given: list[Given]) -> bool:
+        """Train on batches; return False where an error has ended the session."""
+        try:
+            for each in given:
+                self.steps.batch(each)
+        except FailedError:
+            self._steps = None
+        return self.attached
+
+    # --- what is done to models
+
+    def _freeze(self, move: Freeze) -> None:
+        for replica in self._replicas:
+            replica.model.get_submodule(move.layer).requires_grad_(False)
+
+    @torch.no_grad()
+    def _rebind(self, move: Rebind) -> None:
+        self.exchanges.settle(self._replicas)
+        for replica in self._replicas:
+            for parameter in replica.parameters.values():
+                parameter.mul_(move.by)
+
+    def _crash(self, move: Crash) -> None:
+        self._start_anew(move.seed)
+
+    def _start_anew(self, seed: int) -> None:
+        self._replicas = [Replica.new(seed + rank, self._optimizer) for rank in range(len(self._replicas))]
+        self._steps = None
+
+    # --- checkpoints
+
+    def _save(self, move: Save | None, epoch: int | None = None, place: int = 0) -> None:
+        self.saved = copy.deepcopy(
+            Saved(
+                [replica.model.state_dict() for replica in self._replicas],
+                [[each.state_dict() for each in replica.optimizers] for replica in self._replicas],
+                [replica.scaler.state_dict() for replica in self._replicas],
+                self.exchanges,
+                self.steps.skipped,
+                epoch,
+                place,
+            )
+        )
+
+    def _load(self) -> None:
+        saved = copy.deepcopy(self.saved)
+        assert saved is not None
+        self.steps.skipped = saved.skipped
+        if len(saved.models) == len(self._replicas):
+            self.steps.exchanges = saved.exchanges
+            if saved.epoch is not None:
+                self._continues = saved.epoch, saved.place
+            states = zip(saved.models, saved.optimizers, saved.scalers, strict=True)
+            for replica, state in zip(self._replicas, states, strict=True):
+                _give(replica, *state)
+            return
+        self.exchanges.count_on(saved.exchanges)
+        alike = all(form_of(of_rank) == form_of(saved.optimizers[0]) for of_rank in saved.optimizers)
+        for replica in self._replicas:
+            model = saved.exchanges.mean_of(saved.models)
+            optimizers = mean_of(saved.optimizers) if alike else None
+            _give(replica, model, optimizers, mean_of(saved.scalers))
+
+
+def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: Any) -> None:
+    replica.model.load_state_dict(model)
+    replica.scaler.load_state_dict(scaler)
+    if optimizers is not None:
+        for each, state in zip(replica.optimizers, optimizers, strict=True):
+            each.load_state_dict(state)
