@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from toys import mlp, on_ranks
 
 import hocket
 from hocket.errors import AttachError
+from hocket.session.autograd import is_nested_backward
 
 
 def attach(model: Any, optimizer: Any = None) -> None:
@@ -225,6 +227,56 @@ def test_reentrant_checkpoint(strategy: str) -> None:
             model(x).sum().backward()
 
     on_ranks(2, run)
+
+
+class Deferred(torch.autograd.Function):
+    """Calls what it is given from the backward of a node."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, call: Any) -> torch.Tensor:
+        ctx.call = call
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.call()
+        return (*gradients, None)
+
+
+def hook_sees(call: Any) -> bool:
+    """Return whether a hook finds the backward nested that `call` makes of a tensor with that hook."""
+    seen: list[bool] = []
+    inner = torch.ones(1, requires_grad=True)
+    inner.register_post_accumulate_grad_hook(lambda _: seen.append(is_nested_backward()))
+    call(inner)
+    [nested] = seen
+    return nested
+
+
+def backward_of(inner: torch.Tensor) -> None:
+    with torch.enable_grad():  # which a node's backward turns off
+        (2 * inner).sum().backward()
+
+
+def test_a_nested_backward_is_known_by_who_called_it_on_any_thread() -> None:
+    def in_node(inner: torch.Tensor) -> None:
+        Deferred.apply(torch.ones(1, requires_grad=True), lambda: backward_of(inner)).sum().backward()
+
+    def in_hook(inner: torch.Tensor) -> None:
+        outer = torch.ones(1, requires_grad=True)
+        outer.register_hook(lambda _: backward_of(inner))
+        outer.sum().backward()
+
+    def on_a_devices_thread(inner: torch.Tensor) -> None:
+        """There the stack begins with the node: nothing of who called the outer backward is on it."""
+        node = Deferred.apply(torch.ones(1, requires_grad=True), lambda: backward_of(inner)).grad_fn
+        thread = threading.Thread(target=lambda: node.apply(torch.ones(1)))
+        thread.start()
+        thread.join()
+
+    assert not hook_sees(backward_of)
+    for nested in (in_node, in_hook, on_a_devices_thread):
+        assert hook_sees(nested)
 
 
 def test_other_checkpoint_is_carried() -> None:

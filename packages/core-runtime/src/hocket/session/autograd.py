@@ -1,7 +1,8 @@
 """The private corners of torch's autograd that sessions use, in one place.
 
 DDP and FSDP use the same ones: `queue_callback` runs a function at the end of the backward that is under way, on
-the thread that called it, and its exceptions leave `backward()` with their own type.
+the thread that ends it: the one that called it or, of a backward on a GPU, autograd's own for the device. Its
+exceptions leave `backward()` with their own type.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from types import FrameType
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import _engine_run_backward
 
 __all__ = ["at_end_of_backward", "current_backward", "is_nested_backward"]
 
 _RUN_BACKWARD = _engine_run_backward.__code__
+_RUN_NODE = BackwardCFunction.apply.__code__
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
@@ -32,8 +35,11 @@ def current_backward() -> int:
 def is_nested_backward() -> bool:
     """Return whether the backward under way was called by a node of another one (reentrant checkpointing)."""
     frame: FrameType | None = sys._getframe()
-    depth = 0
+    called = False
     while frame is not None:
-        depth += frame.f_code is _RUN_BACKWARD
+        # Whoever called it is a node of another one, on a GPU's thread as on any, or that other one itself.
+        if called and frame.f_code in (_RUN_NODE, _RUN_BACKWARD):
+            return True
+        called = called or frame.f_code is _RUN_BACKWARD
         frame = frame.f_back
-    return depth > 1
+    return False
