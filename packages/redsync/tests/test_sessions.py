@@ -201,3 +201,12 @@ def test_the_hierarchy_with_crossover_runs_or_says_what_is_missing() -> None:
     ended = on_ranks(8, lambda rank: train(composed, rank))
     assert all(own.isfinite().all() for own in ended)
     assert torch.equal(ended[0], ended[3])
+
+
+def test_that_nothing_is_compressed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    trained("redsync")
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "gradients.0: nothing is compressed, as all 4 parameters are below dense_below_kb=128: the largest takes 1.88 "
+        "KB. compressor.dense_below_kb sets the limit"
+    )

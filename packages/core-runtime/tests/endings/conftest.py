@@ -53,9 +53,9 @@ class Job:
         self.wait_for(look)
         return found[0]
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Callable[[], bool], longest_s: float = LONGEST_S) -> None:
         """Wait until something is so, as long as the job runs."""
-        deadline_s = time.monotonic() + LONGEST_S
+        deadline_s = time.monotonic() + longest_s
         while not condition():
             assert self._process.poll() is None, self._process.communicate()[1]
             assert time.monotonic() < deadline_s

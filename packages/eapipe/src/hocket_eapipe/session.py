@@ -294,6 +294,7 @@ class PipelineSession(TrainingSession):
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
         if self.state in (State.CLOSED, State.BROKEN):
             return
+        self.heed_no_signal(together=True)
         self.settle()
         self.state = State.CLOSED
         self._absent.close()
@@ -306,6 +307,7 @@ class PipelineSession(TrainingSession):
 
     def abandon(self) -> None:
         self.state = State.BROKEN
+        self.heed_no_signal(together=False)
         for session in self._sessions:
             session.abandon()
         if self._observer is not None:

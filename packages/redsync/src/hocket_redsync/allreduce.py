@@ -61,7 +61,12 @@ class RedSyncAllreduce(SparseAllreduce):
             costs = calibrate(peer, segments[0].outgoing.device)
         costs = costs or _FREE
         dense = [choose(own, segment, peer.size, costs, auto=self.auto).dense for segment in segments]
-        return RedSyncChannel(peer, segments, exchange.compressor, dense)
+        channel = RedSyncChannel(peer, segments, exchange.compressor, dense)
+        if all(
+            len(positions) == len(segment.spans) for positions, segment in zip(dense, segments, strict=True)
+        ):
+            channel.notice = _why_dense(own, segments, peer.size)
+        return channel
 
     def check_compressor(self, compressor: Compressor) -> None:
         """Refuse compressors that are none of RedSync's, nor wrappers around one."""
@@ -101,6 +106,19 @@ class RedSyncAllreduce(SparseAllreduce):
 
 #: Without `auto` nobody asks what anything costs.
 _FREE = CostModel(0.0, 0.0, 0.0, 0.0)
+
+
+def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) -> str:
+    """Say why nothing is compressed."""
+    from hocket.compressor.shape import dtype_of
+
+    sizes = [span.numel * dtype_of(segment).itemsize for segment in segments for span in segment.spans]
+    if all(nbytes < own.dense_below_kb * 1024 for nbytes in sizes):
+        return (
+            f"nothing is compressed, as all {len(sizes)} parameters are below dense_below_kb={own.dense_below_kb:g}: "
+            f"the largest takes {max(sizes) / 1024:.3g} KB. compressor.dense_below_kb sets the limit"
+        )
+    return f"nothing is compressed, as among {size} ranks all {len(sizes)} parameters cost less whole"
 
 
 def _own(compressor: Compressor) -> ResidualCompressor:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hocket.config.run import RunConfig, load_run
+from hocket.session.save_on_signal import listening
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot
@@ -32,7 +33,8 @@ def run_virtual(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
     assert run.ranks is not None
     torch.set_num_threads(1)
     world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
-    world.run(lambda: _train(run, join(), folder, resume))
+    with listening():
+        world.run(lambda: _train(run, join(), folder, resume))
 
 
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:

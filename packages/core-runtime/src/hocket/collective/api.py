@@ -52,9 +52,11 @@ class Channel(ABC):
 
     Attributes:
         packing: the exchange's compressor with what it remembers; None where segments travel as they are.
+        notice: a sentence on what its user may not expect of these segments, logged when it is open; empty for none.
     """
 
     packing: Packing | None = None
+    notice: str = ""
 
     def finds_nonfinite(self, segment: Segment) -> bool:
         """Return whether outcomes tell whose contributions held NaN or Inf, so that nobody has to look before."""

@@ -23,6 +23,7 @@ from hocket.session.checkpointing import Resumed, load_session, save_session
 from hocket.session.exchanging import Counters
 from hocket.session.optimizers import Optimizers
 from hocket.session.passes import Passes
+from hocket.session.save_on_signal import SavePoint
 from hocket.session.streaming import StreamedSamples
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
@@ -88,6 +89,7 @@ class TrainingSession(ABC):
         self.saved: Path | None = None
         self.control = peer.lane("session")
         self._streamed: StreamedSamples | None = None
+        self.save_point: SavePoint | None = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -230,6 +232,32 @@ class TrainingSession(ABC):
         """
         self.require("session.save")
         return save_session(self, Path(folder), keep, more)
+
+    def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
+        """Save and end all ranks when SIGTERM or SIGUSR1 comes; collective, right after `attach` or `load`.
+
+        Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
+        of them can reach, when the next batch is asked for, and leave by SystemExit with status 143. If that takes
+        longer than 25 s the last checkpoint stands. The signal has to reach all ranks: `hocket run` and srun pass both
+        on, mpiexec SIGUSR1 alone.
+
+        Args:
+            folder, keep, more: as `save` takes them.
+
+        Raises:
+            HocketError: it was called before.
+        """
+        if self.save_point is not None:
+            raise HocketError(
+                "session.save_on_signal was called before: give it everything that is saved at once"
+            )
+        self.save_point = SavePoint(self, Path(folder), keep, more)
+
+    def heed_no_signal(self, *, together: bool) -> None:
+        """End what `save_on_signal` has begun; collective if `together`; `close` and `abandon` call it."""
+        if self.save_point is not None:
+            self.save_point.close(together=together)
+            self.save_point = None
 
     def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
         """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.

@@ -81,6 +81,8 @@ class SessionData:
                 if current.superseded:
                     raise UserError(_TWO_PASSES)
                 self._session.end_batch()
+                if self._session.save_point is not None:
+                    self._session.save_point.reach()
             self._tell(current)
         finally:
             self._session.passes.end(current)

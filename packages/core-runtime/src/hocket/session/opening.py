@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -28,6 +29,8 @@ from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
 __all__ = ["Opening"]
+
+_log = logging.getLogger("hocket")
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,8 @@ class Opening:
             channel = exchange.collective.open(peer, segments, self.progress, exchange)
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
+        if channel.notice and self._peer.rank == 0:
+            _log.warning("%s: %s", exchange.name, channel.notice)
         scale = (
             _scale(scope) if exchange.slot == GRADIENTS else exchange.collective.contribution_scale(peer.size)
         )

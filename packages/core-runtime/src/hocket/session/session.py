@@ -207,6 +207,7 @@ class Session(TrainingSession):
             self.optimizers.step()
         else:
             self._end_step()
+        self._stepped_in_batch = True  # whoever saves now does not end it again
 
     def end_pass(self) -> None:
         self._weights.end_pass()
@@ -412,10 +413,8 @@ class Session(TrainingSession):
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
                 "accumulated so far are no part of a checkpoint"
             )
-        self._end_partial_step()
-        if self.passes.under_way and not self._stepped_in_batch:
+        if self.passes.under_way:
             self.end_batch()
-            self._stepped_in_batch = True
 
     def describe(self) -> dict[str, Any]:
         return {key: value for key, value in self.strategy.resolved().items() if key != "name"}
@@ -438,6 +437,7 @@ class Session(TrainingSession):
         if self.state in (State.CLOSED, State.BROKEN):
             return
         self._end_partial_step()
+        self.heed_no_signal(together=True)
         self.settle()
         self.state = State.CLOSED
         if self.phase.takeover is not None:
@@ -452,6 +452,7 @@ class Session(TrainingSession):
 
     def abandon(self) -> None:
         self.state = State.BROKEN
+        self.heed_no_signal(together=False)
         self._unhook()
         if self.phase.takeover is not None:
             self.phase.takeover.hand_back_own()

@@ -125,6 +125,7 @@ class _Run:
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer",
                 flush=True,
             )
+        session.save_on_signal(checkpoints, keep=run.checkpoint.keep, run=self)
         self._observer = observer_for(session.rank, self._steps)
 
     def train(self) -> dict[str, Any]:

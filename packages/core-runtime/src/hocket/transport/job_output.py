@@ -50,6 +50,7 @@ class Report:
         cause: a sentence; empty where no rank died so.
         told: whether a rank has given a reason of its own.
         noticed: what another rank said of a dead one; empty where none did.
+        saved: whether the ranks, asked to end, have told what became of it.
         status: the exit status, where a launcher's own may hide it; 0 where not known.
         end: ends the job, where its launcher leaves the others waiting for a rank that has ended.
     """
@@ -59,6 +60,7 @@ class Report:
     cause: str = ""
     told: bool = False
     noticed: str = ""
+    saved: bool = False
     status: int = 0
     end: Callable[[], None] = lambda: None
     _aborted: bool = False
@@ -175,6 +177,7 @@ class JobOutput:
         if noticed := _NOTICED.fullmatch(bare):
             self._report.noticed = noticed[1]
             return
+        self._report.saved |= bare.startswith("hocket: asked to end: ")
         self._report.told |= bare.startswith(("hocket: ", "Traceback "))
         if _LOG.match(bare):
             self._report.hear(bare)

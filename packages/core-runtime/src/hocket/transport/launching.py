@@ -35,7 +35,11 @@ __all__ = [
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 
 _TERMINATION_TIMEOUT_S = 10.0
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+#: Those by which schedulers announce that they take the machine; ranks may save first.
+_ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Ranks give up after 25 s by themselves, and Kubernetes kills after 30.
+_SAVING_TIMEOUT_S = 27.0
 _PR_SET_PDEATHSIG = 1
 _FIRST_WITH_ULFM = 5
 # A user's own choice of where Open MPI's files go: it takes no second one.
@@ -203,11 +207,13 @@ def launch(
     ]
     for reader in readers:
         reader.start()
-    interrupted = _wait(job, folder / _ENDING)
+    interrupted = _wait(job, folder, ranks)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
+    if interrupted in _ASKING_SIGNALS and report.saved:
+        return 128 + signal.SIGTERM
     if interrupted is not None:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
@@ -241,24 +247,40 @@ def _told_status(ending: Path) -> int:
         return 0
 
 
-def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
-    """Wait for the job; end it on Ctrl-C, SIGTERM or a closed terminal and return which it was.
+def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> signal.Signals | None:
+    """Wait for the job; end it on Ctrl-C or a closed terminal and return which signal has ended it.
 
-    End it too where its launcher does not, and a rank has left word in `ending` that it ends the job.
+    On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they do not. End it too where its launcher does
+    not, and a rank has left word that it ends the job.
     """
     received: list[signal.Signals] = []
     patience_s: float | None = None
-    received_s = math.inf
+    end_s = kill_s = math.inf
+    ending = folder / _ENDING
+
+    def terminate() -> None:
+        nonlocal kill_s
+        kill_s = min(kill_s, time.monotonic() + _TERMINATION_TIMEOUT_S)
+        job.terminate()
 
     def end(number: int, frame: object) -> None:
-        nonlocal received_s
-        received_s = min(received_s, time.monotonic())
         received.append(signal.Signals(number))
-        job.terminate()
+        terminate()
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal end_s
+        if received:
+            return
+        received.append(signal.Signals(number))
+        if _ask_ranks(folder, ranks):
+            end_s = time.monotonic() + _SAVING_TIMEOUT_S
+        else:
+            terminate()
 
     # nohup has a closed terminal ignored.
     heeded = [s for s in _ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
     previous = {s: signal.signal(s, end) for s in heeded}
+    previous |= {s: signal.signal(s, ask) for s in _ASKING_SIGNALS}
     try:
         while True:
             try:
@@ -266,8 +288,10 @@ def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
                 break
             except subprocess.TimeoutExpired:
                 if received:
-                    if time.monotonic() > received_s + _TERMINATION_TIMEOUT_S:
+                    if time.monotonic() > kill_s:
                         job.kill()
+                    elif time.monotonic() > end_s:
+                        terminate()
                 elif patience_s is None and ending.exists():
                     patience_s = time.monotonic() + _ENDING_TIMEOUT_S
                     job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
@@ -281,7 +305,19 @@ def _wait(job: subprocess.Popen[bytes], ending: Path) -> signal.Signals | None:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return received[0] if received else None
+    came_to_its_end = job.returncode == 0 and kill_s == math.inf
+    return received[0] if received and not came_to_its_end else None
+
+
+def _ask_ranks(folder: Path, ranks: int) -> bool:
+    """Pass a request to end on to the ranks; return False where they have not all begun, or are on other hosts."""
+    processes = [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+    if len(processes) < ranks:
+        return False
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR1)
+    return True
 
 
 def _end_stragglers(folder: Path) -> None:

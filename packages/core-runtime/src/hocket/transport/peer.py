@@ -230,9 +230,11 @@ class Peer(ABC):
         rank: this rank, 0 <= rank < size.
         size: how many ranks the group has.
         timeout_s: how long waits last that do not say, in seconds.
+        shares_process: whether all ranks are threads of this process.
     """
 
     transport: str
+    shares_process: bool = False
     rank: int
     size: int
     timeout_s: float = DEFAULT_TIMEOUT_S

@@ -119,6 +119,7 @@ class SinglePeer(Peer):
     """The only rank of a run."""
 
     transport = "single"
+    shares_process = True
     rank, size = 0, 1
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:

@@ -91,6 +91,7 @@ class WrapperPeer(Peer):
     def __init__(self, held: Peer) -> None:
         self.held = held
         self.transport, self.rank, self.size = held.transport, held.rank, held.size
+        self.shares_process = held.shares_process
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         """Return what this peer makes of a lane that the held one has opened; called on all ranks alike."""

@@ -36,6 +36,7 @@ class VirtualPeer(Peer):
     """
 
     transport = "virtual"
+    shares_process = True
 
     def __init__(self, state: GroupState, station: Station, rank: int, timeout_s: float) -> None:
         """Make the endpoint of the group's `rank`, whose waits last `timeout_s` if they do not say."""

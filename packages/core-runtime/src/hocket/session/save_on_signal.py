@@ -1,0 +1,234 @@
+"""`session.save_on_signal`: ranks that are asked to end save together, after a step that all of them reach.
+
+The request finds ranks in different steps, and some in a wait for others. Each tells the others, from a thread and so
+at once, after which step it comes past its next save point; there it waits for what the others have told. The latest
+of these points is one that nobody has passed: who has come to an earlier one goes on, and takes part in what the others
+wait for. Nothing is sent, and nobody waits, before a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hocket.errors import CheckpointError, HocketError, TransportError
+from hocket.transport.peer import Array, Request
+from hocket.transport.preemption import Listener
+
+if TYPE_CHECKING:
+    from hocket.session.base import TrainingSession
+
+__all__ = ["ENDED_STATUS", "SavePoint", "listening"]
+
+_log = logging.getLogger("hocket")
+
+#: The exit status of a rank that was asked to end, as of one that SIGTERM ends.
+ENDED_STATUS = 143
+
+# Seconds from the request until ranks give up: Kubernetes kills after 30.
+_PATIENCE_S = 24.0
+# What the others leave the rank that speaks for all.
+_GRACE_S = 5.0
+_POLL_S = 0.01
+
+
+class SavePoint:
+    """Where this rank's session saves when it is asked to end; collective.
+
+    Args:
+        session: whose steps are counted.
+        folder, keep, more: as `session.save` takes them.
+    """
+
+    def __init__(
+        self, session: TrainingSession, folder: Path, keep: int | None, more: Mapping[str, Any]
+    ) -> None:
+        self.session = session
+        self._folder, self._keep, self._more = folder, keep, more
+        #: The step after which this rank went on last.
+        self.passed = session.step
+        #: Whether the rank was asked to end.
+        self.asked = False
+        #: The step after which all save.
+        self.target = 0
+        self.error: HocketError | None = None
+        self.agreed = threading.Event()
+        self._hook = session.model.register_forward_pre_hook(self._reach_in_forward)
+        _watch(self)
+        self.lane = session.peer.lane("signals")
+
+    def reach(self) -> None:
+        """Go on after a step; save and leave (SystemExit) if the ranks have agreed on this one."""
+        step = self.session.step
+        if step == self.passed:
+            return  # within an accumulation
+        self.passed = step
+        if not self.asked:
+            return
+        self.agreed.wait()  # for `_give_up` at the longest
+        if self.error is not None:
+            raise self.error
+        if step >= self.target:
+            self._save()
+
+    def _reach_in_forward(self, model: torch.nn.Module, _: object) -> None:
+        """Do so before the next forward, in a loop that does not ask `session.data` for batches."""
+        if model.training and torch.is_grad_enabled() and not self.session.passes.under_way:
+            self.reach()
+
+    def _save(self) -> None:
+        session = self.session
+        try:
+            path = session.save(self._folder, keep=self._keep, **self._more)
+            told = f"saved after step {session.step} in {path}"
+        except CheckpointError as error:
+            told = f"not saved, and the last checkpoint stands: {error}"
+        if session.rank == 0:
+            print(f"hocket: asked to end: {told}; all ranks end", file=sys.stderr, flush=True)
+        session.gather(None)  # before a rank ends, and so perhaps all
+        _watch_no_more(self)
+        raise SystemExit(ENDED_STATUS)
+
+    def close(self, *, together: bool) -> None:
+        """Heed no request any more; collective if `together`, else for a session that an error has left."""
+        self._hook.remove()
+        try:
+            if together and self.session.size > 1:
+                self._end_together()
+        finally:
+            _watch_no_more(self)
+
+    def _end_together(self) -> None:
+        """See to it that ranks that were asked to end find the others', which have come to the training's end."""
+        if any(self.session.gather(self.asked)):
+            _ask()
+            self.agreed.wait()
+        else:
+            self.lane.close()
+
+
+# The save points of this process's ranks: one, or those of all virtual ranks.
+_points: list[SavePoint] = []
+_listener: Listener | None = None
+_closed = threading.Event()
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Hear requests for virtual ranks: they are threads, and only the main one may set handlers."""
+    global _listener
+    listener = _listener = Listener(_heard)
+    try:
+        yield
+    finally:
+        _listener = None
+        listener.close()
+
+
+def _watch(point: SavePoint) -> None:
+    global _listener
+    on_main = threading.current_thread() is threading.main_thread()
+    if not _points:
+        _closed.clear()
+    _points.append(point)
+    if _listener is None and on_main:
+        _listener = Listener(_heard)
+    elif _listener is None and point.session.rank == 0:
+        _log.warning(
+            "session.save_on_signal: signals are not heard here: only a process's main thread can heed them, and this "
+            "is another one. Virtual ranks of `hocket run` do hear them"
+        )
+
+
+def _watch_no_more(point: SavePoint) -> None:
+    global _listener
+    if point in _points:
+        _points.remove(point)
+    if not _points:
+        _closed.set()
+        if _listener is not None and threading.current_thread() is threading.main_thread():
+            _listener.close()
+            _listener = None
+
+
+def _ask() -> None:
+    if _listener is not None:
+        _listener.request()
+
+
+def _heard() -> None:
+    """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not _all_here() and time.monotonic() < end_s:
+        time.sleep(_POLL_S)  # the session is being attached
+    points = list(_points)
+    if not points:
+        return
+    for point in points:
+        point.asked = True  # before `passed` is read: who writes that afterwards looks at this then
+    target = max(point.passed for point in points) + 1
+    missing: list[int] = []
+    if not points[0].session.peer.shares_process:
+        try:
+            target, missing = _latest(points[0], target, end_s)
+        except TransportError as error:
+            points[0].error = error
+    if not missing:
+        for point in points:
+            point.target = target
+            point.agreed.set()
+    if not _closed.wait(max(0.0, end_s - time.monotonic())):
+        _give_up(points[0], target, missing)
+
+
+def _all_here() -> bool:
+    if not _points:
+        return False
+    peer = _points[0].session.peer
+    if not peer.shares_process:
+        return hasattr(_points[0], "lane")
+    return len(_points) == peer.size
+
+
+def _latest(point: SavePoint, own: int, end_s: float) -> tuple[int, list[int]]:
+    """Return the latest of all ranks' next save points, and the ranks that have not told theirs in time."""
+    session, lane = point.session, point.lane
+    others = [rank for rank in range(session.size) if rank != session.rank]
+    told: Array = np.full(session.size, own, dtype=np.int64)
+    mine = told[session.rank : session.rank + 1].copy()
+    receives = {rank: lane.irecv(told[rank : rank + 1], rank, 0) for rank in others}
+    sends: Sequence[Request] = [lane.isend(mine, rank, 0) for rank in others]
+    while time.monotonic() < end_s and not _closed.is_set():
+        if all([request.done() for request in (*receives.values(), *sends)]):  # noqa: C419 (each look moves one on)
+            break
+        time.sleep(_POLL_S)
+    return int(told.max()), [rank for rank, receive in receives.items() if not receive.done()]
+
+
+def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
+    """End all ranks without a save."""
+    session = point.session
+    if any(rank not in missing for rank in range(session.rank)):
+        time.sleep(_GRACE_S)
+    if missing:
+        ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+        why = f"{ranks} did not hear of it, which should be sent to all ranks"
+    else:
+        why = f"step {target} was not over and saved"
+    message = (
+        f"hocket: asked to end: within {_PATIENCE_S:.0f} s {why}; the last checkpoint stands; all ranks end"
+    )
+    if session.peer.shares_process:
+        print(message, file=sys.stderr, flush=True)
+        os._exit(ENDED_STATUS)
+    session.peer.abort(message, ENDED_STATUS)

@@ -1,0 +1,142 @@
+"""Jobs that are asked to end, as schedulers ask before they take a machine: they save together, and go on later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.checkpoint.folder import latest_complete
+from hocket.checkpoint.manifest import Manifest
+from hocket.cli.main import main
+from hocket.transport.launching import PID_FOLDER_VARIABLE, find_mpiexec
+
+needs_mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
+pytestmark = pytest.mark.timeout(180)
+
+#: Three processes that import torch on a busy machine, in seconds.
+BEGINNING_S = 90.0
+HERE = Path(__file__).parent
+HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
+FOR_EVER = "epochs=100000"
+VIRTUAL, ONE = ["-n", "3", "--transport", "virtual"], ["-n", "1"]
+MPI = pytest.param(["-n", "3"], marks=needs_mpi)
+
+
+def is_training(out: Path) -> bool:
+    return (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0
+
+
+def saved_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint; raises if it is not whole."""
+    return Manifest.read(latest_complete(folder)).step
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ranks", "number"),
+    [
+        pytest.param("sgd", ["-n", "3"], signal.SIGTERM, marks=needs_mpi),
+        pytest.param("local", ["-n", "3"], signal.SIGUSR1, marks=needs_mpi),
+        pytest.param("overlap_sgp", ["-n", "3"], signal.SIGTERM, marks=needs_mpi),
+        ("dpsgd", VIRTUAL, signal.SIGTERM),
+        ("sgd", ONE, signal.SIGUSR1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_run_saves_and_goes_on(
+    recipe: str, ranks: list[str], number: signal.Signals, start: Callable, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    late = "delays={name: random_subset, count: 1, seconds: 0.05}"
+    job = start(
+        [*HOCKET, "run", recipe, *ranks, FOR_EVER, "log_every=3", late, "--out", str(out)], cwd=tmp_path
+    )
+    job.wait_for(lambda: is_training(out), BEGINNING_S)
+    job.signal(number)
+    ended = job.end()
+    step = saved_step(out / "checkpoints")
+    path = out / "checkpoints" / f"step-{step:08d}"
+    assert (
+        ended.errors.strip("\0\n")
+        == f"hocket: asked to end: saved after step {step} in {path}; all ranks end"
+    )
+    assert ended.status == 143
+    # On virtual ranks, which start sooner.
+    resume = ["hocket", "resume", str(out), "--transport", "virtual", f"steps={step + 3}"]
+    monkeypatch.setattr(sys, "argv", resume)
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert json.loads((out / "summary.json").read_text())["steps"] == step + 3
+
+
+@pytest.fixture
+def script(start: Callable, tmp_path: Path) -> Callable:
+    """Return a function that starts a user's script on three ranks, under a bare mpiexec."""
+
+    def begin(how: str):
+        (tmp_path / "ready").mkdir()
+        rank = [sys.executable, str(HERE / "preempted.py"), how, str(tmp_path)]
+        # Not for this process's own environment: there SIGTERM is mpiexec's.
+        pids = {**os.environ, "PIDS": str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"}
+        pids.pop(PID_FOLDER_VARIABLE, None)
+        job = start(find_mpiexec().command(3, rank, folder=tmp_path / "launcher"), env=pids)
+        job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == 3, BEGINNING_S)
+        return job
+
+    return begin
+
+
+def messages(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if line.startswith("hocket:")]
+
+
+class TestAScript:
+    pytestmark = needs_mpi
+
+    @pytest.mark.parametrize("how", ["data", "own loop", "accumulate", "waiting"])
+    def test_saves_when_mpiexec_passes_the_signal_on(
+        self, how: str, script: Callable, tmp_path: Path
+    ) -> None:
+        job = script(how)
+        job.signal(signal.SIGUSR1)
+        ended = job.end()
+        step = saved_step(tmp_path / "saved")
+        [message] = messages(ended.errors)
+        assert f"saved after step {step} in" in message
+        assert ended.status == 143
+
+    def test_says_which_rank_has_not_heard(self, script: Callable, tmp_path: Path) -> None:
+        job = script("impatient")
+        for rank in (0, 2):
+            os.kill(job.pid_of(rank), signal.SIGUSR1)
+        ended = job.end()
+        [message] = messages(ended.errors)
+        assert message == (
+            "hocket: asked to end: within 2 s rank 1 did not hear of it, which should be sent to all ranks; the last "
+            "checkpoint stands; all ranks end"
+        )
+        assert ended.status == 143
+        assert not (tmp_path / "saved").exists()
+
+    def test_ends_without_a_save_when_a_step_takes_too_long(self, script: Callable, tmp_path: Path) -> None:
+        job = script("slow")
+        job.signal(signal.SIGUSR1)
+        [message] = messages(job.end().errors)
+        assert message.startswith("hocket: asked to end: within 2 s step ")
+        assert message.endswith(" was not over and saved; the last checkpoint stands; all ranks end")
+
+    def test_that_has_come_to_its_end_ends_well(self, script: Callable, tmp_path: Path) -> None:
+        job = script("last step")
+        os.kill(job.pid_of(1), signal.SIGUSR1)
+        ended = job.end()
+        assert (ended.status, messages(ended.errors)) == (0, [])
