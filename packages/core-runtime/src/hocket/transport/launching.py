@@ -207,14 +207,15 @@ def launch(
     ]
     for reader in readers:
         reader.start()
-    interrupted = _wait(job, folder, ranks)
+    interrupted, by_itself = _wait(job, folder, ranks)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
     if interrupted in _ASKING_SIGNALS and report.saved:
         return 128 + signal.SIGTERM
-    if interrupted is not None:
+    came_to_its_end = by_itself and job.returncode == 0 and not report.message
+    if interrupted is not None and not came_to_its_end:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
     status = report.status or _told_status(folder / _ENDING) or job.returncode
@@ -247,11 +248,11 @@ def _told_status(ending: Path) -> int:
         return 0
 
 
-def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> signal.Signals | None:
-    """Wait for the job; end it on Ctrl-C or a closed terminal and return which signal has ended it.
+def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> tuple[signal.Signals | None, bool]:
+    """Wait for the job; return the signal that came meanwhile, if any, and whether the job has ended by itself.
 
-    On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they do not. End it too where its launcher does
-    not, and a rank has left word that it ends the job.
+    End it on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they do
+    not. End it too where its launcher does not, and a rank has left word that it ends the job.
     """
     received: list[signal.Signals] = []
     patience_s: float | None = None
@@ -305,8 +306,7 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> signal.Sign
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    came_to_its_end = job.returncode == 0 and kill_s == math.inf
-    return received[0] if received and not came_to_its_end else None
+    return (received[0] if received else None), kill_s == math.inf
 
 
 def _ask_ranks(folder: Path, ranks: int) -> bool:
