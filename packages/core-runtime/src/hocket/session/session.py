@@ -413,6 +413,7 @@ class Session(TrainingSession):
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
                 "accumulated so far are no part of a checkpoint"
             )
+        self._end_partial_step()
         if self.passes.under_way:
             self.end_batch()
 
