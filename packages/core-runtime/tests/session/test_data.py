@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +18,8 @@ import torch.nn.functional as F
 from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
-from hocket.errors import UserError
+from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.transport.launching import find_mpiexec
 
 
 def steps(session: Any, data: Any) -> int:
@@ -188,3 +193,92 @@ def test_hockets_loader_weighs_by_samples(size: int) -> None:
 
     for given in on_ranks(size, body):
         torch.testing.assert_close(given, reference(list(global_batches()) * 2), rtol=1e-12, atol=1e-13)
+
+
+# ---- leaving the loop ----------------------------------------------------------------------------------------------
+
+
+def left(rank: int, after: dict[int, int], strategy: str, then: Callable[[Any], Any]) -> tuple[int, int]:
+    """Break after a batch of one's own; return steps and passes."""
+    with attached(strategy) as session:
+        # Without lengths ranks agree before each batch whether there is one.
+        data = session.data((pair for pair in batches(rank, 6)) if strategy == "dpsgd" else batches(rank, 6))
+        for number, (x, y) in enumerate(data, start=1):
+            session.optimizer.zero_grad()
+            F.cross_entropy(session.model(x), y).backward()
+            session.optimizer.step()
+            if number == after.get(rank):
+                break
+        then(session)
+        return session.step, session.passes.ended
+
+
+THEN: dict[str, Callable[[Any], Any]] = {
+    "consensus": lambda session: session.consensus(),
+    "close": lambda session: None,
+    "gather": lambda session: session.gather(1),
+    "distance": lambda session: session.consensus_distance(),
+    "another pass": lambda session: steps(session, session.data(batches(session.rank, 2))),
+}
+
+
+@pytest.mark.parametrize("then", THEN.values(), ids=THEN)
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "overlap_sgp", "periodic_average", "local"])
+def test_all_may_leave_at_the_same_batch(strategy: str, then: Callable[[Any], Any]) -> None:
+    told = on_ranks(3, lambda rank: left(rank, {0: 3, 1: 3, 2: 3}, strategy, then))
+    assert len(set(told)) == 1
+
+
+@pytest.mark.parametrize("then", THEN.values(), ids=THEN)
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "overlap_sgp"])
+def test_a_rank_that_leaves_alone_is_named_with_its_batch(strategy: str, then: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        ExchangeTimeoutError, match=r"leaving after batch 3 of a pass over session.data"
+    ) as raised:
+        on_ranks(3, lambda rank: left(rank, {1: 3}, strategy, then))
+    assert "rank 0" in str(raised.value)
+
+
+def test_ranks_that_leave_at_different_batches_without_waiting_are_told() -> None:
+    expected = "rank 0 after batch 6, rank 1 after batch 3, rank 2 after batch 6"
+    with pytest.raises(UserError, match=expected):
+        on_ranks(3, lambda rank: left(rank, {1: 3}, "periodic_average", THEN["consensus"]))
+
+
+def test_where_nothing_is_exchanged_each_may_leave_when_it_likes() -> None:
+    def body(rank: int) -> int:
+        with attached("local") as session:
+            return steps(session, itertools.islice(session.data(batches(rank, 6)), rank + 1))
+
+    assert on_ranks(3, body) == [1, 2, 3]
+
+
+SCRIPT = """
+import sys, torch, hocket
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+samples = [(torch.randn(4), torch.randn(2)) for _ in range(40)]
+with hocket.attach(model, optimizer, sys.argv[1]) as session:
+    for number, (x, y) in enumerate(session.data(hocket.loader(samples, 2)), start=1):
+        optimizer.zero_grad(); (model(x) - y).square().mean().backward(); optimizer.step()
+        if number == 3 and session.rank == 1:
+            break
+    session.consensus()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd"])
+def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(strategy: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = find_mpiexec().command(3, [sys.executable, str(script), strategy], folder=tmp_path)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert ended.returncode != 0
+    said = " ".join(ended.stderr.split())
+    assert (
+        "rank 1 left its loop after batch 3 of a pass over session.data, and others are still in theirs"
+        in said
+    )
+    assert "rank 0 has not arrived: waiting in" in said
+    assert "Traceback" not in said

@@ -198,6 +198,7 @@ class PipelineSession(TrainingSession):
 
     def settle(self) -> None:
         self.require("settle")
+        self.meet()
         self._runner.drain()
         for session in self._sessions:
             session.settle()

@@ -146,12 +146,14 @@ class TracedPeer(WrapperPeer):
         self._suffix = "" if ranks is None else f" of ranks {' '.join(map(str, ranks))}"
         self._opened: Counter[str] = Counter() if opened is None else opened
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
         if not self._recorder.in_training_thread:
-            return self.held.allgather_bytes(data, timeout_s)
+            return self.held.allgather_bytes(data, timeout_s, what)
         wait = self._recorder.begin(Kind.WAIT, "allgather of control messages", 0, len(data))
         try:
-            return self.held.allgather_bytes(data, timeout_s)
+            return self.held.allgather_bytes(data, timeout_s, what)
         finally:
             self._recorder.end(wait)
 

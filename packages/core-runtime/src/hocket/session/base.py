@@ -204,9 +204,20 @@ class TrainingSession(ABC):
     def consensus_distance(self) -> float:
         """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
 
+    def meet(self) -> None:
+        """Find out that all ranks have left the last pass over `data` after the same batch; collective.
+
+        Everything that is collective and comes after a loop begins with it: what one rank does there would be mixed up
+        with what others still do in their loop.
+        """
+        strategy = self.strategy
+        if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
+            self.passes.meet(self.peer)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
         self.require("session.gather")
+        self.meet()
         return self.peer.gather(value)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------

@@ -71,7 +71,9 @@ class SessionData:
             return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
+        self._session.meet()
         current = self._begin()
+        early = True
         try:
             for _ in self._common_steps(current):
                 has_batch = current.advance()
@@ -83,9 +85,10 @@ class SessionData:
                 self._session.end_batch()
                 if self._session.save_point is not None:
                     self._session.save_point.reach()
+            early = False
             self._tell(current)
         finally:
-            self._session.passes.end(current)
+            self._session.passes.end(current, early=early)
             self._session.end_pass()
 
     def _begin(self) -> Pass | StreamPass:

@@ -20,17 +20,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket import randomness
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, ExchangeTimeoutError, UserError
 from hocket.randomness import RandomState
 from hocket.session.reading import Reading
 
 if TYPE_CHECKING:
     from hocket.session.streaming import StreamedSamples, StreamPass
+    from hocket.transport.peer import Peer
 
 __all__ = ["END", "Pass", "Passes", "own_generators"]
 
 #: What comes after the last batch.
 END: Any = object()
+
+_TOGETHER = (
+    "Every step is all ranks': let them agree when to break or return, for instance by session.gather, or go on to the "
+    "end, as session.data gives all ranks as many batches"
+)
 
 
 class Pass:
@@ -164,6 +170,8 @@ class Passes:
     def __init__(self) -> None:
         self.ended = 0
         self.compared = False
+        #: After which batch this rank has left the last pass, and whether early; None if nobody needs to know.
+        self._left: tuple[int, bool] | None = None
         self._current: Pass | StreamPass | None = None
         self._streamed: StreamedSamples | None = None
         self._to_continue: tuple[Mapping[str, Any], RandomState] | None = None
@@ -202,13 +210,43 @@ class Passes:
         """Count a pass as ended whose iterator somebody still holds."""
         if self._current is not None:
             self._current.superseded = True
-            self.end(self._current)
+            self.end(self._current, early=True)
 
-    def end(self, ended: Pass | StreamPass) -> None:
-        """Take note that a pass is over, be it before its last batch."""
+    def end(self, ended: Pass | StreamPass, *, early: bool = False) -> None:
+        """Take note that a pass is over.
+
+        Args:
+            ended: which one.
+            early: whether its loop was left before its last batch.
+        """
         if ended is self._current:
             self.ended += 1
             self._current = None
+            self._left = (ended.num_steps, early)
+
+    def meet(self, peer: Peer) -> None:
+        """Find out that all ranks have left the last pass after the same batch; collective.
+
+        Raises:
+            ExchangeTimeoutError: this one has left its loop, and others go on with theirs; tells what they do.
+            UserError: ranks have left it after different batches.
+        """
+        left, self._left = self._left, None
+        if left is None or peer.size == 1:
+            return
+        batch, early = left
+        where = f"after batch {batch} of a pass over session.data"
+        try:
+            told = peer.gather(batch, what=f"{'leaving' if early else 'done'} {where}")
+        except ExchangeTimeoutError as error:
+            if not early:
+                raise
+            raise ExchangeTimeoutError(
+                f"rank {peer.rank} left its loop {where}, and others are still in theirs: {error}. {_TOGETHER}"
+            ) from error
+        if any(other != batch for other in told):
+            each = ", ".join(f"rank {rank} after batch {other}" for rank, other in enumerate(told))
+            raise UserError(f"ranks left a pass over session.data at different batches: {each}. {_TOGETHER}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on."""

@@ -381,6 +381,7 @@ class Session(TrainingSession):
         self.phase.settle()
 
     def consensus(self) -> Consensus:
+        self.meet()
         self._end_partial_step()
         self.settle()
         self._compare_optimizers()
@@ -397,6 +398,7 @@ class Session(TrainingSession):
         return nullcontext()
 
     def consensus_distance(self) -> float:
+        self.meet()
         self.settle()
         return distance_from_mean(self)
 
@@ -437,6 +439,7 @@ class Session(TrainingSession):
     def close(self) -> None:
         if self.state in (State.CLOSED, State.BROKEN):
             return
+        self.meet()
         self._end_partial_step()
         self.heed_no_signal(together=True)
         self.settle()

@@ -263,12 +263,22 @@ class Peer(ABC):
         """
 
     @abstractmethod
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
-        """Return every rank's `data`, by rank; collective. For start-up and small control messages."""
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        """Return every rank's `data`, by rank; collective. For start-up and small control messages.
 
-    def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
+        Args:
+            data: this rank's.
+            timeout_s: seconds to wait at most.
+            what: stands in reports; where it is not `allgather` ranks may never come, and a rank that can tell so
+                raises ExchangeTimeoutError before the time is over.
+        """
+
+    def gather(self, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
         """Return every rank's `value`, which JSON can hold, by rank; collective, as `allgather_bytes`."""
-        return [json.loads(data) for data in self.allgather_bytes(json.dumps(value).encode(), timeout_s)]
+        told = self.allgather_bytes(json.dumps(value).encode(), timeout_s, what)
+        return [json.loads(data) for data in told]
 
     @abstractmethod
     def now(self) -> float:

@@ -130,7 +130,9 @@ class SinglePeer(Peer):
             _require_rank_0(rank)
         return self if ranks else None
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
         return [data]
 
     def now(self) -> float:

@@ -127,8 +127,10 @@ class WrapperPeer(Peer):
         group = self.held.group(ranks)
         return None if group is None else self._wrap_group(group, ranks)
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
-        return self.held.allgather_bytes(data, timeout_s)
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        return self.held.allgather_bytes(data, timeout_s, what)
 
     def now(self) -> float:
         return self.held.now()

@@ -42,9 +42,11 @@ class FaultyPeer(WrapperPeer):
         self._victim.use()
         return super().group(ranks)
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
         self._victim.use()
-        return super().allgather_bytes(data, timeout_s)
+        return super().allgather_bytes(data, timeout_s, what)
 
     def doorbell(self) -> Doorbell:
         return FaultyDoorbell(super().doorbell())

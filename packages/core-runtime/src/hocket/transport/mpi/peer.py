@@ -32,6 +32,11 @@ from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["MPIPeer"]
 
+#: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
+STUCK_AFTER_S = 5.0
+
+_LOOK_EVERY_S = 0.5
+
 # What a rank is about to do with all others, and a length.
 _CALL = struct.Struct("=q56s")
 _NO_COMMUNICATOR = (
@@ -145,8 +150,10 @@ class MPIPeer(Peer):
         peer.timeout_s = self.timeout_s
         return peer
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
-        lengths = self._meet("allgather", len(data), timeout_s)
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        lengths = self._meet("allgather", len(data), timeout_s, what)
         gathered = np.empty(sum(lengths), dtype=np.uint8)
         mine = np.frombuffer(data, dtype=np.uint8)
         starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
@@ -162,8 +169,16 @@ class MPIPeer(Peer):
         MPIRequest(self._control, request, "allgather", mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
 
-    def _meet(self, what: str, length: int = 0, timeout_s: float | None = None) -> list[int]:
+    def _meet(
+        self, what: str, length: int = 0, timeout_s: float | None = None, purpose: str = ""
+    ) -> list[int]:
         """Find out that all ranks are about to do the same here, and return every rank's `length`.
+
+        Args:
+            what: they do.
+            length: of this rank's data, in bytes.
+            timeout_s: seconds to wait at most.
+            purpose: stands in reports; where it is another word than `what`, ranks may never come.
 
         Raises:
             TransportError: they are not; names who does what.
@@ -171,11 +186,41 @@ class MPIPeer(Peer):
         own = np.frombuffer(_CALL.pack(length, what.encode()), np.uint8)
         everyones = np.zeros((self.size, own.size), np.uint8)
         request = begun(self._control, what, lambda: self._comm.Iallgather(own, everyones))
-        MPIRequest(self._control, request, what, own, everyones).wait(timeout_s)
+        meeting = MPIRequest(self._control, request, purpose or what, own, everyones)
+        if purpose in ("", what):
+            meeting.wait(timeout_s)
+        else:
+            self._wait_for_who_may_not_come(meeting, timeout_s)
         calls = [_CALL.unpack(row.tobytes()) for row in everyones]
         if len({called for _, called in calls}) > 1:
             raise TransportError(self._describe_odds([called for _, called in calls]))
         return [their_length for their_length, _ in calls]
+
+    def _wait_for_who_may_not_come(self, meeting: MPIRequest, timeout_s: float | None) -> None:
+        """Wait, but no longer than until all others wait elsewhere."""
+        end_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        while True:
+            try:
+                meeting.wait(max(0.0, min(_LOOK_EVERY_S, end_s - time.monotonic())))
+            except ExchangeTimeoutError:
+                if time.monotonic() >= end_s or self._is_waited_for():
+                    raise
+            else:
+                return
+
+    def _is_waited_for(self) -> bool:
+        """Return whether others, after as many steps, have long waited elsewhere, and nobody computes."""
+        rows = self.rows()
+        elsewhere = [row for row in rows if row.state is State.WAITING and row.lane != self._control.name]
+        # On other hosts somebody may compute.
+        if self._board is None or self._spans_hosts or not elsewhere:
+            return False
+        step, since_s = self._board.step, max(row.since_s for row in elsewhere)
+        return (
+            all(row.state is not State.COMPUTING for row in rows)
+            and all(row.step >= step for row in elsewhere)
+            and time.monotonic() - since_s > STUCK_AFTER_S
+        )
 
     def _describe_odds(self, calls: Sequence[bytes]) -> str:
         ranks: dict[bytes, list[int]] = {}

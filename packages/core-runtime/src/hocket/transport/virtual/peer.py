@@ -75,12 +75,14 @@ class VirtualPeer(Peer):
             return None
         return VirtualPeer(state, self._station, named.index(self.rank), self.timeout_s)
 
-    def allgather_bytes(self, data: bytes, timeout_s: float | None = None) -> list[bytes]:
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
         def conclude(gathered: list[bytes]) -> Sequence[list[bytes]]:
             return [list(gathered) for _ in gathered]
 
         seconds = self._station.network.allgather_seconds
-        return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude), timeout_s)
+        return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what), timeout_s)
 
     def now(self) -> float:
         return self._station.scheduler.timeline.now_s

@@ -23,6 +23,7 @@ class Call:
         nbytes: how much of it crosses the network; the largest rank's counts.
         seconds: (nbytes, size) -> the collective's virtual time after the last rank has called.
         conclude: takes the contributions by rank, when that time has passed, and returns the results by rank.
+        purpose: what this rank calls it for, for its reports.
     """
 
     what: str
@@ -30,6 +31,7 @@ class Call:
     nbytes: int
     seconds: Callable[[int, int], float]
     conclude: Callable[[list[Any]], Sequence[Any]]
+    purpose: str = ""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Rendezvous:
 
         def describe() -> str:
             missing = [self._ranks[other] for other in range(len(self._ranks)) if other not in meeting.calls]
-            return f"{name_ranks(missing) if missing else 'the network'} in {call.what}, {self._where}"
+            return f"{name_ranks(missing) if missing else 'the network'} in {call.purpose or call.what}, {self._where}"
 
         meeting.calls[rank] = call
         request = meeting.requests[rank] = VirtualRequest(station, timeout_s, describe)
