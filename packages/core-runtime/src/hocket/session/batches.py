@@ -89,7 +89,8 @@ class SessionData:
             self._tell(current)
         finally:
             self._session.passes.end(current, early=early)
-            self._session.end_pass()
+            if not current.superseded:  # else another pass is under way
+                self._session.end_pass()
 
     def _begin(self) -> Pass | StreamPass:
         session = self._session
