@@ -233,7 +233,7 @@ def test_all_may_leave_at_the_same_batch(strategy: str, then: Callable[[Any], An
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "overlap_sgp"])
 def test_a_rank_that_leaves_alone_is_named_with_its_batch(strategy: str, then: Callable[[Any], Any]) -> None:
     with pytest.raises(
-        ExchangeTimeoutError, match=r"leaving after batch 3 of a pass over session.data"
+        ExchangeTimeoutError, match=r"left the loop after batch 3 of a pass over session.data"
     ) as raised:
         on_ranks(3, lambda rank: left(rank, {1: 3}, strategy, then))
     assert "rank 0" in str(raised.value)
@@ -277,8 +277,7 @@ def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(strategy: str, tmp_path:
     assert ended.returncode != 0
     said = " ".join(ended.stderr.split())
     assert (
-        "rank 1 left its loop after batch 3 of a pass over session.data, and others are still in theirs"
-        in said
+        "rank 1 left the loop after batch 3 of a pass over session.data, and others are still in it" in said
     )
     assert "rank 0 has not arrived: waiting in" in said
     assert "Traceback" not in said

@@ -237,16 +237,18 @@ class Passes:
         batch, early = left
         where = f"after batch {batch} of a pass over session.data"
         try:
-            told = peer.gather(batch, what=f"{'leaving' if early else 'done'} {where}")
+            told = peer.gather(batch, what=f"{'left' if early else 'ended'} the loop {where}")
         except ExchangeTimeoutError as error:
             if not early:
                 raise
             raise ExchangeTimeoutError(
-                f"rank {peer.rank} left its loop {where}, and others are still in theirs: {error}. {_TOGETHER}"
+                f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
             ) from error
         if any(other != batch for other in told):
             each = ", ".join(f"rank {rank} after batch {other}" for rank, other in enumerate(told))
-            raise UserError(f"ranks left a pass over session.data at different batches: {each}. {_TOGETHER}")
+            raise UserError(
+                f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on."""
