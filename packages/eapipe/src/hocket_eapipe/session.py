@@ -91,22 +91,26 @@ class PipelineSession(TrainingSession):
         place = self.mesh.place_of(self.rank)
         data_peer = _group(peer, self.mesh.data_ranks(place))
         pipe_peer = _group(peer, self.mesh.pipeline_ranks(self.data_rank))
-        self.stages = [self._open_stage(stage, given, data_peer) for stage in self.mesh.stages_of(place)]
-        self.replicas_equal = all(session.replicas_equal for session in self._sessions)
-        self._lanes = [pipe_peer.lane(name) for name in ("activations", "gradients", "model")]
-        self._absent = AbsentStages(self._modules, self.mesh, place, self._lanes[2])
-        self._runner = Runner(
-            self.stages,
-            self.mesh.stages,
-            self._neighbours(place),
-            flushes=engine.policy is Policy.FLUSH,
-            micro_batches=engine.micro_batches,
-        )
-        reestimates = engine.policy is Policy.ELASTIC and engine.buffers is Buffers.REESTIMATED
-        self._reestimation = Reestimation(self._runner) if reestimates else None
-        self._weight = 1.0
+        with ExitStack() as undo:  # what fails leaves no stage attached
+            self.stages = [
+                self._open_stage(stage, given, data_peer, undo) for stage in self.mesh.stages_of(place)
+            ]
+            self.replicas_equal = all(session.replicas_equal for session in self._sessions)
+            self._lanes = [pipe_peer.lane(name) for name in ("activations", "gradients", "model")]
+            self._absent = AbsentStages(self._modules, self.mesh, place, self._lanes[2])
+            self._runner = Runner(
+                self.stages,
+                self.mesh.stages,
+                self._neighbours(place),
+                flushes=engine.policy is Policy.FLUSH,
+                micro_batches=engine.micro_batches,
+            )
+            reestimates = engine.policy is Policy.ELASTIC and engine.buffers is Buffers.REESTIMATED
+            self._reestimation = Reestimation(self._runner) if reestimates else None
+            self._weight = 1.0
+            undo.pop_all()
 
-    def _open_stage(self, stage: int, given: Attachment, data_peer: Peer) -> Stage:
+    def _open_stage(self, stage: int, given: Attachment, data_peer: Peer, undo: ExitStack) -> Stage:
         module = self._modules[stage]
         names = [name for name, _ in module.named_modules() if name]
         span = f" ({_full(names[0])} to {_full(names[-1])})" if names else ""
@@ -124,6 +128,7 @@ class PipelineSession(TrainingSession):
         session = attach_replica(
             replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
         )
+        undo.callback(session.abandon)
         session.count_into(self.counters)
         part = StagePart(module, session, stage, self.mesh.stages)
         return Stage(module, session, self._weights(part, leader, given), place)

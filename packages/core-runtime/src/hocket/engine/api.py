@@ -100,7 +100,11 @@ class Engine(Configured, ABC):
         from hocket.session.attaching import attach_replica
 
         session = attach_replica(given)
-        session.stepper = self.open(session)
+        try:
+            session.stepper = self.open(session)
+        except BaseException:
+            session.abandon()
+            raise
         return session
 
     @abstractmethod

@@ -94,6 +94,23 @@ class ParameterStorage:
         ):
             return
         self._check_modules()
+        self.take_values()
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise ReplacedError(
+                    f"parameter {name} was frozen when the session was attached, and requires a gradient now: its "
+                    "gradients would stay on this rank. Close the session and attach again"
+                )
+        self._remember()
+
+    def take_values(self) -> None:
+        """Take over what parameters were set to (`p.data = ...`).
+
+        Raises:
+            ReplacedError: a parameter has another dtype, shape or device, or the parameters' memory was moved.
+        """
+        if self.is_bound():
+            return
         if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
             raise ReplacedError(
                 "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "

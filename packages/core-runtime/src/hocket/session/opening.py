@@ -141,8 +141,8 @@ class Opening:
         # Otherwise no mean over all ranks has a weight that all of them could know before.
         return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.equal_result)
 
-    def parameters(self, check: Callable[[], None]) -> ParameterMoment:
-        """Open the parameters slot; `check` is called before they are sent."""
+    def parameters(self, take_values: Callable[[], None]) -> ParameterMoment:
+        """Open the parameters slot; `take_values` is called before they are sent."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
             if scope.peer is None:
@@ -156,7 +156,7 @@ class Opening:
                 for index, target in zip(carried, targets, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterExchange(opened, targets, check))
+            exchanges.append(ParameterExchange(opened, targets, take_values))
         return ParameterMoment(exchanges)
 
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:

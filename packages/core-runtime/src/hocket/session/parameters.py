@@ -41,10 +41,12 @@ class ParameterExchange:
     Args:
         opened: over more than one rank.
         targets: the flat part of the parameter storage of each of its segments.
-        check: called before anything is sent; takes over what parameters were set to (`p.data = ...`).
+        take_values: takes over what parameters were set to (`p.data = ...`) since the step's end.
     """
 
-    def __init__(self, opened: OpenExchange, targets: Sequence[Tensor], check: Callable[[], None]) -> None:
+    def __init__(
+        self, opened: OpenExchange, targets: Sequence[Tensor], take_values: Callable[[], None]
+    ) -> None:
         self.opened = opened
         self.overlap = opened.exchange.overlap
         self._places = {s.index: (s, target) for s, target in zip(opened.segments, targets, strict=True)}
@@ -52,7 +54,7 @@ class ParameterExchange:
         places = self._places.items()
         self._sent = {i for i, (s, target) in places if s.outgoing.data_ptr() == target.data_ptr()}
         self._landing = {i for i, (s, target) in places if s.incoming.data_ptr() == target.data_ptr()}
-        self._check = check
+        self._take_values = take_values
         # The number of the step that the exchange follows.
         self._step = 0
         #: Whether it waits for the next forward.
@@ -145,8 +147,7 @@ class ParameterExchange:
         """Send all segments, if that is still to be done."""
         if not self.due:
             return
-        if self.overlap is Overlap.FORWARD:  # long after the step, whose end has checked
-            self._check()
+        self._take_values()
         self.due = False
         self.bias()
         for index, (segment, target) in self._places.items():

@@ -29,7 +29,7 @@ class OpenPhase:
         model, optimizers: those that are attached.
         weights: what this rank's batches count.
         before_backward: called before a backward's gradients are sent.
-        check: called before parameters are sent.
+        take_values: called before parameters are sent.
         may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
@@ -46,14 +46,14 @@ class OpenPhase:
         optimizers: Optimizers,
         weights: BatchWeights,
         before_backward: Callable[[], None],
-        check: Callable[[], None],
+        take_values: Callable[[], None],
         *,
         may_skip: bool,
     ) -> None:
         self.strategy = strategy
         self.gradients = opening.gradients(optimizers, weights, before_backward, may_skip=may_skip)
         weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters(check)
+        self.parameters = opening.parameters(take_values)
         self.opened = opening.opened
         self._model = model
         self._progress = opening.progress

@@ -104,7 +104,7 @@ class Session(TrainingSession):
             self.optimizers,
             self._weights,
             self._before_backward,
-            self._before_sending,
+            self._storage.take_values,
             may_skip=self._on_nonfinite == "skip",
         )
 
@@ -252,8 +252,8 @@ class Session(TrainingSession):
             refuse_closure(optimizer, self.strategy)
         self.state = State.IN_STEP
         self._note_phase("optimizer")
-        if self._sends_after_backward() and not self._storage.is_bound():
-            self._storage.check()
+        if self._sends_after_backward():
+            self._storage.take_values()
         if (
             closure is None
             and self.phase.gradients is not None
