@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from machine.moves import Attach, Refuse, Step, Way
+from machine.strategies import Entry
 from machine.toy import batch_of, loss_of, optimizers_for
 
 if TYPE_CHECKING:
@@ -27,12 +28,16 @@ class Refusal:
         says: what the error says, one of these words at least.
         attached: whether a session is needed; else none must be there.
         several: whether it takes more than one rank.
+        others: whether the other ranks are told, and not the one that does it.
+        fits: whether a strategy refuses it.
     """
 
     do: Callable[[Script, Refuse], None]
     says: tuple[str, ...]
     attached: bool = True
     several: bool = False
+    others: bool = False
+    fits: Callable[[Entry], bool] = lambda entry: True
 
 
 def _train_on(script: Script, move: Refuse) -> None:
@@ -85,7 +90,6 @@ def _cast(script: Script, move: Refuse) -> None:
 
 def _alias(script: Script, move: Refuse) -> None:
     model = script.replica.model
-    model.beside.weight = nn.Parameter(model.first.weight.detach().view(-1)[:36].view(6, 6)[:, :])
     model.first.weight = nn.Parameter(model.beside.weight.detach().view(-1)[:30].view(6, 5))
     script.replica.optimizers = optimizers_for("sgd", model)
     script.attach(Attach("sgd"))
@@ -104,7 +108,7 @@ def _reorder(script: Script, move: Refuse) -> None:
     model = script.replica.model
     if script.rank == move.rank:
         model._modules["beside"] = model._modules.pop("beside")
-        script.replica.optimizers = optimizers_for("sgd", model)
+        script.replica.optimizers = optimizers_for(script.optimizer, model)
     script.attach(Attach("sgd"))
 
 
@@ -140,6 +144,15 @@ def _use_closed(script: Script, move: Refuse) -> None:
     script.session.consensus()
 
 
+def _step_by_closure(script: Script, move: Refuse) -> None:
+    script.perform_step(Step(move.seed, Way("closure")))
+
+
+def _pushes_weights(entry: Entry) -> bool:
+    mixings = [rule.parameters for rule in entry.rules.values()]
+    return any(mixing is not None and mixing.pushes and not mixing.is_fair for mixing in mixings)
+
+
 REFUSALS: dict[str, Refusal] = {
     "attach_again": Refusal(_attach_again, ("session",)),
     "share_memory": Refusal(_share, ("memory",)),
@@ -149,11 +162,12 @@ REFUSALS: dict[str, Refusal] = {
     "replace_module": Refusal(_replace_module, ("last",)),
     "cast": Refusal(_cast, ("float32",)),
     "alias": Refusal(_alias, ("first.weight", "beside.weight"), attached=False),
-    "break": Refusal(_break, ("left the loop",), several=True),
+    "break": Refusal(_break, ("left the loop", "has ended"), several=True, others=True),
     "reorder": Refusal(_reorder, ("order",), attached=False, several=True),
     "other_rate": Refusal(_other_rate, ("lr",), attached=False, several=True),
     "enter_again": Refusal(_enter_again, ("session",)),
     "save_too_early": Refusal(_save_too_early, ("accumul",)),
     "weigh_by_nan": Refusal(_weigh_by_nan, ("weight",)),
+    "closure": Refusal(_step_by_closure, ("closure",), several=True, fits=_pushes_weights),
     "use_closed": Refusal(_use_closed, ("closed",)),
 }

@@ -35,7 +35,9 @@ class Replica:
     @classmethod
     def new(cls, seed: int, optimizer: str) -> Replica:
         model = Toy(seed)
-        return cls(model, optimizers_for(optimizer, model))
+        new = cls(model, optimizers_for(optimizer, model))
+        new.scaler.scale(torch.zeros(()))  # so that it has a scale
+        return new
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -71,7 +73,8 @@ class Exchanges:
         residuals: what ranks have not sent of their gradients: by layer, a vector each.
         push_weights: w of each rank, by layer.
         pending: W x - x, by parameter for each rank, and W w: still under way.
-        late: gradients that join the next step's, by parameter.
+        is_due: whether parameters are to be exchanged before they are read.
+        late: gradients that join each rank's next step, by parameter.
     """
 
     entry: Entry
@@ -83,9 +86,11 @@ class Exchanges:
     residuals: list[dict[str, Tensor]] = field(default_factory=list)
     push_weights: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-    late: dict[str, Tensor] = field(default_factory=dict)
+    is_due: bool = False
+    late: list[dict[str, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.late = [{} for _ in range(self.ranks)]
         self._begin_phase()
 
     def _begin_phase(self) -> None:
@@ -138,13 +143,12 @@ class Exchanges:
                     combined[name] = part.view(shapes[name])
         return combined
 
-    def join_late(self, replicas: Sequence[Replica]) -> None:
-        """Add to the gradients what the phase before has left."""
-        late, self.late = self.late, {}
-        for replica in replicas:
-            for name, gradient in late.items():
-                parameter = replica.parameters[name]
-                parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+    def join_late(self, rank: int, replica: Replica) -> None:
+        """Add to a rank's gradients what the phase before has left."""
+        late, self.late[rank] = self.late[rank], {}
+        for name, gradient in late.items():
+            parameter = replica.parameters[name]
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
     # --- parameters
 
@@ -168,12 +172,22 @@ class Exchanges:
         if mixing is not None and not self.alone:
             self._merge(replicas)
             if self.step % mixing.every == 0:
-                self._mix(replicas, mixing)
-                if not mixing.delayed:
-                    self._merge(replicas)
+                self.is_due = True
+                if not mixing.hidden:
+                    self.exchange(replicas)
         self.debias(replicas)
         if self.entry.at(self.step) is not self.rule:
             self._change_phase(replicas)
+
+    def exchange(self, replicas: Sequence[Replica]) -> None:
+        """Exchange the parameters that models hold, if that is due."""
+        if not self.is_due:
+            return
+        self.is_due = False
+        assert self.rule.parameters is not None
+        self._mix(replicas, self.rule.parameters)
+        if not self.rule.parameters.delayed:
+            self._merge(replicas)
 
     @torch.no_grad()
     def _mix(self, replicas: Sequence[Replica], mixing: Mixing) -> None:
@@ -198,6 +212,7 @@ class Exchanges:
 
     def settle(self, replicas: Sequence[Replica]) -> None:
         self.bias(replicas)
+        self.exchange(replicas)
         self._merge(replicas)
         self.debias(replicas)
 
@@ -234,7 +249,8 @@ class Exchanges:
         self._begin_phase()
         # A round that was under way is dropped, and begun again; one rank alone counts none.
         self.parameter_round = 0 if before.alone else before.parameter_round - (before.pending is not None)
-        self.late = before.late
+        mean = mean_of(before.late) if before.late[0].keys() == before.late[-1].keys() else {}
+        self.late = [mean for _ in self.late]
 
     # --- phases
 
@@ -246,7 +262,8 @@ class Exchanges:
                 shapes = {name: named[name].shape for name in self.names if layer_of(name) == layer}
                 parts = held.split([shape.numel() for shape in shapes.values()])
                 for (name, shape), part in zip(shapes.items(), parts, strict=True):
-                    self.late[name] = self.late.get(name, 0) + part.view(shape)
+                    for late in self.late:
+                        late[name] = late.get(name, 0) + part.view(shape)
         following: Rule = self.entry.at(self.step)
         if following.keeps_equal and not self.equal:
             self.consensus(replicas)

@@ -72,7 +72,7 @@ class Script:
         self.rank = hocket.join().rank
         self.size = start.ranks
         self.records = records
-        self._optimizer = start.optimizer
+        self.optimizer = start.optimizer
         self.folder = self._folders = folder
         self._saved = saved
         self._continues: Epoch | None = None
@@ -271,7 +271,7 @@ class Script:
             self._crash_in_loop(move, batch)
         except MishapError as error:
             self._leave(error)
-        self.replica = Replica.new(move.seed + self.rank, self._optimizer)
+        self.replica = Replica.new(move.seed + self.rank, self.optimizer)
 
     def _crash_in_loop(self, move: Crash, batch: Batch) -> None:
         optimizers: list[Any] = self.replica.optimizers
@@ -280,7 +280,7 @@ class Script:
             loss = loss_of(self.replica.model, batch)
             if move.where != "forward":
                 loss.backward()
-            if move.where == "step" and self._optimizer in ("sam", "lbfgs"):
+            if move.where == "step" and self.optimizer in ("sam", "lbfgs"):
                 self._step_by_closure(batch, False, tells=False)
             elif move.where == "step":
                 for optimizer in optimizers:
@@ -302,7 +302,8 @@ class Script:
 
     def _refuse(self, move: Refuse) -> None:
         REFUSALS[move.what].do(self, move)
-        raise AssertionError(f"{move.what} was not refused")
+        if not REFUSALS[move.what].others or self.rank != move.rank:
+            raise AssertionError(f"{move.what} was not refused")
 
 
 class _Unsized:

@@ -46,6 +46,7 @@ class Steps:
 
     def batch(self, given: Given) -> None:
         """Do with a batch of each rank what the way says."""
+        self.exchanges.exchange(self.replicas)
         if given.micro == 0:
             self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
             self._shares = [0.0] * len(self.replicas)
@@ -90,19 +91,32 @@ class Steps:
 
     def _exchange(self, given: Given) -> None:
         """Give each replica what comes of the gradients that were gathered."""
-        poisoned = self._poisoned()
-        if not self.is_local and poisoned and not given.way.scaled:
+        poisoned, scaled = self._poisoned(), given.way.scaled
+        self._is_skipped = poisoned and not scaled and not self.is_local
+        if self._is_skipped:
             if not self._skips:
                 raise FailedError
             self.skipped += 1
             combined = [dict.fromkeys(own) for own in self._own]
+        elif poisoned and scaled and not self.is_local:
+            # Nothing is sent, and scalers find it.
+            combined = [
+                {name: torch.full_like(p, math.nan) for name, p in r.parameters.items()}
+                for r in self.replicas
+            ]
         else:
-            combined = self.exchanges.combine(self._own, self._shares)
+            combined = self._combine(scaled)
         for replica, gradients in zip(self.replicas, combined, strict=True):
             replica.give(gradients)
         self._own = [dict.fromkeys(own) for own in self._own]
         self._shares = [0.0] * len(self._shares)
-        self._is_skipped = poisoned and not given.way.scaled
+
+    def _combine(self, scaled: bool) -> list[Gradients]:
+        """Exchange gradients as they are without the ranks' scales."""
+        scales = [replica.scaler.get_scale() if scaled else 1.0 for replica in self.replicas]
+        own = [_times(of, 1 / scale) for of, scale in zip(self._own, scales, strict=True)]
+        combined = self.exchanges.combine(own, self._shares)
+        return [_times(of, scale) for of, scale in zip(combined, scales, strict=True)]
 
     def _poisoned(self) -> bool:
         return any(g is not None and not torch.isfinite(g).all() for own in self._own for g in own.values())
@@ -118,22 +132,16 @@ class Steps:
     # --- optimizers
 
     def _optimize(self, given: Given) -> None:
-        for rank, replica in enumerate(self.replicas):
-            if rank != given.left_out:
-                self._clip(replica, given.way)
         self.exchanges.bias(self.replicas)
-        if not self._is_skipped:
-            self.exchanges.join_late(self.replicas)
-        for replica in self.replicas:
+        for rank, replica in enumerate(self.replicas):
+            if given.way.scaled:
+                _unscale(replica)
+            if given.way.clip is not None and rank != given.left_out:
+                torch.nn.utils.clip_grad_norm_(replica.parameters.values(), given.way.clip)
+            is_left_out = self._is_skipped or (given.way.scaled and not _is_finite(replica))
+            if not is_left_out:
+                self.exchanges.join_late(rank, replica)
             _step(replica, given.way)
-
-    def _clip(self, replica: Replica, way: Way) -> None:
-        if way.clip is None:
-            return
-        if way.scaled and any(p.grad is not None for p in replica.parameters.values()):
-            for optimizer in replica.optimizers:
-                replica.scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(replica.parameters.values(), way.clip)
 
     # --- closures
 
@@ -154,6 +162,7 @@ class Steps:
             with torch.enable_grad():
                 own = self._gradient(given, rank)
             self.replicas[rank].give(own if given.weights[rank] else dict.fromkeys(own))
+            self.exchanges.join_late(rank, self.replicas[rank])
             self.exchanges.bias(self.replicas)
             return torch.tensor(0.0)
 
@@ -190,9 +199,19 @@ class Steps:
         with torch.enable_grad():
             self._gather(given)
         self._exchange(given)
-        if not self._is_skipped:
-            self.exchanges.join_late(self.replicas)
+        for rank, replica in enumerate(self.replicas if not self._is_skipped else ()):
+            self.exchanges.join_late(rank, replica)
         self.exchanges.bias(self.replicas)
+
+
+def _unscale(replica: Replica) -> None:
+    for optimizer in replica.optimizers:
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            replica.scaler.unscale_(optimizer)
+
+
+def _is_finite(replica: Replica) -> bool:
+    return all(g is None or bool(torch.isfinite(g).all()) for g in replica.gradients().values())
 
 
 def _step(replica: Replica, way: Way) -> None:
@@ -201,7 +220,8 @@ def _step(replica: Replica, way: Way) -> None:
             optimizer.step()
     elif any(p.grad is not None for p in replica.parameters.values()):
         for optimizer in replica.optimizers:
-            replica.scaler.step(optimizer)
+            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                replica.scaler.step(optimizer)
         replica.scaler.update()
 
 
@@ -210,6 +230,10 @@ def _write_after(given: Given, replicas: Sequence[Replica]) -> None:
     for rank, replica in enumerate(replicas):
         if rank != given.left_out:
             mask_of(given.way.then, replica.model)
+
+
+def _times(gradients: Gradients, factor: float) -> Gradients:
+    return {name: None if g is None else g * factor for name, g in gradients.items()}
 
 
 def _plus(held: Tensor | None, given: Tensor | None, factor: float) -> Tensor | None:

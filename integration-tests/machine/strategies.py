@@ -37,7 +37,8 @@ class Mixing:
         every: in each how manieth step.
         delayed: whether W x - x is added one step late.
         pushes: whether models compute with x / w, where w becomes W w, from 1.
-        hidden: whether parameters must not be read before the next forward, unless the session is settled.
+        is_fair: whether all w stay 1.
+        hidden: whether they are exchanged when the next forward begins, with all that was done to them until then.
         layered: whether each layer is exchanged on its own; else all of them are layer 0.
     """
 
@@ -45,6 +46,7 @@ class Mixing:
     every: int = 1
     delayed: bool = False
     pushes: bool = False
+    is_fair: bool = False
     hidden: bool = False
     layered: bool = False
 
@@ -175,8 +177,8 @@ RULES: dict[str, Rule] = {
     "every_step_average": Rule(None, EVERY_STEP),
     "dpsgd": Rule(None, Mixing(ring)),
     "dpsgd_hidden": Rule(None, Mixing(ring, hidden=True)),
-    "sgp": Rule(None, Mixing(exponential, pushes=True)),
-    "overlap_sgp": Rule(None, Mixing(exponential, pushes=True, delayed=True)),
+    "sgp": Rule(None, Mixing(exponential, pushes=True, is_fair=True)),
+    "overlap_sgp": Rule(None, Mixing(exponential, pushes=True, is_fair=True, delayed=True)),
     "push_sum": Rule(None, Mixing(drawn("irregular_directed"), pushes=True)),
     "push_sum_delayed": Rule(None, Mixing(drawn("irregular_directed"), pushes=True, delayed=True)),
 }

@@ -88,9 +88,10 @@ class Truth:
         self._steps = Steps(self._replicas, exchanges, move.skips, self.records)
         self._continues = None
         if not move.keeps:
-            first = copy.deepcopy(self._replicas[0].model.state_dict())
+            first = self._replicas[0]
+            states = [each.state_dict() for each in first.optimizers]
             for replica in self._replicas[1:]:
-                replica.model.load_state_dict(first)
+                _give(replica, *copy.deepcopy((first.model.state_dict(), states)))
         if move.loads:
             self._load()
         self._look()
@@ -169,6 +170,7 @@ class Truth:
     # --- checkpoints
 
     def _save(self, move: Save | None, epoch: int | None = None, place: int = 0) -> None:
+        self.exchanges.exchange(self._replicas)
         self.saved = copy.deepcopy(
             Saved(
                 [replica.model.state_dict() for replica in self._replicas],
@@ -201,9 +203,10 @@ class Truth:
             _give(replica, model, optimizers, mean_of(saved.scalers))
 
 
-def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: Any) -> None:
+def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: Any = None) -> None:
     replica.model.load_state_dict(model)
-    replica.scaler.load_state_dict(scaler)
+    if scaler is not None:
+        replica.scaler.load_state_dict(scaler)
     if optimizers is not None:
         for each, state in zip(replica.optimizers, optimizers, strict=True):
             each.load_state_dict(state)
