@@ -166,7 +166,7 @@ class Offered:
     Attributes:
         data: [n], scaled.
         real: [n], whether it is an element of a parameter, and no padding.
-        has: [n], whether the element's parameter has a gradient on this rank.
+        has: [n], whether the element's parameter has a gradient on any rank of those whose gradients end in one mean.
         weights: [n], the parameters before the step.
         scale: what the gradients were multiplied by.
     """
@@ -328,9 +328,18 @@ class Gradients:
     weights: Vector
 
 
-def exchange_gradients(running: Running, own: Gradients, parameters: Vector) -> Gradients:
+def exchange_gradients(running: Running, own: Gradients, parameters: Vector, *, alone: bool) -> Gradients:
+    """Exchange gradients.
+
+    Args:
+        running: the exchange.
+        own: what ranks have.
+        parameters: [ranks, n], before the step.
+        alone: whether it is the slot's only exchange.
+    """
     result = Gradients(own.values.copy(), own.present.copy(), own.weights.copy())
     for segment, part, matrix, scale in running.meetings():
+        anywhere = own.present[list(part.ranks) if alone else slice(None)].any(0, keepdims=True)
         offered = []
         for rank in part.ranks:
             values = clipped(running.exchange.compressor, own.values[rank], len(part.ranks))[None]
@@ -340,7 +349,7 @@ def exchange_gradients(running: Running, own: Gradients, parameters: Vector) -> 
                     segment.index,
                     segment.read(values)[0] * scale,
                     segment.places >= 0,
-                    segment.read(own.present[rank : rank + 1])[0] != 0,
+                    segment.read(anywhere)[0] != 0,
                     segment.read(parameters[rank : rank + 1])[0],
                     scale,
                 )
@@ -453,7 +462,7 @@ def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
         _load(models, parameters.debiased)
         own = _gradients(models, [of_rank[step - 1] for of_rank in data])
         for running in gradients:
-            own = exchange_gradients(running, own, parameters.values)
+            own = exchange_gradients(running, own, parameters.values, alone=len(gradients) == 1)
         parameters.values = _stepped(models, optimizers, own, parameters.values)
         parameters.end_step(step)
     parameters.settle()
