@@ -339,7 +339,8 @@ def exchange_gradients(running: Running, own: Gradients, parameters: Vector, *, 
     """
     result = Gradients(own.values.copy(), own.present.copy(), own.weights.copy())
     for segment, part, matrix, scale in running.meetings():
-        anywhere = own.present[list(part.ranks) if alone else slice(None)].any(0, keepdims=True)
+        sharing = part.ranks if alone else range(len(own.present))
+        anywhere = np.any(own.present[list(sharing)], axis=0)[None]
         offered = []
         for rank in part.ranks:
             values = clipped(running.exchange.compressor, own.values[rank], len(part.ranks))[None]
