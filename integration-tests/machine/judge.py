@@ -114,7 +114,7 @@ def _judge(program: Program, records: Sequence[Records], error: BaseException) -
     elif isinstance(move, Poison):
         expected = (f"rank {move.rank} ",)
     kind = NonFiniteError if isinstance(move, Poison) else HocketError
-    # Virtual ranks that wait for one that has left are told so; other deadlocks are nobody's move.
+    # Only ranks that wait for one that has left are meant to end so.
     hangs = isinstance(error, DeadlockError) and not (isinstance(move, Refuse) and REFUSALS[move.what].others)
     is_meant = isinstance(error, kind) and not hangs
     if not is_meant or not any(re.search(word, str(error)) for word in expected):

@@ -162,7 +162,7 @@ REFUSALS: dict[str, Refusal] = {
     "replace_module": Refusal(_replace_module, ("last",)),
     "cast": Refusal(_cast, ("float32",)),
     "alias": Refusal(_alias, ("first.weight", "beside.weight"), attached=False),
-    "break": Refusal(_break, ("left the loop", "has ended"), several=True, others=True),
+    "break": Refusal(_break, ("left the loop",), several=True, others=True),
     "reorder": Refusal(_reorder, ("order",), attached=False, several=True),
     "other_rate": Refusal(_other_rate, ("lr",), attached=False, several=True),
     "enter_again": Refusal(_enter_again, ("session",)),
