@@ -281,3 +281,14 @@ def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(strategy: str, tmp_path:
     )
     assert "rank 0 has not arrived: waiting in" in said
     assert "Traceback" not in said
+
+
+def test_batches_of_conjugate_and_negated_views() -> None:
+    values = torch.ones(3, dtype=torch.complex64).conj()
+
+    def run(rank: int) -> int:
+        model = mlp()
+        with hocket.attach(model, sgd(model), "local") as session:
+            return sum(1 for _ in session.data([(values, values.imag)]))
+
+    assert on_ranks(2, run) == [1, 1]

@@ -221,3 +221,18 @@ def test_a_single_rank_skips_too() -> None:
             return session.skipped_steps, bool(torch.isfinite(flat(model)).all())
 
     assert on_ranks(1, run) == [(1, True)]
+
+
+def test_a_single_rank_takes_large_gradients_of_short_dtypes() -> None:
+    """Their sum overflows, and none of them does."""
+
+    def run(rank: int) -> int:
+        model = torch.nn.Linear(2000, 1).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with hocket.attach(model, optimizer, "sgd", on_nonfinite="skip") as session:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 100.0)
+            optimizer.step()
+            return session.skipped_steps
+
+    assert on_ranks(1, run) == [0]

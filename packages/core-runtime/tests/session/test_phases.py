@@ -121,3 +121,18 @@ def trained_until(strategy: dict[str, Any], step: int) -> Tensor:
 def test_equal_replicas_may_drift_apart_from_a_step_on() -> None:
     ended = trained({**DENSE, "phases": {4: GOSSIP, 6: {"parameters.0.overlap": "delayed"}}})
     assert not torch.equal(ended[0], ended[1])
+
+
+def test_a_parameter_that_no_optimizer_steps_stays_through_a_change_of_phase() -> None:
+    def run(rank: int) -> tuple[Tensor, Tensor]:
+        model = mlp()
+        before = model[2].weight.detach().clone()
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+        with hocket.attach(model, optimizer, {**sparse(0.25, corrected=True), "phases": {2: DENSE}}):
+            for x, y in batches(rank, 4):
+                model.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return before, model[2].weight.detach()
+
+    assert all(torch.equal(before, after) for before, after in on_ranks(2, run))

@@ -300,3 +300,38 @@ def test_a_step_with_a_closure_is_refused_before_anything_has_moved(by_name: boo
             assert session.step == 1
 
     on_ranks(3, run)
+
+
+class Failing(torch.optim.SGD):
+    """Fails in its third step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+def test_an_error_leaves_the_model_with_what_it_computes_with() -> None:
+    def run(rank: int) -> tuple[Tensor, Tensor]:
+        model = mlp()
+        optimizer = Failing(model.parameters(), lr=0.1)
+        before = []
+
+        def train() -> None:
+            with hocket.attach(model, optimizer, {"parameters": [exchange("none")]}) as session:
+                for x, y in batches(rank, 3):
+                    assert session.step < 2 or weights_of(session) != [1.0]
+                    before.append(flat(model))
+                    optimizer.zero_grad()
+                    torch.nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train()
+        return before[-1], flat(model)
+
+    for before, after in on_ranks(SIZE, run):
+        torch.testing.assert_close(after, before, rtol=1e-14, atol=1e-15)

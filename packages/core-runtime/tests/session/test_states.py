@@ -161,3 +161,21 @@ def test_outside_of_a_loop_a_step_counts_as_one() -> None:
         (F.cross_entropy(model(x), y) / 2).backward()
     assert torch.equal(first, second)
     assert torch.allclose(first, torch.cat([p.grad.reshape(-1) for p in model.parameters()]), atol=1e-15)
+
+
+def test_a_load_within_consensus_is_refused(tmp_path: Any) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "dpsgd") as session:
+            step(model, optimizer, rank)
+            session.save(tmp_path)
+            with session.consensus():
+                with session.consensus():
+                    pass
+                with pytest.raises(SessionError, match=r"load.*do it after"):
+                    session.load(tmp_path)
+                with pytest.raises(SessionError, match=r"step.*do it after"):
+                    step(model, optimizer, rank)
+
+    on_ranks(2, run)

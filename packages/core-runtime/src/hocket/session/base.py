@@ -45,7 +45,7 @@ _CURES = {
     State.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
     State.CLOSED: "this session is closed: attach again, or do so before it is closed",
     State.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's own "
-    "replica back at its end, so that a step there would be lost: train after it",
+    "replica back at its end, so that a step there would be lost, and a load too: do it after",
 }
 
 
@@ -286,7 +286,7 @@ class TrainingSession(ABC):
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
                 left as it was.
         """
-        self.require("session.load")
+        self.require("session.load", State.ATTACHED, State.IN_STEP)
         return load_session(self, Path(folder), more)
 
     @abstractmethod

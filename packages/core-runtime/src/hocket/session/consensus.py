@@ -30,6 +30,7 @@ class Consensus:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._outer = session.state
         self._tensors = [] if session.replicas_equal else list(session.flats)
         self._tensors += [b for b in session.model.buffers() if b.is_floating_point()]
         if session.size == 1:
@@ -48,7 +49,7 @@ class Consensus:
             self._parameters.reset_weights()
 
     def __enter__(self) -> None:
-        self._session.state = State.SETTLED
+        self._outer, self._session.state = self._session.state, State.SETTLED
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,7 +59,7 @@ class Consensus:
                 tensor.copy_(own)
         self._parameters.restore(self._push_sums)
         if self._session.state is State.SETTLED:
-            self._session.state = State.ATTACHED
+            self._session.state = self._outer
 
 
 def distance_from_mean(session: Session) -> float:
@@ -87,14 +88,14 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
         lane: among all ranks.
         gather: gives every rank's value, by rank.
     """
-    parameters = [parameter for group in optimizers.param_groups for parameter in group["params"]]
-    told = gather([_kinds(optimizers.state_of(parameter)) for parameter in parameters])
-    for number, parameter in enumerate(parameters):
+    held = [(each, p) for each in optimizers.every for group in each.param_groups for p in group["params"]]
+    told = gather([_kinds(optimizer.state.get(parameter, {})) for optimizer, parameter in held])
+    for number, (optimizer, parameter) in enumerate(held):
         if any(of_rank[number] != told[0][number] for of_rank in told):
-            optimizers.forget(parameter)
+            optimizer.state.pop(parameter, None)
             continue
         for key in sorted(told[0][number]):
-            value = optimizers.state_of(parameter)[key]
+            value = optimizer.state[parameter][key]
             if isinstance(value, Tensor) and value.is_floating_point():
                 _set_to_mean(value, lane)
 

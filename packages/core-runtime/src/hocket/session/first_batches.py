@@ -80,8 +80,9 @@ def check_facts(told: Sequence[list[dict[str, Any]]]) -> None:
 def _pieces(value: Any) -> Iterator[Any]:
     """Yield the bytes of everything in a batch that has a content."""
     if isinstance(value, Tensor):
-        if value.layout == torch.strided and not value.is_meta:
-            yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            yield plain.reshape(-1).view(torch.uint8).numpy()
     elif isinstance(value, np.ndarray):
         if value.dtype != object:
             yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)

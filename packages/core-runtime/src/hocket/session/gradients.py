@@ -248,6 +248,18 @@ class GradientMoment:
         self._begin_round(self._contribution_of_step())
         self._finish_round()
 
+    def exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return `closure`, with an exchange of what it leaves in `p.grad` where no backward within has sent that."""
+
+        def call() -> Any:
+            before = self.exchanged_in_step
+            loss = closure()
+            if self.exchanged_in_step == before:
+                self.exchange()
+            return loss
+
+        return call
+
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
         self._begin_round(NOTHING)

@@ -6,9 +6,11 @@ the step before. Optimizers within an attached one (SAM's `base_optimizer`) coun
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import zip_longest
+from types import FrameType
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
 
@@ -23,16 +25,21 @@ __all__ = ["Closure", "Optimizers", "StepHooks", "Stepped"]
 
 Closure = Callable[[], Any]
 
+#: What torch wraps around the `step` of all optimizers.
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__
+
 
 class Optimizers:
     """One or more torch optimizers over the parameters of one model.
 
     Attributes:
         given: those that were attached, in order.
+        every: these, each followed by those within it.
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
         self.given = tuple(given)
+        self.every = tuple(inner for optimizer in given for inner in _with_inner(optimizer))
         self._groups = self._sizes()
 
     @property
@@ -65,11 +72,6 @@ class Optimizers:
                 return optimizer.state[parameter]
         return {}
 
-    def forget(self, parameter: Tensor) -> None:
-        """Drop what the optimizers remember of `parameter`."""
-        for optimizer in self.given:
-            optimizer.state.pop(parameter, None)
-
     def step(self) -> None:
         """Step all, in order."""
         for optimizer in self.given:
@@ -81,18 +83,24 @@ class Optimizers:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the only one's state, or that of several by their number."""
-        if len(self.given) == 1:
-            return self.given[0].state_dict()
-        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.given)}
+        """Return the only one's state, or that of several, those within others too, by their number."""
+        if len(self.every) == 1:
+            return self.every[0].state_dict()
+        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.every)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        if len(self.given) == 1:
-            self.given[0].load_state_dict(state)
-        else:
-            for number, optimizer in enumerate(self.given):
-                optimizer.load_state_dict(state[str(number)])
+        if len(self.every) == 1:
+            self.every[0].load_state_dict(state)
+            return
+        sharing = list(_sharing_groups(self.given))
+        for number, optimizer in enumerate(self.every):
+            optimizer.load_state_dict(state[str(number)])
+        for (
+            inner,
+            outer,
+        ) in sharing:  # torch gives each groups of its own, and schedulers know the outer one's
+            inner.param_groups = outer.param_groups
 
     def check(self) -> None:
         """Notice groups and parameters that came or went after attach.
@@ -112,7 +120,10 @@ class Optimizers:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.tolist()
+    is_data = value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
+    return value if is_data else type(value).__qualname__  # what else it says may be an address
 
 
 class Stepped(Protocol):
@@ -145,7 +156,6 @@ class StepHooks:
         self._told = told
         # Of those within others (SAM's), the one that was attached.
         self._attached = {inner: own for own in optimizers.given for inner in _with_inner(own)}
-        self._running: list[Optimizer] = []
         self._unrelated: WeakSet[Optimizer] = WeakSet()
         self._handles = [
             handle
@@ -159,10 +169,7 @@ class StepHooks:
         self._living.add(self)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if optimizer in self._running:  # its last step failed
-            del self._running[self._running.index(optimizer) :]
-        self._running.append(optimizer)
-        if len(self._running) > 1:
+        if self._num_under_way() > 1:
             return None
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)
         closure = self._told.before_step(self._attached[optimizer], given)
@@ -173,13 +180,16 @@ class StepHooks:
         return (args[0], closure, *args[2:]), kwargs
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del self._running[self._running.index(optimizer) :]
-        if not self._running:
+        if self._num_under_way() == 1:
             self._told.after_step(self._attached[optimizer])
+
+    def _num_under_way(self) -> int:
+        """Return how many steps of this session are under way, each within the one before (SAM, `super().step()`)."""
+        return sum(optimizer in self._attached for optimizer in _steps_under_way())
 
     def _refuse(self, optimizer: Optimizer) -> None:
         """Refuse the step of an optimizer that is not attached, where it would change what the session exchanges."""
-        if optimizer in self._attached or optimizer in self._unrelated or self._running:
+        if optimizer in self._attached or optimizer in self._unrelated or self._num_under_way():
             return
         shared = [p for group in optimizer.param_groups for p in group["params"] if self._told.holds(p)]
         if not shared:
@@ -207,6 +217,27 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
     for value in vars(optimizer).values():
         if isinstance(value, Optimizer) and value is not optimizer:
             yield from _with_inner(value)
+
+
+def _sharing_groups(given: Sequence[Optimizer]) -> Iterator[tuple[Optimizer, Optimizer]]:
+    """Yield those within others that have the same groups, with the one that was attached."""
+    for outer in given:
+        for inner in _with_inner(outer):
+            if inner is not outer and _identities(inner) == _identities(outer):
+                yield inner, outer
+
+
+def _identities(optimizer: Optimizer) -> list[int]:
+    return list(map(id, optimizer.param_groups))
+
+
+def _steps_under_way() -> Iterator[Optimizer]:
+    """Yield the optimizers that this thread is stepping, the innermost first; one that has failed is no more."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _STEP:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
 
 
 @cache

@@ -84,7 +84,7 @@ class ParameterExchange:
     def debias(self) -> None:
         """Make parameters hold x / w, what the model computes with, where what is under way does not overwrite them."""
         for index in sorted(self._biased):
-            if self.overlap is not Overlap.FORWARD or not self.opened.started(self._places[index][0]):
+            if self.overlap is Overlap.DELAYED or not self.opened.started(self._places[index][0]):
                 self._debias(index)
 
     def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:

@@ -15,14 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.session.autograd import current_backward
 
-__all__ = ["loss_scale", "watch_scalers", "watch_skips"]
+__all__ = ["loss_scale", "scaler_steps", "watch_scalers", "watch_skips"]
 
 
 class _Last(threading.local):
-    """The last backward of this thread through a scaled loss, and its scaler."""
+    """The last backward of this thread through a scaled loss, its scaler, and whether one steps an optimizer now."""
 
     backward = -1
     scaler: weakref.ref[GradScaler] | None = None
+    steps = False
 
 
 _last = _Last()
@@ -35,6 +36,11 @@ def loss_scale() -> float:
     """
     scaler = _last.scaler() if _last.scaler is not None and _last.backward == current_backward() else None
     return 1.0 if scaler is None else scaler.get_scale()
+
+
+def scaler_steps(optimizer: Optimizer) -> bool:
+    """Return whether a scaler, which has looked for Inf in what this optimizer uses, makes the step under way."""
+    return _last.steps or getattr(optimizer, "found_inf", None) is not None
 
 
 @cache
@@ -63,7 +69,11 @@ def watch_skips(told: Callable[[Optimizer], None]) -> None:
     step_unless_inf = GradScaler._maybe_opt_step
 
     def noted(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step_unless_inf(self, optimizer, state, *args, **kwargs)
+        _last.steps = True
+        try:
+            result = step_unless_inf(self, optimizer, state, *args, **kwargs)
+        finally:
+            _last.steps = False
         if any(found.item() for found in state["found_inf_per_device"].values()):
             told(optimizer)
         return result

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -29,6 +28,7 @@ from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
 from hocket.session.refusals import refuse_closure
+from hocket.session.scaling import scaler_steps
 from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
@@ -75,6 +75,8 @@ class Session(TrainingSession):
         self._held = {id(parameter) for parameter in storage.parameters.values()}
         #: The optimizers that this step still waits for.
         self._pending = set(self.optimizers.given)
+        #: How often gradients had been exchanged when one of the others stepped.
+        self._exchanged_for_others = 0
         #: Whether this step is left out.
         self._skipping = False
         self._before: Before | None = None
@@ -247,7 +249,7 @@ class Session(TrainingSession):
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         self.require("optimizer.step()", State.ATTACHED, State.IN_STEP)
         if optimizer not in self._pending:  # a second step: the first one ended without the other optimizers
-            self._end_step()
+            self._end_step_before()
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
         self.state = State.IN_STEP
@@ -274,7 +276,7 @@ class Session(TrainingSession):
     def _shared(self, closure: Closure, optimizer: Optimizer) -> Closure:
         gradients = self.phase.gradients
         return SharedClosure(
-            closure,
+            closure if gradients is None else gradients.exchanging(closure),
             self.phase.lane_of_equal_gradients(self._ranks.placement, self.control),
             lambda: 1.0 if gradients is None else gradients.contribution.weight,
             lambda: self._gradients_are_in(optimizer),
@@ -290,9 +292,7 @@ class Session(TrainingSession):
             if self._skipping or (alone and not self._gradients_are_finite()):
                 self._skip()
                 return
-        elif self._skipping or (
-            gradients.nonfinite_anywhere and getattr(optimizer, "found_inf", None) is None
-        ):
+        elif self._skipping or (gradients.nonfinite_anywhere and not scaler_steps(optimizer)):
             if self._on_nonfinite != "skip":
                 self._raise_nonfinite(gradients)
             self._skip()
@@ -317,7 +317,10 @@ class Session(TrainingSession):
 
     def _gradients_are_finite(self) -> bool:
         gradients = [p.grad for p in self._storage.parameters.values() if p.grad is not None]
-        return all(bool(torch.isfinite(gradient.sum())) for gradient in gradients)
+        # One pass, which a single NaN or Inf poisons, and large numbers may, too.
+        return all(
+            bool(gradient.sum().isfinite() or gradient.to_dense().isfinite().all()) for gradient in gradients
+        )
 
     def _skip(self) -> None:
         if not self._skipping:
@@ -333,15 +336,18 @@ class Session(TrainingSession):
         self._before = None
         if self.phase.takeover is not None:
             self.phase.takeover.resume()
-        self._weights.end_step()
+        self.late.end_step(used=not self._skipping)
         self._is_over_for(optimizer)
 
     def skipped(self, optimizer: Optimizer) -> None:
         self._is_over_for(optimizer)
 
     def _is_over_for(self, optimizer: Optimizer) -> None:
+        self._weights.end_step()
         self._stepped_in_batch = True
         self._pending.discard(optimizer)
+        if self.phase.gradients is not None:
+            self._exchanged_for_others = self.phase.gradients.exchanged_in_step
         if not self._pending:
             self._end_step()
         else:
@@ -353,11 +359,18 @@ class Session(TrainingSession):
         if len(self._pending) < len(self.optimizers.given):
             self._end_step()
 
+    def _end_step_before(self) -> None:
+        """End the step before the one that begins, to which all that was exchanged since belongs."""
+        gradients = self.phase.gradients
+        exchanged = 0 if gradients is None else gradients.exchanged_in_step - self._exchanged_for_others
+        self._end_step()
+        if self.phase.gradients is not None:
+            self.phase.gradients.exchanged_in_step = exchanged
+
     def _end_step(self) -> None:
         self._pending = set(self.optimizers.given)
         if self.phase.gradients is not None:
             self.phase.gradients.exchanged_in_step = 0
-        self.late.end_step(used=not self._skipping)
         self._skipping = False
         self.state = State.ATTACHED
         if self._sends_after_backward():
@@ -456,6 +469,8 @@ class Session(TrainingSession):
 
     def abandon(self) -> None:
         self.state = State.BROKEN
+        self.phase.parameters.debias()
+        self._unhook()
         self.heed_no_signal(together=False)
         self._unhook()
         if self.phase.takeover is not None:

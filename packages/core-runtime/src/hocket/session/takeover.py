@@ -93,9 +93,11 @@ class Takeover:
             self._suspended = None
 
     def learning_rate(self, parameter: nn.Parameter) -> float:
-        """Return the learning rate of a parameter, as its param group has it now."""
+        """Return the learning rate of a parameter, as its param group has it now; 0 if no optimizer steps it."""
         groups = self._optimizers.param_groups
-        return next(float(group["lr"]) for group in groups if any(p is parameter for p in group["params"]))
+        return next(
+            (float(group["lr"]) for group in groups if any(p is parameter for p in group["params"])), 0.0
+        )
 
     @torch.no_grad()
     def _take_buffers(self) -> None:
