@@ -326,3 +326,85 @@ def test_a_checkpoint_holds_all_optimizers(tmp_path: Any) -> None:
     straight = on_ranks(2, lambda rank: run(rank, resume=False))
     resumed = on_ranks(2, lambda rank: run(rank, resume=True))
     assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
+
+
+class KeepingSAM(torch.optim.SGD):
+    """A SAM that keeps the parameters' own tensor, and comes back to it."""
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["kept"] = p.data
+            p.data = p.data + 0.05 * p.grad
+
+    def descend(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data = self.state[p].pop("kept")
+        self.step()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=" ".join)
+def test_a_sam_that_keeps_the_tensor_itself(strategy: tuple[str, ...]) -> None:
+    def run(rank: int, *, keeps: bool) -> Tensor:
+        model = mlp()
+        optimizer = KeepingSAM(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+            for x, y in session.data(batches(rank, 4)):
+                for act in (optimizer.climb, optimizer.descend):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    act()
+                    if not keeps and act == optimizer.climb:  # what comes back is a copy
+                        for state in optimizer.state.values():
+                            state["kept"] = state["kept"].clone()
+            session.settle()
+        return flat(model)
+
+    kept = on_ranks(2, lambda rank: run(rank, keeps=True))
+    copied = on_ranks(2, lambda rank: run(rank, keeps=False))
+    assert all(torch.equal(a, b) for a, b in zip(kept, copied, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "agd"])
+def test_scalers_that_differ_between_ranks_and_batches_left_out(strategy: str) -> None:
+    def run(rank: int, *, scaled: bool) -> tuple[int, Tensor]:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0 * (1 + 15 * rank), enabled=scaled)
+        with hocket.attach(model, optimizer, strategy) as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, 5))):
+                optimizer.zero_grad()
+                if number == 2 and rank == 0:
+                    continue
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return session.step, flat(model)
+
+    for (steps, values), (_, expected) in zip(
+        on_ranks(2, lambda rank: run(rank, scaled=True)),
+        on_ranks(2, lambda rank: run(rank, scaled=False)),
+        strict=True,
+    ):
+        assert steps == 5
+        assert torch.allclose(values, expected, rtol=0, atol=1e-14)
+
+
+def test_two_optimizers_and_a_scaler_on_a_rank_that_is_out_of_data() -> None:
+    def run(rank: int) -> Tensor:
+        model = mlp(0, torch.float32)
+        optimizers = apart(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with hocket.attach(model, optimizers, "local") as session:
+            for x, y in session.data(batches(rank, 2 + 2 * rank, dtype=torch.float32)):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+                before = flat(model)
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+                scaler.update()
+                assert torch.equal(before, flat(model)) == (session.weight == 0)
+            return flat(model)
+
+    on_ranks(2, run)

@@ -79,8 +79,11 @@ class ParameterStorage:
         """Return whether all parameters are where they were put."""
         return list(map(Tensor.data_ptr, self._bound_parameters)) == self._addresses
 
-    def check(self) -> None:
-        """Notice what was replaced under the session; take new values over where shape and dtype still fit.
+    def check(self, *, take_values: bool) -> None:
+        """Notice what was replaced under the session.
+
+        Args:
+            take_values: whether to do what `take_values` does, too.
 
         Raises:
             ReplacedError: a module or a parameter is another object, was added, or has another dtype, shape or device;
@@ -94,7 +97,9 @@ class ParameterStorage:
         ):
             return
         self._check_modules()
-        self.take_values()
+        self._check_memory()
+        if take_values:
+            self.take_values()
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise ReplacedError(
@@ -104,30 +109,19 @@ class ParameterStorage:
         self._remember()
 
     def take_values(self) -> None:
-        """Take over what parameters were set to (`p.data = ...`).
+        """Take over what parameters were set to (`p.data = ...`); not while a step may still set them back (SAM).
 
         Raises:
             ReplacedError: a parameter has another dtype, shape or device, or the parameters' memory was moved.
         """
         if self.is_bound():
             return
-        if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
-            raise ReplacedError(
-                "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "
-                "process by torch.multiprocessing): call share_memory before attach, or hand a copy to that process "
-                "({name: p.detach().clone() ...})"
-            )
+        self._check_memory()
         for bound in self._bound:
             if bound.parameter.data_ptr() != bound.address:
-                self._take_over(bound)
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise ReplacedError(
-                    f"parameter {name} was frozen when the session was attached, and requires a gradient now: its "
-                    "gradients would stay on this rank. Close the session and attach again"
-                )
-
-        self._remember()
+                with torch.no_grad():
+                    bound.view.copy_(bound.parameter)
+                bound.parameter.data = bound.view
 
     def _remember(self) -> None:
         """Take what the modules hold now for what they have to hold from now on."""
@@ -167,17 +161,21 @@ class ParameterStorage:
                 "there before. Close the session and attach again"
             )
 
-    def _take_over(self, bound: _Bound) -> None:
-        parameter, view = bound.parameter, bound.view
-        if parameter.dtype != view.dtype or parameter.shape != view.shape or parameter.device != view.device:
+    def _check_memory(self) -> None:
+        """Refuse parameters that were moved together, or that no longer fit where they were put."""
+        if [flat.data_ptr() for flat in self.flats] != self._flat_addresses:
             raise ReplacedError(
-                f"parameter {bound.name} was {view.dtype} {tuple(view.shape)} on {view.device} when the session was "
-                f"attached and is {parameter.dtype} {tuple(parameter.shape)} on {parameter.device} now (.to()?): "
-                "convert the model before attach"
+                "the parameters' memory was moved after attach (model.share_memory(), or parameters handed to another "
+                "process by torch.multiprocessing): call share_memory before attach, or hand a copy to that process "
+                "({name: p.detach().clone() ...})"
             )
-        with torch.no_grad():
-            view.copy_(parameter)
-        parameter.data = view
+        for name, parameter, view in ((bound.name, bound.parameter, bound.view) for bound in self._bound):
+            if (parameter.dtype, parameter.shape, parameter.device) != (view.dtype, view.shape, view.device):
+                raise ReplacedError(
+                    f"parameter {name} was {view.dtype} {tuple(view.shape)} on {view.device} when the session was "
+                    f"attached and is {parameter.dtype} {tuple(parameter.shape)} on {parameter.device} now (.to()?): "
+                    "convert the model before attach"
+                )
 
 
 #: Of a tensor; in C.

@@ -75,11 +75,9 @@ class GradientMoment:
         self._places = [SegmentPlace(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
-        # What is remembered must not depend on a scale that changes.
-        self._unscales = any(each.channel.packing is not None for each in opened)
+        # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
         self._loss_scale = 1.0
-        if self._unscales:
-            watch_scalers()
+        watch_scalers()
         self.accumulating = False
         #: How many exchanges this step has carried out.
         self.exchanged_in_step = 0
@@ -130,7 +128,7 @@ class GradientMoment:
             )
         self._check()
         self._backward = current_backward()
-        self._begin_round(self._contribution_of_step(), loss_scale() if self._unscales else 1.0)
+        self._begin_round(self._contribution_of_step(), loss_scale())
         at_end_of_backward(self._end_backward)
 
     def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.session.autograd import current_backward
 
-__all__ = ["loss_scale", "scaler_steps", "watch_scalers", "watch_skips"]
+__all__ = ["loss_scale", "scaler_in_use", "scaler_steps", "watch_scalers", "watch_skips"]
 
 
 class _Last(threading.local):
@@ -41,6 +41,11 @@ def loss_scale() -> float:
 def scaler_steps(optimizer: Optimizer) -> bool:
     """Return whether a scaler, which has looked for Inf in what this optimizer uses, makes the step under way."""
     return _last.steps or getattr(optimizer, "found_inf", None) is not None
+
+
+def scaler_in_use() -> bool:
+    """Return whether this thread's last scaled loss has a scaler that still exists."""
+    return _last.scaler is not None and _last.scaler() is not None
 
 
 @cache

@@ -28,7 +28,7 @@ from hocket.session.phase import OpenPhase
 from hocket.session.phasing import LateGradients, send_residuals
 from hocket.session.ranks import Ranks
 from hocket.session.refusals import refuse_closure
-from hocket.session.scaling import scaler_steps
+from hocket.session.scaling import scaler_in_use, scaler_steps
 from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
@@ -206,7 +206,10 @@ class Session(TrainingSession):
                     self.step,
                 )
             self.phase.gradients.take_part()
-            self.optimizers.step()
+            if self.phase.gradients.nonfinite_anywhere and scaler_in_use():
+                self._end_step()  # the others' scalers leave it out
+            else:
+                self.optimizers.step()
         else:
             self._end_step()
         self._stepped_in_batch = True  # whoever saves now does not end it again
@@ -230,15 +233,12 @@ class Session(TrainingSession):
     def _sends_after_backward(self) -> bool:
         return self.phase.gradients is None or bool(self.phase.parameters.exchanges)
 
-    def _before_sending(self) -> None:
-        """Look at what is about to be sent: it has to be what the optimizers step."""
-        self.require("a step", State.ATTACHED, State.IN_STEP)
-        self._storage.check()
-        self.optimizers.check()
-
     def _before_backward(self) -> None:
+        """Look at what is about to be sent: it has to be what the optimizers step."""
         self._note_phase("backward")
-        self._before_sending()
+        self.require("backward()", State.ATTACHED, State.IN_STEP)
+        self._storage.check(take_values=False)  # the step may set them back (SAM)
+        self.optimizers.check()
         self.state = State.IN_STEP
 
     # ---- steps of the optimizers, as `StepHooks` tells of them ---------------------------------------------------
@@ -270,6 +270,7 @@ class Session(TrainingSession):
             self._gradients_are_in(optimizer)
             return None
         if self._on_nonfinite == "skip" and self._before is None:
+            self._storage.take_values()
             self._before = Before(self.flats, optimizer, self.phase.opened)
         return self._shared(closure, optimizer)
 
@@ -286,7 +287,7 @@ class Session(TrainingSession):
         """Leave out, or refuse, a step with NaN or Inf; else complete the gradients that are about to be used."""
         gradients = self.phase.gradients
         if gradients is None:
-            self._weights.drop_repetition()
+            self._weights.drop_repetition(_parameters_of(optimizer))
             # A single rank, which exchanges nothing, skips what several would.
             alone = self._on_nonfinite == "skip" and bool(self.phase.strategy.gradients)
             if self._skipping or (alone and not self._gradients_are_finite()):
@@ -374,7 +375,10 @@ class Session(TrainingSession):
         self._skipping = False
         self.state = State.ATTACHED
         if self._sends_after_backward():
-            self._before_sending()
+            self._storage.check(take_values=True)
+            self.optimizers.check()
+        else:
+            self._storage.take_values()
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
@@ -390,7 +394,7 @@ class Session(TrainingSession):
 
     def settle(self) -> None:
         self.require("settle")
-        self._storage.check()
+        self._storage.check(take_values=True)
         self.phase.settle()
 
     def consensus(self) -> Consensus:
@@ -482,3 +486,7 @@ class Session(TrainingSession):
         self._weights.close()
         self._step_hooks.close()
         self.phase.unhook()
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

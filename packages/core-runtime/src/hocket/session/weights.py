@@ -28,7 +28,7 @@ class Contribution:
 
     weight: float
     factor: float
-    kept: dict[nn.Parameter, Tensor | None] | None = None
+    kept: dict[Tensor, Tensor | None] | None = None
 
 
 #: Taking part without a gradient of one's own.
@@ -101,7 +101,7 @@ class BatchWeights:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._weights = [1.0]
-        self._kept: dict[nn.Parameter, Tensor | None] | None = None
+        self._kept: dict[Tensor, Tensor | None] | None = None
         self._handles: list[Any] = []
         self._backward = -1
         self._put_back_already = False
@@ -162,10 +162,12 @@ class BatchWeights:
             return Contribution(0.0, 0.0, self._kept)
         return Contribution(sum(self._weights) / len(self._weights), sum(real) / len(real), self._kept)
 
-    def drop_repetition(self) -> None:
-        """Leave in `p.grad` only what real batches gave, for strategies that send no gradients."""
-        if not self._put_back_already:
-            self._put_back()
+    def drop_repetition(self, parameters: Iterable[Tensor]) -> None:
+        """Leave in `p.grad` of `parameters` only what real batches gave, for strategies that send no gradients."""
+        if self._kept is not None and not self._put_back_already:
+            for parameter in parameters:
+                if parameter in self._kept:
+                    parameter.grad = self._kept[parameter]
 
     def close(self) -> None:
         """Take the hooks off."""
