@@ -303,8 +303,7 @@ class Session(TrainingSession):
             return  # fused: GradScaler lets it step all the same, and it leaves everything as it is
         # Fused optimizers unscale within their step, as late gradients are already.
         loss_scale = getattr(optimizer, "grad_scale", None)
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        self.late.join(parameters, 1.0 if loss_scale is None else loss_scale)
+        self.late.join(_parameters_of(optimizer), 1.0 if loss_scale is None else loss_scale)
 
     def _raise_nonfinite(self, gradients: GradientMoment) -> None:
         if gradients.nonfinite:
