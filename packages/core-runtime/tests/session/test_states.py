@@ -163,7 +163,7 @@ def test_outside_of_a_loop_a_step_counts_as_one() -> None:
     assert torch.allclose(first, torch.cat([p.grad.reshape(-1) for p in model.parameters()]), atol=1e-15)
 
 
-def test_a_load_within_consensus_is_refused(tmp_path: Any) -> None:
+def test_a_load_or_save_within_consensus_is_refused(tmp_path: Any) -> None:
     def run(rank: int) -> None:
         model = mlp()
         optimizer = sgd(model)
@@ -173,6 +173,8 @@ def test_a_load_within_consensus_is_refused(tmp_path: Any) -> None:
             with session.consensus():
                 with session.consensus():
                     pass
+                with pytest.raises(SessionError, match="a save would write the mean: do it after"):
+                    session.save(tmp_path)
                 with pytest.raises(SessionError, match=r"load.*do it after"):
                     session.load(tmp_path)
                 with pytest.raises(SessionError, match=r"step.*do it after"):

@@ -53,6 +53,27 @@ def test_a_step_that_failed_hides_no_other_optimizers() -> None:
     assert on_ranks(2, run) == [True, True]
 
 
+def test_a_step_after_one_that_failed_with_nan_is_not_left_out() -> None:
+    def run(rank: int) -> tuple[int, bool]:
+        model = mlp()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        ((x, y),) = batches(rank, 1)
+
+        def closure(factor: float, told: Any) -> Any:
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x), y) * factor).backward()
+            return told
+
+        with hocket.attach(model, optimizer, "sgd", on_nonfinite="skip") as session:
+            with pytest.raises(ValueError, match="no number"):
+                optimizer.step(lambda: closure(torch.nan, "no number"))
+            before = flat(model)
+            optimizer.step(lambda: closure(1.0, 0.5))
+            return session.step, torch.equal(flat(model), before)
+
+    assert on_ranks(2, run) == [(1, False)] * 2
+
+
 class Own(torch.optim.SGD):
     """Adds something of its own to what it inherits."""
 

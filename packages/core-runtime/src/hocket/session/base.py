@@ -45,7 +45,8 @@ _CURES = {
     State.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
     State.CLOSED: "this session is closed: attach again, or do so before it is closed",
     State.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's own "
-    "replica back at its end, so that a step there would be lost, and a load too: do it after",
+    "replica back at its end, so that a step there would be lost, as would a load, and a save would write the mean: "
+    "do it after",
 }
 
 
@@ -241,7 +242,7 @@ class TrainingSession(ABC):
             CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
                 of later steps or gets another job's, or gradients are being accumulated.
         """
-        self.require("session.save")
+        self.require("session.save", State.ATTACHED, State.IN_STEP)
         return save_session(self, Path(folder), keep, more)
 
     def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:

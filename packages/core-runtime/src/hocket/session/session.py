@@ -250,6 +250,8 @@ class Session(TrainingSession):
         self.require("optimizer.step()", State.ATTACHED, State.IN_STEP)
         if optimizer not in self._pending:  # a second step: the first one ended without the other optimizers
             self._end_step_before()
+        if len(self._pending) == len(self.optimizers.given):
+            self._skipping = False  # that of a step that failed, and never ended
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
         self.state = State.IN_STEP
@@ -269,7 +271,7 @@ class Session(TrainingSession):
         if closure is None:
             self._gradients_are_in(optimizer)
             return None
-        if self._on_nonfinite == "skip" and self._before is None:
+        if self._on_nonfinite == "skip":
             self._storage.take_values()
             self._before = Before(self.flats, optimizer, self.phase.opened)
         return self._shared(closure, optimizer)
