@@ -74,6 +74,45 @@ def test_a_step_after_one_that_failed_with_nan_is_not_left_out() -> None:
     assert on_ranks(2, run) == [(1, False)] * 2
 
 
+class Ahead(torch.optim.Optimizer):
+    """Steps with the gradient of where a first step would lead to, and sets `p.data`."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        before = [p.data for p in group["params"]]
+        for _ in range(2):
+            torch.enable_grad()(closure)()
+            for p, was in zip(group["params"], before, strict=True):
+                if p.grad is not None:
+                    p.data = was - group["lr"] * p.grad
+
+
+def test_a_step_that_is_left_out_takes_back_parameters_that_it_has_set() -> None:
+    def run(rank: int) -> bool:
+        model = mlp()
+        optimizer = Ahead(model.parameters(), lr=0.1)
+        ((x, y),) = batches(rank, 1)
+        calls = []
+        with hocket.attach(model, optimizer, "sgd", on_nonfinite="skip"):
+            before = flat(model)
+
+            def closure() -> Any:
+                calls.append(len(calls))
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                (loss * torch.nan if len(calls) == 2 and rank == 0 else loss).backward()
+                return loss
+
+            optimizer.step(closure)
+        return torch.equal(flat(model), before)
+
+    assert on_ranks(2, run) == [True, True]
+
+
 class Own(torch.optim.SGD):
     """Adds something of its own to what it inherits."""
 

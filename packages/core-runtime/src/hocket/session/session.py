@@ -334,6 +334,7 @@ class Session(TrainingSession):
 
     def after_step(self, optimizer: Optimizer) -> None:
         if self._skipping and self._before is not None:
+            self._storage.take_values()  # bound again, so that what is restored is theirs
             self._before.restore()
         self._before = None
         if self.phase.takeover is not None:
