@@ -18,15 +18,18 @@ from hocket.session.autograd import current_backward
 __all__ = ["loss_scale", "scaler_in_use", "scaler_steps", "watch_scalers", "watch_skips"]
 
 
-class _Last(threading.local):
-    """The last backward of this thread through a scaled loss, its scaler, and whether one steps an optimizer now."""
+class _Here(threading.local):
+    """Of this thread, which calls scalers and optimizers: the last scaler, and whether one steps an optimizer now."""
 
-    backward = -1
     scaler: weakref.ref[GradScaler] | None = None
     steps = False
 
 
-_last = _Last()
+_here = _Here()
+
+# The scaler of each of the last backwards, which run on other threads where devices have threads of their own.
+_scalers: dict[int, weakref.ref[GradScaler]] = {}
+_MOST_BACKWARDS = 1024
 
 
 def loss_scale() -> float:
@@ -34,18 +37,19 @@ def loss_scale() -> float:
 
     What compressors remember must not depend on a scale that changes.
     """
-    scaler = _last.scaler() if _last.scaler is not None and _last.backward == current_backward() else None
+    own = _scalers.get(current_backward())
+    scaler = None if own is None else own()
     return 1.0 if scaler is None else scaler.get_scale()
 
 
 def scaler_steps(optimizer: Optimizer) -> bool:
     """Return whether a scaler, which has looked for Inf in what this optimizer uses, makes the step under way."""
-    return _last.steps or getattr(optimizer, "found_inf", None) is not None
+    return _here.steps or getattr(optimizer, "found_inf", None) is not None
 
 
 def scaler_in_use() -> bool:
     """Return whether this thread's last scaled loss has a scaler that still exists."""
-    return _last.scaler is not None and _last.scaler() is not None
+    return _here.scaler is not None and _here.scaler() is not None
 
 
 @cache
@@ -56,9 +60,13 @@ def watch_scalers() -> None:
     def noted(self: GradScaler, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         own = weakref.ref(self)
+        if self.is_enabled():
+            _here.scaler = own
 
         def note(gradient: Tensor) -> None:
-            _last.backward, _last.scaler = current_backward(), own
+            _scalers[current_backward()] = own
+            if len(_scalers) > _MOST_BACKWARDS:
+                del _scalers[next(iter(_scalers))]
 
         for loss in tree_leaves(scaled) if self.is_enabled() else ():
             if isinstance(loss, Tensor) and loss.requires_grad:
@@ -74,11 +82,11 @@ def watch_skips(told: Callable[[Optimizer], None]) -> None:
     step_unless_inf = GradScaler._maybe_opt_step
 
     def noted(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
-        _last.steps = True
+        _here.steps = True
         try:
             result = step_unless_inf(self, optimizer, state, *args, **kwargs)
         finally:
-            _last.steps = False
+            _here.steps = False
         if any(found.item() for found in state["found_inf_per_device"].values()):
             told(optimizer)
         return result
