@@ -50,10 +50,10 @@ class Killed:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.temporary, self._left = folder / "tmp", folder / "left"
-        for new in (self.temporary, folder / "ready"):
+        self.temporary, self._left, self._ready = folder / "tmp", folder / "left", folder / "ready"
+        for new in (self.temporary, self._ready):
             new.mkdir()
-        rank = [sys.executable, str(HERE / "rank.py"), "large", "none", "60", str(folder / "ready")]
+        rank = [sys.executable, str(HERE / "rank.py"), "large", "none", "60", str(self._ready)]
         command = [sys.executable, str(HERE / "job.py"), str(RANKS), "-", *rank]
         self._own_memory = can_unshare()
         self._before = set(os.listdir("/dev/shm"))
@@ -89,6 +89,12 @@ class Killed:
             time.sleep(0.01)
         return found
 
+    def wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + LONGEST_S
+        while len(os.listdir(self._ready)) < RANKS:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
     def left(self) -> tuple[list[str], list[str]]:
         """Wait for the job's end, and return what lies in the temporary folder and in shared memory."""
         self._process.wait(LONGEST_S)
@@ -122,7 +128,7 @@ def test_a_rank_killed_at_a_random_moment_leaves_nothing(seed: int, tmp_path: Pa
 def test_what_a_killed_launcher_leaves_the_next_job_removes(tmp_path: Path) -> None:
     job = Killed(tmp_path)
     [launcher] = job.wait_for("python", ranks=False)
-    job.wait_for("rank.py", ranks=True)
+    job.wait_until_ready()  # before that MPI itself makes folders, which only its launcher removes
     os.kill(launcher, signal.SIGKILL)
     temporary, _ = job.left()
     assert len(temporary) == 1
