@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -31,16 +29,6 @@ from machine.toy import OPTIMIZERS
 
 __all__ = ["SessionMachine"]
 
-#: What is known to be wrong, and left out until it is mended.
-EXCLUDED = frozenset(
-    {
-        "sam",
-        "scaled after scales differ",
-        "scaled with a batch left out",
-        "two scaled in an uneven loop",
-    }
-)
-
 _MAX_JOBS = 3
 _SEEDS = st.integers(1, 999)
 _USERS = st.sampled_from([frozenset({0, 1, 2, 3}), frozenset({0, 2}), frozenset({1}), frozenset[int]()])
@@ -55,12 +43,11 @@ def _ways(draw: st.DrawFn, machine: SessionMachine) -> Way:
     hows = ["plain", "plain", "accumulate", "by_hand", "sam", "closure"]
     if machine.optimizer == "two" or REFUSALS["closure"].fits(machine.entry):
         hows.remove("closure")
-    how = draw(st.sampled_from([how for how in hows if how not in EXCLUDED]))
+    how = draw(st.sampled_from(hows))
     clip, scaled = None, False
     if how in ("plain", "accumulate"):
         clip = draw(st.sampled_from([None, 0.2]))
-        scales = not machine.scales_differ or "scaled after scales differ" not in EXCLUDED
-        scaled = draw(st.booleans()) if scales else False
+        scaled = draw(st.booleans())
     return Way(how, clip, scaled, draw(_USERS), then)
 
 
@@ -81,7 +68,6 @@ class SessionMachine(RuleBasedStateMachine):
         self.program: list[Move] = []
         self.ranks = 1
         self.num_jobs = 0
-        self.scales_differ = False
         self.optimizer = "sgd"
         self.attached: Attach | None = None
         self.saved: tuple[str, int] | None = None
@@ -98,7 +84,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @initialize(
         ranks=st.integers(1, 4),
-        optimizer=st.sampled_from([name for name in OPTIMIZERS if name not in EXCLUDED]),
+        optimizer=st.sampled_from(sorted(OPTIMIZERS)),
         data=st.data(),
     )
     def start(self, ranks: int, optimizer: str, data: st.DataObject) -> None:
@@ -170,12 +156,9 @@ class SessionMachine(RuleBasedStateMachine):
             return none
         if not way.scaled and _is_local(self.entry):
             return none
-        if way.scaled and len(self.entry.rules) > 1 and "scaled after scales differ" in EXCLUDED:
-            return none
         return st.sampled_from([None, None, None, *range(self.ranks)])
 
     def _note_nan(self, way: Way, nan: int | None) -> None:
-        self.scales_differ |= nan is not None and way.scaled and _is_local(self.entry)
         if nan is not None and not way.scaled and self.attached is not None and not self.attached.skips:
             self.attached = None
 
@@ -239,8 +222,6 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.attached is not None
         way = data.draw(_ways(self))
         move = data.draw(_interrupted(seed, way))
-        if way.scaled and self.optimizer == "two" and "two scaled in an uneven loop" in EXCLUDED:
-            move = replace(move, lengths=move.lengths[:1] * 4)
         self.add(move)
         self.saved = self.attached.strategy, self.ranks
         self.resume(ranks, self.attached.skips)
@@ -292,13 +273,9 @@ def _epochs(draw: st.DrawFn, seed: int, way: Way, machine: SessionMachine) -> Ep
         # All ranks end their last step; one with fewer batches may end within it.
         longest = -(-max(lengths[: machine.ranks]) // micros) * micros
         lengths = (longest, *lengths[1:])
-    if way.scaled and machine.optimizer == "two" and "two scaled in an uneven loop" in EXCLUDED:
-        lengths = (max(lengths[: machine.ranks]),) * 4
     nan = draw(machine._nan_ranks(way))
     is_plain = (
-        way == Way(users=way.users, scaled=way.scaled and "scaled with a batch left out" not in EXCLUDED)
-        and len(machine.entry.rules) == 1
-        and nan is None
+        way == Way(users=way.users, scaled=way.scaled) and len(machine.entry.rules) == 1 and nan is None
     )
     stops = draw(st.sampled_from([None, None, 1])) if nan is None else None
     return Epoch(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from machine.strategies import Entry, Mixing, Rule, Sparse
-from machine.toy import Optimizers, Toy, optimizers_for
+from machine.toy import Optimizers, Sam, Toy, optimizers_for
 
 __all__ = ["Exchanges", "Gradients", "Replica"]
 
@@ -42,6 +42,12 @@ class Replica:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
+
+    @property
+    def every_optimizer(self) -> Optimizers:
+        """The optimizers, those within others first."""
+        within = [optimizer.base for optimizer in self.optimizers if isinstance(optimizer, Sam)]
+        return [*within, *self.optimizers]
 
     def gradients(self) -> Gradients:
         """Return copies."""
@@ -144,11 +150,14 @@ class Exchanges:
         return combined
 
     def join_late(self, rank: int, replica: Replica) -> None:
-        """Add to a rank's gradients what the phase before has left."""
-        late, self.late[rank] = self.late[rank], {}
-        for name, gradient in late.items():
+        """Add to a rank's gradients what the phase before has left, in all evaluations of a step."""
+        for name, gradient in self.late[rank].items():
             parameter = replica.parameters[name]
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+    def drop_late(self, rank: int) -> None:
+        """Take note of a rank's step, in which late gradients were."""
+        self.late[rank] = {}
 
     # --- parameters
 
@@ -274,7 +283,7 @@ class Exchanges:
 
 def average_optimizers(replicas: Sequence[Replica]) -> None:
     """Set what optimizers remember to its mean, and forget what not all ranks' remember."""
-    for optimizers in zip(*(replica.optimizers for replica in replicas), strict=True):
+    for optimizers in zip(*(replica.every_optimizer for replica in replicas), strict=True):
         lists = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
         for parameters in zip(*lists, strict=True):
             states = [each.state.get(p, {}) for each, p in zip(optimizers, parameters, strict=True)]

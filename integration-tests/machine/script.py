@@ -132,7 +132,7 @@ class Script:
 
     def _look(self, session: Any = None) -> None:
         session = session or self._session
-        self.records.tell("state", state_of(self.replica.model, self.replica.optimizers))
+        self.records.tell("state", state_of(self.replica.model, self.replica.every_optimizer))
         self.records.tell("steps", [session.step, session.skipped_steps])
 
     def _consensus(self, move: Consensus) -> None:

@@ -37,6 +37,7 @@ class Steps:
         self.exchanges = exchanges
         self.skipped = 0
         self._skips = skips
+        self._is_skipped = False
         self._records = records
 
     @property
@@ -50,6 +51,7 @@ class Steps:
         if given.micro == 0:
             self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
             self._shares = [0.0] * len(self.replicas)
+            self._repeated: dict[int, Gradients] = {}
         if given.way.how == "closure" or isinstance(self.replicas[0].optimizers[0], Sam):
             self._by_closures(given)
         else:
@@ -72,7 +74,9 @@ class Steps:
                 continue
             own, weight = self._gradient(given, rank, tells), given.weights[rank]
             self._shares[rank] += weight / given.way.micros
-            if weight:
+            if not weight:
+                self._repeated[rank] = own
+            else:
                 factor = 1.0 if self.is_local else weight
                 held = self._own[rank]
                 self._own[rank] = {name: _plus(held[name], own[name], factor) for name in own}
@@ -123,6 +127,9 @@ class Steps:
 
     def _ascend(self, given: Given) -> None:
         """Take the gradients uphill of the parameters in place of those where they are."""
+        for rank, replica in enumerate(self.replicas if self.is_local else ()):
+            if not given.weights[rank]:  # of a repetition, which nobody drops before the optimizer steps
+                replica.give(self._repeated[rank])
         left = [ascend(list(replica.parameters.values())) for replica in self.replicas]
         self._gather(given, tells=False)
         self._exchange(given)
@@ -141,6 +148,7 @@ class Steps:
             is_left_out = self._is_skipped or (given.way.scaled and not _is_finite(replica))
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
+                self.exchanges.drop_late(rank)
             _step(replica, given.way)
 
     # --- closures
@@ -153,6 +161,8 @@ class Steps:
                 replica.optimizers[0].step(self._closure(given, rank))
         else:
             self._step_together(given)
+        for rank in range(0 if self._is_skipped else len(self.replicas)):
+            self.exchanges.drop_late(rank)
 
     def _closure(self, given: Given, rank: int) -> Callable[[], Tensor]:
         """Return what a rank calls that steps with gradients of its own."""

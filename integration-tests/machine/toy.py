@@ -78,11 +78,10 @@ class Sam(torch.optim.Optimizer):
         super().__init__(parameters, {"rho": 0.05})
         self.base = base
         self.param_groups = base.param_groups
-        self.state = base.state
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        self.base.param_groups, self.base.state = self.param_groups, self.state
+        self.base.param_groups = self.param_groups
 
     def step(self, closure: Any = None) -> Any:
         closure = torch.enable_grad()(closure)

@@ -89,7 +89,7 @@ class Truth:
         self._continues = None
         if not move.keeps:
             first = self._replicas[0]
-            states = [each.state_dict() for each in first.optimizers]
+            states = [each.state_dict() for each in first.every_optimizer]
             for replica in self._replicas[1:]:
                 _give(replica, *copy.deepcopy((first.model.state_dict(), states)))
         if move.loads:
@@ -107,7 +107,7 @@ class Truth:
 
     def _look(self) -> None:
         for replica, records in zip(self._replicas, self.records, strict=True):
-            records.tell("state", state_of(replica.model, replica.optimizers))
+            records.tell("state", state_of(replica.model, replica.every_optimizer))
             records.tell("steps", [self.exchanges.step, self.steps.skipped])
 
     def _consensus(self, move: Consensus) -> None:
@@ -174,7 +174,7 @@ class Truth:
         self.saved = copy.deepcopy(
             Saved(
                 [replica.model.state_dict() for replica in self._replicas],
-                [[each.state_dict() for each in replica.optimizers] for replica in self._replicas],
+                [[each.state_dict() for each in replica.every_optimizer] for replica in self._replicas],
                 [replica.scaler.state_dict() for replica in self._replicas],
                 self.exchanges,
                 self.steps.skipped,
@@ -208,5 +208,5 @@ def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: An
     if scaler is not None:
         replica.scaler.load_state_dict(scaler)
     if optimizers is not None:
-        for each, state in zip(replica.optimizers, optimizers, strict=True):
+        for each, state in zip(replica.every_optimizer, optimizers, strict=True):
             each.load_state_dict(state)
