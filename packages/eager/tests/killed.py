@@ -14,7 +14,7 @@ import numpy as np
 from hocket.errors import PeerLostError
 from hocket.progress import ThreadProgress
 from hocket.transport import mpi
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.launching import find_mpiexec, launch, note_pid
 from hocket.transport.reduction import TreeSum
 from hocket_eager import PartialAllreduce
 from hocket_eager.opening import open_sums
@@ -27,6 +27,7 @@ RANKS, VICTIM, ROUND = 3, 2, 5
 def rank(path: str) -> None:
     """Take part in rounds; the victim dies within one, while the others wait for it."""
     peer = mpi.join()
+    note_pid(peer.rank)
     peer.timeout_s = 20.0
     like = np.ones(1000, np.float32)
     progress = ThreadProgress()

@@ -437,6 +437,9 @@ class Session(TrainingSession):
         self._end_partial_step()
         if self.passes.under_way:
             self.end_batch()
+        # Here, so that what is sent is counted in what is saved.
+        self._storage.check(take_values=True)
+        self.phase.parameters.merge_forward()
 
     def describe(self) -> dict[str, Any]:
         return {key: value for key, value in self.strategy.resolved().items() if key != "name"}
