@@ -274,10 +274,13 @@ def _epochs(draw: st.DrawFn, seed: int, way: Way, machine: SessionMachine) -> Ep
         longest = -(-max(lengths[: machine.ranks]) // micros) * micros
         lengths = (longest, *lengths[1:])
     nan = draw(machine._nan_ranks(way))
-    is_plain = (
-        way == Way(users=way.users, scaled=way.scaled) and len(machine.entry.rules) == 1 and nan is None
-    )
     stops = draw(st.sampled_from([None, None, 1])) if nan is None else None
+    is_plain = (
+        way == Way(users=way.users, scaled=way.scaled)
+        and len(machine.entry.rules) == 1
+        and stops is None
+        and nan is None
+    )
     return Epoch(
         seed,
         lengths,

@@ -188,8 +188,14 @@ class Exchanges:
         if self.entry.at(self.step) is not self.rule:
             self._change_phase(replicas)
 
+    def begin_forward(self, replicas: Sequence[Replica]) -> None:
+        """Exchange the parameters x / w that models hold, if that is due."""
+        self.bias(replicas)
+        self.exchange(replicas)
+        self.debias(replicas)
+
     def exchange(self, replicas: Sequence[Replica]) -> None:
-        """Exchange the parameters that models hold, if that is due."""
+        """Exchange the parameters x that models hold, if that is due."""
         if not self.is_due:
             return
         self.is_due = False
@@ -201,13 +207,13 @@ class Exchanges:
     @torch.no_grad()
     def _mix(self, replicas: Sequence[Replica], mixing: Mixing) -> None:
         changes, weights = {}, {}
-        for number, layer in enumerate(LAYERS):
+        for number, layer in enumerate(dict.fromkeys(map(layer_of, self.names))):
             matrix = mixing.matrix(self.ranks, self.parameter_round, number if mixing.layered else 0)
             for name in (name for name in self.names if layer_of(name) == layer):
                 own = torch.stack([replica.parameters[name] for replica in replicas])
                 changes[name] = torch.tensordot(torch.from_numpy(matrix), own, 1) - own
             weights[layer] = matrix @ self.push_weights[layer] if mixing.pushes else self.push_weights[layer]
-        self.pending = changes, weights
+        self.pending = changes, {**self.push_weights, **weights}
         self.parameter_round += 1
 
     @torch.no_grad()

@@ -47,7 +47,7 @@ class Steps:
 
     def batch(self, given: Given) -> None:
         """Do with a batch of each rank what the way says."""
-        self.exchanges.exchange(self.replicas)
+        self.exchanges.begin_forward(self.replicas)
         if given.micro == 0:
             self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
             self._shares = [0.0] * len(self.replicas)

@@ -119,6 +119,20 @@ def _topology(name: str) -> Any:
     return default_registry().resolve(Kind.TOPOLOGY, name)
 
 
+def rotated(ranks: int, round: int, layer: int) -> Matrix:
+    """GossipGraD's dissemination, with other partners in each block of rounds."""
+    dissemination = _topology("gossipgrad.dissemination")()
+    found: Matrix = _topology("gossipgrad.rotated")(dissemination).mixing_matrix(ranks, round, layer)
+    return found
+
+
+def layered_gossip(topology: Any, **collective: Any) -> dict[str, Any]:
+    """Return the slot of recipes that mix each layer on its own, hidden behind the next forward."""
+    gossip = {"name": "gossip", **collective}
+    exchange = {"collective": gossip, "topology": topology, "segments": "layers", "overlap": "forward"}
+    return {"parameters": [exchange]}
+
+
 EVERY_STEP = Mixing(everyone)
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}
 FEEDBACK = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.1}}
@@ -168,6 +182,16 @@ SLOTS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Plugins' recipes.
+SLOTS |= {
+    "crossover": layered_gossip("crossover.fair_random"),
+    "crossover.combo": layered_gossip({"name": "crossover.unfair", "distinct": True}),
+    "gossipgrad, its samples at home": layered_gossip(
+        {"name": "gossipgrad.rotated", "topology": "gossipgrad.dissemination"}
+    ),
+    "gossipgrad.random": layered_gossip("gossipgrad.random_push", push_sum=True),
+}
+
 RULES: dict[str, Rule] = {
     "sgd": Rule("mean"),
     "agd": Rule("mean"),
@@ -183,6 +207,17 @@ RULES: dict[str, Rule] = {
     "push_sum_delayed": Rule(None, Mixing(drawn("irregular_directed"), pushes=True, delayed=True)),
 }
 
+RULES |= {
+    "crossover": Rule(None, Mixing(drawn("crossover.fair_random"), hidden=True, layered=True)),
+    "crossover.combo": Rule(
+        None, Mixing(drawn("crossover.unfair", distinct=True), hidden=True, layered=True)
+    ),
+    "gossipgrad, its samples at home": Rule(None, Mixing(rotated, hidden=True, layered=True)),
+    "gossipgrad.random": Rule(
+        None, Mixing(drawn("gossipgrad.random_push"), pushes=True, hidden=True, layered=True)
+    ),
+}
+
 #: After so many steps one follows the other.
 PHASE = 3
 PHASES = [
@@ -194,6 +229,8 @@ PHASES = [
     ("dpsgd_hidden", "hierarchical_sgd"),
     ("agd", "push_sum_delayed"),
     ("feedback", "dpsgd"),
+    ("crossover", "sgd"),
+    ("gossipgrad.random", "agd"),
 ]
 
 STRATEGIES: dict[str, Entry] = {name: Entry(SLOTS[name], {0: RULES[name]}) for name in SLOTS}

@@ -170,7 +170,7 @@ class Truth:
     # --- checkpoints
 
     def _save(self, move: Save | None, epoch: int | None = None, place: int = 0) -> None:
-        self.exchanges.exchange(self._replicas)
+        self.exchanges.begin_forward(self._replicas)
         self.saved = copy.deepcopy(
             Saved(
                 [replica.model.state_dict() for replica in self._replicas],
