@@ -152,7 +152,7 @@ class SessionMachine(RuleBasedStateMachine):
         """Return the ranks that may have NaN, mostly none."""
         assert self.attached is not None
         none = st.none()
-        if way.how not in ("plain", "accumulate") or self.ranks == 1 or self.optimizer in ("lbfgs", "sam"):
+        if way.how not in ("plain", "accumulate") or self.optimizer in ("lbfgs", "sam"):
             return none
         if not way.scaled and _is_local(self.entry):
             return none

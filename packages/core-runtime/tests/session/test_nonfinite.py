@@ -236,3 +236,15 @@ def test_a_single_rank_takes_large_gradients_of_short_dtypes() -> None:
             return session.skipped_steps
 
     assert on_ranks(1, run) == [0]
+
+
+def test_nan_of_a_single_rank_is_an_error_too() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd"):
+            (model(torch.ones(1, 5, dtype=torch.float64)).sum() * torch.nan).backward()
+            optimizer.step()
+
+    with pytest.raises(NonFiniteError, match="gradients of rank 0 at step 0 hold NaN or Inf, in 0.weight"):
+        on_ranks(1, run)

@@ -63,6 +63,8 @@ class ParameterStorage:
         self._flat_addresses = [flat.data_ptr() for flat in self.flats]
         self._addresses = [bound.address for bound in self._bound]
         self._bound_parameters = [bound.parameter for bound in self._bound]
+        #: Whether the last look has found parameters that were set, and were left so.
+        self.was_set = False
         self._remember()
 
     @property
@@ -98,6 +100,7 @@ class ParameterStorage:
             return
         self._check_modules()
         self._check_memory()
+        self.was_set = not self.is_bound()
         if take_values:
             self.take_values()
         for name, parameter in self._frozen.items():
@@ -117,6 +120,7 @@ class ParameterStorage:
         if self.is_bound():
             return
         self._check_memory()
+        self.was_set = False
         for bound in self._bound:
             if bound.parameter.data_ptr() != bound.address:
                 with torch.no_grad():

@@ -235,6 +235,11 @@ class ParameterMoment:
     def __init__(self, exchanges: Sequence[ParameterExchange]) -> None:
         self.exchanges = exchanges
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether push-sum weights travel."""
+        return any(exchange.weights for exchange in self.exchanges)
+
     @torch.no_grad()
     def before_step(self) -> None:
         """Make parameters hold what the optimizer steps: what no forward has read since the last step, too."""

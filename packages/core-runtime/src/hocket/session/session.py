@@ -20,7 +20,6 @@ from hocket.session.base import State, TrainingSession
 from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchanging import Counters
-from hocket.session.gradients import GradientMoment
 from hocket.session.handshake import differing
 from hocket.session.opening import Opening
 from hocket.session.optimizers import Closure, StepHooks
@@ -230,9 +229,6 @@ class Session(TrainingSession):
         if self._observer is not None:
             self._observer.phase(name, self.peer.now())
 
-    def _sends_after_backward(self) -> bool:
-        return self.phase.gradients is None or bool(self.phase.parameters.exchanges)
-
     def _before_backward(self) -> None:
         """Look at what is about to be sent: it has to be what the optimizers step."""
         self._note_phase("backward")
@@ -240,6 +236,23 @@ class Session(TrainingSession):
         self._storage.check(take_values=False)  # the step may set them back (SAM)
         self.optimizers.check()
         self.state = State.IN_STEP
+
+    def _look_before_step(self) -> None:
+        if self.phase.gradients is None and not self.phase.parameters.exchanges:
+            # Nobody sends, and nobody else looks.
+            self._storage.check(take_values=True)
+            self.optimizers.check()
+        elif self.phase.gradients is None or self.phase.parameters.has_weights:
+            # No backward has looked whether the optimizer can step them, or push-sum multiplies them where they lie.
+            self._storage.take_values()
+
+    def _look_after_step(self) -> None:
+        """Take over what the step has set, before it is sent; once a step, as each look costs some microseconds."""
+        if self.phase.parameters.exchanges:
+            self._storage.check(take_values=True)
+            self.optimizers.check()
+        elif self._storage.was_set:
+            self._storage.take_values()
 
     # ---- steps of the optimizers, as `StepHooks` tells of them ---------------------------------------------------
 
@@ -256,8 +269,7 @@ class Session(TrainingSession):
             refuse_closure(optimizer, self.strategy)
         self.state = State.IN_STEP
         self._note_phase("optimizer")
-        if self._sends_after_backward():
-            self._storage.take_values()
+        self._look_before_step()
         if (
             closure is None
             and self.phase.gradients is not None
@@ -290,14 +302,17 @@ class Session(TrainingSession):
         gradients = self.phase.gradients
         if gradients is None:
             self._weights.drop_repetition(_parameters_of(optimizer))
-            # A single rank, which exchanges nothing, skips what several would.
-            alone = self._on_nonfinite == "skip" and bool(self.phase.strategy.gradients)
-            if self._skipping or (alone and not self._gradients_are_finite()):
+            # A single rank, which exchanges nothing, finds what several would.
+            alone = bool(self.phase.strategy.gradients) and not scaler_steps(optimizer)
+            nonfinite = self._nonfinite_parameters() if alone else []
+            if nonfinite and self._on_nonfinite != "skip":
+                self._raise_nonfinite(nonfinite)
+            if self._skipping or nonfinite:
                 self._skip()
                 return
         elif self._skipping or (gradients.nonfinite_anywhere and not scaler_steps(optimizer)):
             if self._on_nonfinite != "skip":
-                self._raise_nonfinite(gradients)
+                self._raise_nonfinite(gradients.nonfinite)
             self._skip()
             return
         found_inf = getattr(optimizer, "found_inf", None)
@@ -307,22 +322,24 @@ class Session(TrainingSession):
         loss_scale = getattr(optimizer, "grad_scale", None)
         self.late.join(_parameters_of(optimizer), 1.0 if loss_scale is None else loss_scale)
 
-    def _raise_nonfinite(self, gradients: GradientMoment) -> None:
-        if gradients.nonfinite:
+    def _raise_nonfinite(self, parameters: Sequence[str]) -> None:
+        if parameters:
             raise NonFiniteError(
                 f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
-                f"{some(gradients.nonfinite)}. on_nonfinite='skip' leaves such steps out on all ranks"
+                f"{some(parameters)}. on_nonfinite='skip' leaves such steps out on all ranks"
             )
         raise NonFiniteElsewhereError(
             f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
         )
 
-    def _gradients_are_finite(self) -> bool:
-        gradients = [p.grad for p in self._storage.parameters.values() if p.grad is not None]
+    def _nonfinite_parameters(self) -> list[str]:
+        """Return the names of the parameters whose gradients hold NaN or Inf."""
         # One pass, which a single NaN or Inf poisons, and large numbers may, too.
-        return all(
-            bool(gradient.sum().isfinite() or gradient.to_dense().isfinite().all()) for gradient in gradients
-        )
+        return [
+            name
+            for name, p in self._storage.parameters.items()
+            if p.grad is not None and not (p.grad.sum().isfinite() or p.grad.to_dense().isfinite().all())
+        ]
 
     def _skip(self) -> None:
         if not self._skipping:
@@ -376,11 +393,7 @@ class Session(TrainingSession):
             self.phase.gradients.exchanged_in_step = 0
         self._skipping = False
         self.state = State.ATTACHED
-        if self._sends_after_backward():
-            self._storage.check(take_values=True)
-            self.optimizers.check()
-        else:
-            self._storage.take_values()
+        self._look_after_step()
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
