@@ -246,5 +246,5 @@ def test_nan_of_a_single_rank_is_an_error_too() -> None:
             (model(torch.ones(1, 5, dtype=torch.float64)).sum() * torch.nan).backward()
             optimizer.step()
 
-    with pytest.raises(NonFiniteError, match="gradients of rank 0 at step 0 hold NaN or Inf, in 0.weight"):
+    with pytest.raises(NonFiniteError, match=r"gradients of rank 0 at step 0 hold NaN or Inf, in 0\.weight"):
         on_ranks(1, run)
