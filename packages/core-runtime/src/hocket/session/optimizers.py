@@ -96,10 +96,8 @@ class Optimizers:
         sharing = list(_sharing_groups(self.given))
         for number, optimizer in enumerate(self.every):
             optimizer.load_state_dict(state[str(number)])
-        for (
-            inner,
-            outer,
-        ) in sharing:  # torch gives each groups of its own, and schedulers know the outer one's
+        # Torch gives each groups of its own, and schedulers know the outer one's.
+        for inner, outer in sharing:
             inner.param_groups = outer.param_groups
 
     def check(self) -> None:

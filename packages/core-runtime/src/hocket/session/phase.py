@@ -59,6 +59,8 @@ class OpenPhase:
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | PassProgress] = []
         self._closure_lane: Lane | None = None
+        # Found by following every rank's gradient, once, and not in each step with a closure.
+        self._keeps_gradients_equal: bool | None = None
 
     def hook(self) -> None:
         """Set the hooks."""
@@ -88,7 +90,9 @@ class OpenPhase:
         """
         if self.gradients is None:
             return None
-        if self.strategy.keeps_gradients_equal(placement):
+        if self._keeps_gradients_equal is None:
+            self._keeps_gradients_equal = self.strategy.keeps_gradients_equal(placement)
+        if self._keeps_gradients_equal:
             return world
         [first, *others] = (opened for opened in self.opened if opened.exchange.slot == GRADIENTS)
         results = first.exchange.collective.results(list(range(first.peer.size)), 0)
