@@ -15,7 +15,7 @@ from trial import Toy, train_virtually
 
 import hocket
 from hocket.collective.allreduce import Algorithm, Allreduce
-from hocket.session.planned import plan
+from hocket.plan.plan import plan
 from hocket.strategy import Exchange, Strategy
 from hocket.transport.network import NetworkModel
 

@@ -18,7 +18,7 @@ from matrix import accepted, is_repeatable, recipes
 from trial import Run, Toy
 
 import hocket
-from hocket.session.planned import plan
+from hocket.plan.plan import plan
 from hocket.transport.launching import find_mpiexec
 from hocket.transport.network import NetworkModel
 

@@ -29,9 +29,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hocket
-from hocket.segment.partition import named_spans, partition
-from hocket.session.layout import gradient_layout
-from hocket.strategy.segmentation import Bytes
+from hocket.plan.layout import gradient_layout
+from hocket.segment.partition import Bytes, named_spans, partition
 from hocket.transport.peer import Peer
 from hocket_redsync.calibration import calibrate
 from hocket_redsync.choosing import choose, first_dense_size

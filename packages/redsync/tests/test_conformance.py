@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hocket.compressor import Compressor, LocalClipping, State
-from hocket.segment import Segment
-from hocket.segment.segment import view_of
+from hocket.segment.segment import Segment, view_of
 from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round
 from hocket_redsync.asq import Asq, Feedback
 from hocket_redsync.hybrid import Exact, Hybrid, Sampled, Threshold, Trimmed

@@ -13,10 +13,9 @@ from torch import nn
 import hocket
 from hocket.compressor.shape import numel_of
 from hocket.errors import CompositionError
-from hocket.segment.partition import named_spans, partition
-from hocket.session.layout import Layout, gradient_layout
-from hocket.session.planned import plan
-from hocket.strategy.segmentation import Model
+from hocket.plan.layout import Layout, gradient_layout
+from hocket.plan.plan import plan
+from hocket.segment.partition import Model, named_spans, partition
 from hocket.testing.compressor import fill, make_segment
 from hocket.transport.network import NetworkModel
 from hocket_redsync.calibration import calibrate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.compressor import Message
-from hocket.segment import Segment
+from hocket.segment.segment import Segment
 from hocket.testing.compressor import make_segment
 from hocket_redsync.message import Content, Form, add_packed, clear_packed, content_bytes, message_bytes, pack
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.compressor import Compressor, MomentumCorrection, OptimizerTerms, State
 from hocket.errors import HocketError
-from hocket.segment import Segment
-from hocket.segment.segment import view_of
+from hocket.segment.segment import Segment, view_of
 from hocket.testing.compressor import make_segment
 from hocket_redsync.asq import Asq
 from hocket_redsync.hybrid import Sampled, Threshold, Trimmed

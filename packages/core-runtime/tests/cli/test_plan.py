@@ -19,8 +19,8 @@ import hocket
 from hocket.cli.planning import plan_command
 from hocket.config.run import load_run
 from hocket.errors import CompositionError, ConfigError
+from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
-from hocket.session.planned import plan
 from hocket.task.models import build
 from hocket.transport.network import NetworkModel
 

@@ -23,7 +23,7 @@ from hocket.compressor import (
     pack_sparse,
 )
 from hocket.compressor.ddp import ddp_comm_hook
-from hocket.segment import Segment
+from hocket.segment.segment import Segment
 
 STEPS = 4
 SHAPES = ((4, 16), (16,), (80,))

@@ -21,7 +21,7 @@ from hocket.compressor import (
     TopK,
     Wrapper,
 )
-from hocket.segment import Segment
+from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, make_segment
 
 

@@ -27,8 +27,8 @@ from hocket.compressor import (
     unpack_sparse,
 )
 from hocket.errors import NonFiniteError
-from hocket.segment import Segment
 from hocket.segment.partition import Span
+from hocket.segment.segment import Segment
 from hocket.testing.compressor import dense, fill, make_segment, run_round
 
 # Few different values, so that there are ties, and all kinds of them.

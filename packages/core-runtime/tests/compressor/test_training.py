@@ -25,8 +25,7 @@ from hocket.compressor import (
     optimizer_terms,
 )
 from hocket.errors import AttachError, HocketError
-from hocket.segment import Segment
-from hocket.segment.segment import view_of
+from hocket.segment.segment import Segment, view_of
 from hocket.testing.compressor import make_segment, run_round
 from hocket.topology import RandomMatching
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hocket.segment.partition import ALIGNMENT_BYTES, partition
+from hocket.segment.partition import ALIGNMENT_BYTES, Bytes, Layers, Model, Segmentation, partition
 from hocket.segment.segment import Segment, allocate, view_of, wire_dtype
 from hocket.segment.storage import ParameterStorage
-from hocket.strategy.segmentation import Bytes, Layers, Model, Segmentation
 from hocket.transport.single import SinglePeer
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4)

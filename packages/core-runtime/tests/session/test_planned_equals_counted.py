@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.plan.plan import Plan, plan
 from hocket.plugin import CORE, default_registry
-from hocket.session.planned import Plan, plan
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hocket.segment.partition import Bytes
 from hocket.strategy import Group, Leaders, Placement, World
 from hocket.strategy.scope import GroupBy
-from hocket.strategy.segmentation import Bytes
 from hocket.topology import Complete, Neighbours, Topology
 
 SIZES = st.integers(1, 24)

@@ -348,8 +348,8 @@ def gossip_falls_back(peer: Peer) -> bool:
     import torch
 
     from hocket.collective.neighbour_exchange import GossipChannel
-    from hocket.segment import Segment
     from hocket.segment.partition import named_spans
+    from hocket.segment.segment import Segment
     from hocket.transport.host import memory
 
     group = peer.group(list(range(peer.size)))

@@ -21,7 +21,7 @@ from hocket_eager.rules import Missed, Rules, Starts
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
     from hocket.schedule import Schedule
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel

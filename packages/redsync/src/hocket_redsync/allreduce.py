@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.collective.api import Channel
     from hocket.compressor import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer

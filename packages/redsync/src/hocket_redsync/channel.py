@@ -11,8 +11,7 @@ from hocket.collective.api import Channel, Outcome
 from hocket.collective.gathering import GatheringChannel
 from hocket.collective.packing import Packing
 from hocket.compressor import Compressor, WrapperState
-from hocket.segment import Segment
-from hocket.segment.segment import allocate
+from hocket.segment.segment import Segment, allocate
 from hocket.transport.peer import Lane, Peer, Request
 from hocket_redsync.state import ResidualState
 

@@ -30,7 +30,7 @@ from hocket.transport.peer import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = [
     "Content",

@@ -17,7 +17,7 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.transport.peer import Array
 
 __all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hocket.segment import Segment
     from hocket.segment.partition import Span
+    from hocket.segment.segment import Segment
 
 __all__ = ["ResidualState"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hocket.delays import Delays
-    from hocket.session.planned import Plan, PlannedExchange
+    from hocket.plan.plan import ExchangePlan, Plan
     from hocket.task.api import Task
 
 __all__ = ["DEFAULT_RANKS", "plan_command"]
@@ -62,7 +62,7 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
-    from hocket.session.planned import plan
+    from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
     task = check_run(run)
@@ -119,7 +119,7 @@ def _show(run: RunConfig, plan: Plan, shared_out: bool) -> None:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
 
 
-def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
+def _row(plan: Plan, planned: ExchangePlan) -> tuple[str, ...]:
     exchange = planned.exchange
     sizes = [layout.wire_bytes for layout in planned.layouts]
     smallest, largest = (format_bytes(min(sizes)), format_bytes(max(sizes))) if sizes else ("", "")
@@ -138,7 +138,7 @@ def _row(plan: Plan, planned: PlannedExchange) -> tuple[str, ...]:
     )
 
 
-def _collective(planned: PlannedExchange) -> str:
+def _collective(planned: ExchangePlan) -> str:
     exchange = planned.exchange
     text = _title(exchange.collective)
     if exchange.topology is not None:
@@ -147,12 +147,12 @@ def _collective(planned: PlannedExchange) -> str:
     return text if compressor == "none" else f"{text}, {compressor}"
 
 
-def _every(planned: PlannedExchange) -> str:
+def _every(planned: ExchangePlan) -> str:
     periods = sorted({planned.exchange.period(len(scope)) for scope in planned.scopes})
     return "step" if periods == [1] else f"{' or '.join(map(str, periods))} steps"
 
 
-def _among(planned: PlannedExchange) -> str:
+def _among(planned: ExchangePlan) -> str:
     sizes = sorted({len(scope) for scope in planned.scopes})
     ranks = " or ".join(map(str, sizes)) + " rank" + "s" * (sizes != [1])
     title = _title(planned.exchange.over)

@@ -13,7 +13,7 @@ from hocket.compressor.none import NoCompression
 
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.collective.packing import Packing
     from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel

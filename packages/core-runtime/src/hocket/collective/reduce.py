@@ -12,7 +12,7 @@ from hocket.collective.rooted import RootedCollective
 
 if TYPE_CHECKING:
     from hocket.progress import ProgressEngine
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.compressor.optimizer_terms import OptimizerTerms
-    from hocket.segment import Segment
     from hocket.segment.partition import Span
+    from hocket.segment.segment import Segment
     from hocket.transport.peer import Array
 
 __all__ = ["Compressor", "Message", "SegmentShape", "State"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.transport.peer import Array
 
 __all__ = ["BFloat16", "Float16"]

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.compressor.api import Compressor, Message, State
-from hocket.segment.partition import named_spans, partition
+from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of, wire_dtype
-from hocket.strategy.segmentation import Model
 
 __all__ = ["ddp_comm_hook"]
 

@@ -22,7 +22,7 @@ from hocket.compressor.wrapper import Wrapper, WrapperState, is_finite
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = ["ErrorFeedback"]
 

@@ -16,7 +16,7 @@ from hocket.compressor.wrapper import Wrapper
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = ["LocalClipping"]
 

@@ -11,7 +11,7 @@ from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = ["NoCompression"]
 

@@ -15,7 +15,7 @@ from hocket.compressor.shape import companions_bytes, count_of, dtype_of, numel_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = ["SharedRandom"]
 

@@ -26,7 +26,7 @@ from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.transport.peer import Array
 
 __all__ = [

@@ -14,7 +14,7 @@ from hocket.compressor.sparse import add_sparse, check_indexable, clear_sparse, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
     from hocket.transport.peer import Array
 
 __all__ = ["TopK", "largest"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.compressor.optimizer_terms import OptimizerTerms
-    from hocket.segment import Segment
+    from hocket.segment.segment import Segment
 
 __all__ = ["Wrapper", "WrapperState", "is_finite"]
 

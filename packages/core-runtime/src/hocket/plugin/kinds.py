@@ -41,7 +41,7 @@ _INTERFACES = {
     Kind.COLLECTIVE: "hocket.collective.api:Collective",
     Kind.COMPRESSOR: "hocket.compressor.api:Compressor",
     Kind.SCOPE: "hocket.strategy.scope:Scope",
-    Kind.SEGMENTATION: "hocket.strategy.segmentation:Segmentation",
+    Kind.SEGMENTATION: "hocket.segment.partition:Segmentation",
     Kind.SAMPLES: "hocket.strategy.samples:SampleExchange",
     Kind.ENGINE: "hocket.engine.api:Engine",
     Kind.TASK: "hocket.task.api:Task",

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from hocket.compressor.api import Compressor
     from hocket.delays.api import Delays
     from hocket.engine.api import Engine
+    from hocket.segment.partition import Segmentation
     from hocket.strategy.samples import SampleExchange
     from hocket.strategy.scope import Scope
-    from hocket.strategy.segmentation import Segmentation
     from hocket.task.api import Task
     from hocket.topology.api import Topology
 

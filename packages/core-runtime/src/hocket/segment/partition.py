@@ -1,4 +1,4 @@
-"""How a model is cut into segments: pure functions of names, shapes and dtypes, used by sessions and by `plan`.
+"""Segmentations, which cut a model's parameters into segments: pure functions of names, shapes and dtypes.
 
 Parameters keep their order. A segment has one dtype and one device, so parameters are first grouped by these, and
 each group is cut on its own.
@@ -6,13 +6,24 @@ each group is cut on its own.
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.strategy.segmentation import Bytes, Layers, Model, Segmentation
+from hocket.config.configured import Configured
 
-__all__ = ["ALIGNMENT_BYTES", "Span", "named_spans", "partition"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "Bytes",
+    "Layers",
+    "Model",
+    "Segmentation",
+    "Span",
+    "named_spans",
+    "partition",
+]
 
 #: Every parameter starts at a multiple of this within its buffer, as it would in an allocation of its own: vector
 #: units read aligned data faster. The padding is zero, and travels.
@@ -23,7 +34,7 @@ _BYTES_PER_MB = 1 << 20
 
 @dataclass(frozen=True)
 class Span:
-    """Where one parameter lies in its segment.
+    """One parameter and its offset in its segment.
 
     Attributes:
         name: the parameter's name in the model.
@@ -50,13 +61,9 @@ class Span:
 
     @property
     def padded_numel(self) -> int:
-        """How many elements it takes in the segment."""
+        """How many elements it takes in the segment, padding included."""
         unit = ALIGNMENT_BYTES // self.dtype.itemsize
         return -(-self.numel // unit) * unit
-
-    def at(self, start: int) -> Span:
-        """Return the same parameter at another place."""
-        return Span(self.name, start, self.numel, self.shape, self.stride, self.dtype, self.device)
 
 
 def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[Span]:
@@ -67,6 +74,61 @@ def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[Span]:
     ]
 
 
+class Segmentation(Configured, ABC):
+    """In what pieces a model is exchanged; a frozen dataclass whose fields are its configuration."""
+
+    @abstractmethod
+    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+        """Cut parameters of one dtype and device into the runs that are a segment each, in their order."""
+
+
+@dataclass(frozen=True)
+class Model(Segmentation):
+    """The whole model in one segment for each dtype and device."""
+
+    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+        return [list(parameters)]
+
+
+@dataclass(frozen=True)
+class Layers(Segmentation):
+    """A segment for each module that owns parameters."""
+
+    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+        layers: dict[str, list[Span]] = {}
+        for span in parameters:
+            layers.setdefault(span.name.rpartition(".")[0], []).append(span)
+        return list(layers.values())
+
+
+@dataclass(frozen=True)
+class Bytes(Segmentation):
+    """Segments of about so many bytes; a parameter is never cut.
+
+    Attributes:
+        size_mb: a segment's size in MiB (2**20 bytes), more than 0; a larger parameter has a segment of its
+            own.
+    """
+
+    size_mb: float = 25.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size_mb < math.inf:
+            raise ValueError(f"size_mb must be finite and more than 0, not {self.size_mb}")
+
+    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+        runs: list[list[Span]] = []
+        filled = 0.0
+        for span in parameters:
+            nbytes = span.padded_numel * span.dtype.itemsize
+            if not runs or filled + nbytes > self.size_mb * _BYTES_PER_MB:
+                runs.append([])
+                filled = 0
+            runs[-1].append(span)
+            filled += nbytes
+        return runs
+
+
 def partition(
     spans: Sequence[Span], segmentation: Segmentation, *, backward: bool = False
 ) -> list[list[Span]]:
@@ -74,55 +136,24 @@ def partition(
 
     Args:
         spans: the parameters, in the model's order.
-        segmentation: `model`, `layers` (a segment for each module that owns parameters) or `bytes` (runs of about
-            so many bytes; a parameter is never cut).
+        segmentation: cuts the parameters of each dtype and device.
         backward: fill segments from the model's end, so that those which are complete early in backward are full.
 
     Returns:
-        The segments' spans with their places, in the order in which forward reads them, or with `backward` in the
+        The segments' spans with their offsets, in the order in which forward reads them, or with `backward` in the
         order in which backward completes them.
     """
     groups: dict[tuple[Any, Any], list[Span]] = {}
     for span in reversed(spans) if backward else spans:
         groups.setdefault((span.dtype, span.device), []).append(span)
-    return [_placed(run) for group in groups.values() for run in _cut(group, segmentation)]
+    return [_packed(run) for group in groups.values() for run in segmentation.cut(group)]
 
 
-def _cut(group: list[Span], segmentation: Segmentation) -> list[list[Span]]:
-    match segmentation:
-        case Model():
-            return [group]
-        case Layers():
-            return _runs_by_layer(group)
-        case Bytes(size_mb=size_mb):
-            return _runs_by_bytes(group, size_mb * _BYTES_PER_MB)
-    raise TypeError(f"{segmentation!r} is no segmentation")
-
-
-def _runs_by_layer(group: list[Span]) -> list[list[Span]]:
-    layers: dict[str, list[Span]] = {}
-    for span in group:
-        layers.setdefault(span.name.rpartition(".")[0], []).append(span)
-    return list(layers.values())
-
-
-def _runs_by_bytes(group: list[Span], limit: float) -> list[list[Span]]:
-    runs: list[list[Span]] = []
-    filled = 0.0
-    for span in group:
-        nbytes = span.padded_numel * span.dtype.itemsize
-        if not runs or filled + nbytes > limit:
-            runs.append([])
-            filled = 0
-        runs[-1].append(span)
-        filled += nbytes
-    return runs
-
-
-def _placed(run: list[Span]) -> list[Span]:
-    placed = []
+def _packed(run: list[Span]) -> list[Span]:
+    """Lay the parameters of a segment one behind the other."""
+    packed = []
     start = 0
     for span in run:
-        placed.append(span.at(start))
+        packed.append(replace(span, start=start))
         start += span.padded_numel
-    return placed
+    return packed

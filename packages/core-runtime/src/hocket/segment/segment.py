@@ -22,7 +22,7 @@ class Segment:
     Attributes:
         name: the exchange and this segment's number in it, for instance `gradients.0[3]`.
         index: the segment's number in its exchange.
-        spans: the parameters and their places.
+        spans: the parameters and their offsets.
         numel: elements of data, padding included.
         outgoing: what this rank contributes, [numel + num_companions]; must not change while an exchange runs.
         incoming: what the exchange gives, [numel + num_companions].

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ReplacedError
-from hocket.segment.partition import Span, named_spans, partition
+from hocket.segment.partition import Model, Span, named_spans, partition
 from hocket.segment.segment import allocate, view_of
-from hocket.strategy.segmentation import Model
 from hocket.transport.peer import Peer
 
 __all__ = ["ParameterStorage"]

@@ -20,10 +20,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from hocket.errors import AttachError, HocketError
+from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
 from hocket.session.exchanging import OpenExchange
 from hocket.session.gradient_places import GradientPlace, SegmentPlace, Stage
-from hocket.session.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.scaling import loss_scale, watch_scalers
 from hocket.session.takeover import Takeover
 from hocket.session.undo import Undo

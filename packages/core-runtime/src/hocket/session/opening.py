@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hocket.errors import CompositionError
 from hocket.observation import Observer
+from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
@@ -18,7 +19,6 @@ from hocket.segment.storage import ParameterStorage
 from hocket.session.exchanging import Counters, OpenExchange
 from hocket.session.gradient_places import Stage
 from hocket.session.gradients import GradientMoment
-from hocket.session.layout import gradient_layout, parameter_layout
 from hocket.session.optimizers import Optimizers
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError, some
+from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
-from hocket.session.layout import WEIGHT
 from hocket.session.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
 

@@ -1,12 +1,12 @@
 """What crosses the wire at the moments of a training step: slots, exchanges, composition. Needs no torch."""
 
+from hocket.segment.partition import Bytes, Layers, Model, Segmentation
 from hocket.strategy.compose import compose
 from hocket.strategy.exchange import Every, Exchange, Overlap, Progress
 from hocket.strategy.placement import Placement
 from hocket.strategy.rules import Refusal, refusals
 from hocket.strategy.samples import SampleExchange, SampleStream
 from hocket.strategy.scope import Group, Leaders, Scope, World
-from hocket.strategy.segmentation import Bytes, Layers, Model, Segmentation
 from hocket.strategy.strategy import Strategy
 
 __all__ = [

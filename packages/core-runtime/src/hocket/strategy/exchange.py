@@ -9,8 +9,8 @@ from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
 from hocket.compressor.none import NoCompression
 from hocket.config.configured import Configured
+from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
-from hocket.strategy.segmentation import Bytes, Segmentation
 from hocket.topology.api import Topology
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Every", "Exchange", "Overlap", "Progress"]

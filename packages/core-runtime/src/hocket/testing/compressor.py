@@ -20,9 +20,8 @@ from torch import Tensor
 from hocket.compressor.api import Compressor, Message, State
 from hocket.compressor.optimizer_terms import OptimizerTerms
 from hocket.errors import NonFiniteError
-from hocket.segment.partition import named_spans, partition
+from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of
-from hocket.strategy.segmentation import Model
 
 __all__ = ["CompressorConformance", "dense", "fill", "make_segment", "run_round"]
 

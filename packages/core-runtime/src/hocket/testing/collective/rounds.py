@@ -16,11 +16,10 @@ from hocket.collective.api import Channel, Outcome
 from hocket.config.source import load_document
 from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.segment.partition import named_spans, partition
+from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.strategy.compose import read_slot
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.segmentation import Model
 from hocket.transport.faults import Faults
 from hocket.transport.peer import Array, Peer, Request
 

@@ -1,4 +1,4 @@
-"""What a session will exchange, computed from names and shapes alone: bytes, time and memory."""
+"""The bytes, seconds and memory of a strategy's exchanges, computed from names and shapes alone."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from statistics import mean
 
 from torch import nn
 
+from hocket.plan.layout import Layout, layouts
 from hocket.segment.partition import Span, named_spans
-from hocket.session.layout import Layout, layouts
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.transport.network import NetworkModel
 
-__all__ = ["Plan", "PlannedExchange", "plan"]
+__all__ = ["Plan", "ExchangePlan", "plan"]
 
 
 @dataclass(frozen=True)
-class PlannedExchange:
-    """One exchange of a strategy among a given number of ranks.
+class ExchangePlan:
+    """The costs of one exchange of a strategy among a given number of ranks.
 
     Attributes:
         exchange: what the strategy says.
@@ -55,7 +55,7 @@ class Plan:
     ranks: int
     num_parameters: int
     model_bytes: int
-    exchanges: tuple[PlannedExchange, ...]
+    exchanges: tuple[ExchangePlan, ...]
 
     @property
     def bytes_per_step(self) -> float:
@@ -126,7 +126,7 @@ def _planned(
     network: NetworkModel,
     strategy: Strategy,
     shared_bytes: float,
-) -> PlannedExchange:
+) -> ExchangePlan:
     over = exchange.over
     parts = over.parts(placement)
     cut: list[Layout] = []
@@ -157,7 +157,7 @@ def _planned(
                 carried = (c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement))
                 known[role] = sum(carried, _Cost())
             of_rank[rank] = known[role]
-    return PlannedExchange(
+    return ExchangePlan(
         exchange,
         parts,
         tuple(cut),

@@ -1,4 +1,4 @@
-"""How large a segment's buffers are and what of them travels: pure, for sessions and for `plan`."""
+"""Layouts: the size of a segment's buffers, and what of them travels; sessions allocate by them, plans count them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
     """The buffers of one segment of one exchange.
 
     Attributes:
-        spans: its parameters and their places.
+        spans: its parameters and their offsets.
         dtype: of the numbers on the wire.
         num_companions: numbers that travel behind the data.
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
@@ -76,7 +76,7 @@ def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
     """Lay out a segment of gradients.
 
     Args:
-        spans: its parameters and their places.
+        spans: its parameters and their offsets.
         in_place: whether what comes back takes the place of what was sent.
     """
     dtype = wire_dtype(spans[0].dtype)
@@ -99,7 +99,7 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
     more costs a copy of the model.
 
     Args:
-        spans: its parameters and their places.
+        spans: its parameters and their offsets.
         exchange: what the strategy says.
         shared: whether the ranks' parameters lie in memory that all of them share.
     """
