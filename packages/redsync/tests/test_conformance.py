@@ -105,5 +105,5 @@ def test_the_suite_fails_for_a_residual_that_forgets() -> None:
 
     with pytest.raises(AssertionError):
         CompressorConformance().test_nothing_is_lost_where_something_is_kept(
-            Forgetful(0.1, **PLAIN), make_segment([900, 100], num_companions=3)
+            Forgetful(0.1, **PLAIN), make_segment([900, 100], trailer_numel=3)
         )

@@ -71,7 +71,7 @@ def test_what_is_chosen_is_never_predicted_to_be_worse_than_dense(
     costs = CostModel(2e-5, s_per_byte, 2e-5, s_per_byte)
     shape = layout(*sizes)
     chosen = choose(Hybrid(0.001), shape, size, costs, auto=True)
-    nbytes = 4 * (numel_of(shape) + shape.num_companions)
+    nbytes = 4 * (numel_of(shape) + shape.trailer_numel)
     assert chosen.seconds <= costs.reduce_latency(size) + costs.dense_seconds(nbytes, size) + 1e-12
 
 
@@ -129,7 +129,7 @@ COSTS = "{gather_latency_s: 0, reduce_latency_s: 0, gather_s_per_byte: 1e-7, red
     "collective", ["{name: redsync.allreduce, auto: false}", f"{{name: redsync.allreduce, costs: {COSTS}}}"]
 )
 def test_bytes_of_mixed_segments_are_those_of_both_ways(collective: str) -> None:
-    """The weight sparse, 100 elements of 8 bytes, 2 headers of 8 and 4 companions of 4; the bias, 400 bytes, dense."""
+    """The weight sparse, 100 elements of 8 bytes, 2 headers of 8 and 4 trailing ones of 4; the bias 400, dense."""
     sent = bytes_of_a_step(4, "redsync", f"gradients.0.collective={collective}")
     assert sent == 3 * (100 * 8 + 2 * 8 + 4 * 4) + 3 * 2 / 4 * 400
 
@@ -169,7 +169,7 @@ def test_a_resumed_channel_keeps_its_choices() -> None:
         compressor = Trimmed(0.1, dense_below_kb=0.0, correct_momentum=False)
         ends = []
         for resumes in (False, True):
-            segment = make_segment([60, 40], torch.float32, num_companions=1)
+            segment = make_segment([60, 40], torch.float32, trailer_numel=1)
             # The second channel begins with another choice, and is told of the first one's.
             channel = RedSyncChannel(peer, [segment], compressor, [frozenset({1})])
             for round in range(4):

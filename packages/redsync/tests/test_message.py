@@ -33,11 +33,11 @@ def contents_of(segment: Segment, forms: list[Form], rng: np.random.Generator) -
     st.integers(0, 2**16),
 )
 def test_what_is_added_is_what_was_packed(
-    parameters: list[tuple[int, Form]], dtype: torch.dtype, num_companions: int, trailing: int, seed: int
+    parameters: list[tuple[int, Form]], dtype: torch.dtype, trailer_numel: int, trailing: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    segment = make_segment([size for size, _ in parameters], dtype, num_companions)
-    segment.outgoing_companions[:] = rng.normal(size=num_companions)
+    segment = make_segment([size for size, _ in parameters], dtype, trailer_numel)
+    segment.outgoing_trailer[:] = rng.normal(size=trailer_numel)
     contents = contents_of(segment, [form for _, form in parameters], rng)
     payload = pack(segment, contents)
     itemsize = dtype.itemsize
@@ -49,7 +49,7 @@ def test_what_is_added_is_what_was_packed(
     for span, content in zip(segment.spans, contents, strict=True):
         places = slice(span.start, span.stop) if content.form is Form.DENSE else content.indices
         expected[places] = content.values if content.count else 0
-    expected[segment.numel :] = segment.outgoing_companions
+    expected[segment.numel :] = segment.outgoing_trailer
 
     message = Message(np.concatenate([payload, np.full(trailing, 255, np.uint8)]), segment, 0)
     out = torch.zeros_like(segment.outgoing)
@@ -68,7 +68,7 @@ def test_what_is_added_is_what_was_packed(
 
 @pytest.fixture
 def message() -> Message:
-    segment = make_segment([20, 12], num_companions=2)
+    segment = make_segment([20, 12], trailer_numel=2)
     forms = [Form.SPARSE, Form.DENSE]
     return Message(pack(segment, contents_of(segment, forms, np.random.default_rng(4))), segment, 0)
 

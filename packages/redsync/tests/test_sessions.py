@@ -188,7 +188,7 @@ def test_counted_bytes_are_those_of_the_messages() -> None:
             optimizer.step()
             return session.counters.bytes_sent
 
-    # 2 headers of 8 bytes, 4 companions and 50 values of 4, 50 of 5,000 elements of 8: to each of two others.
+    # 2 headers of 8 bytes, 4 trailing numbers and 50 values of 4, 50 of 5,000 elements of 8: to each of two others.
     assert on_ranks(3, run) == [2 * (2 * 8 + 4 * 4 + 50 * 4 + 50 * 8)] * 3
 
 

@@ -166,4 +166,4 @@ class Changeable(SharedRandom):
 )
 def test_the_suite_fails_for_what_breaks_the_contract(bad: Compressor, test: str) -> None:
     with pytest.raises(AssertionError):
-        getattr(CompressorConformance(), test)(bad, make_segment([900, 100], num_companions=3))
+        getattr(CompressorConformance(), test)(bad, make_segment([900, 100], trailer_numel=3))

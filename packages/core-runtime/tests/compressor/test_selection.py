@@ -103,7 +103,7 @@ def sparse(segment: Segment, compressor: TopK) -> SparseValues:
 
 
 def test_sparse_message_by_hand() -> None:
-    segment = make_segment([16], num_companions=2)
+    segment = make_segment([16], trailer_numel=2)
     segment.outgoing.copy_(torch.tensor([0.0, 3, 0, -5, 0, 1, *[0] * 10, 0.5, 7]))
     message = run_round(TopK(2 / 16), segment, TopK(2 / 16).init(segment), 0)
     expected = np.int64(2).tobytes() + np.float32([0.5, 7, 3, -5]).tobytes() + np.int32([1, 3]).tobytes()
@@ -113,7 +113,7 @@ def test_sparse_message_by_hand() -> None:
 
 
 def test_sparse_message_may_be_received_into_a_longer_buffer() -> None:
-    segment = make_segment([100], num_companions=1)
+    segment = make_segment([100], trailer_numel=1)
     fill(segment, 0)
     message = run_round(TopK(0.1), segment, TopK(0.1).init(segment), 0)
     longer = np.concatenate([message.payload, np.full(100, 255, dtype=np.uint8)])
@@ -130,7 +130,7 @@ def test_sparse_messages_that_were_cut_are_noticed(payload: list[int]) -> None:
 
 def test_segments_too_long_for_their_indices_are_refused() -> None:
     class Long:
-        num_companions = 0
+        trailer_numel = 0
         spans = (Span("p", 0, 2**31, (2**31,), (1,), torch.float32, torch.device("cpu")),)
 
     with pytest.raises(ValueError, match=r"2147483648 elements .*segments: layers or bytes"):

@@ -127,11 +127,11 @@ def test_a_segments_arrays_are_its_buffers() -> None:
         allocate(SinglePeer(), 32 + 3, torch.float32, torch.device("cpu")) for _ in range(2)
     )
     segment = Segment("gradients.0[0]", 0, run, outgoing, incoming)
-    assert (segment.numel, segment.num_companions, segment.wire_bytes) == (32, 3, 140)
-    segment.outgoing_companions[:] = 7
+    assert (segment.numel, segment.trailer_numel, segment.wire_bytes) == (32, 3, 140)
+    segment.outgoing_trailer[:] = 7
     incoming[-3:] = 5
     assert torch.equal(outgoing, torch.cat([torch.zeros(32), torch.full((3,), 7.0)]))
-    assert np.array_equal(segment.incoming_companions, [5, 5, 5])
+    assert np.array_equal(segment.incoming_trailer, [5, 5, 5])
     segment.stage_out()
     segment.stage_in()
     assert repr(segment) == "<Segment gradients.0[0]: 2 parameters, 140 bytes>"

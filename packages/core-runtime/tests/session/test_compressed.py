@@ -174,7 +174,7 @@ def test_counted_bytes_are_those_of_the_messages() -> None:
             optimizer.step()
             return session.counters.bytes_sent
 
-    # 1,016 numbers with padding: 10 of 8 bytes; 8 bytes of length; 4 companions of 4. To each of two others.
+    # 1,016 numbers with padding: 10 of 8 bytes; 8 bytes of length; 4 trailing numbers of 4. To each of two others.
     assert on_ranks(3, run) == [2 * (10 * 8 + 8 + 4 * 4)] * 3
 
 

@@ -189,7 +189,7 @@ def test_counters() -> None:
             steps(model, optimizer, session.data(batches(rank, 3)))
             return session.counters.bytes_sent, session.counters.exchanges
 
-    # Two layers; (40 + 8, 24 + 8) elements with padding, and 2 + 2 companions in each; 8 bytes each.
+    # Two layers; (40 + 8, 24 + 8) elements with padding, and 2 + 2 trailing numbers in each; 8 bytes each.
     for bytes_sent, exchanges in on_ranks(4, run):
         assert exchanges == 3 * 2
         assert bytes_sent == 3 * 2 * 3 / 4 * 8 * (40 + 8 + 4 + 24 + 8 + 4)

@@ -97,7 +97,7 @@ class RedSyncChannel(Channel):
 class _DensePart:
     """The dense parameters of a segment on their way through an allreduce.
 
-    All of a segment's travel between its own buffers, with its companions; some are packed, and the companions travel
+    All of a segment's travel between its own buffers, with its trailer; some are packed, and the trailer travels
     with the gather.
 
     Attributes:

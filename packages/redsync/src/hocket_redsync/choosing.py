@@ -96,8 +96,8 @@ def _choice(
     if len(dense) < len(sendings):
         seconds += costs.gather_latency(size)
         gathered = message_bytes(shape, gathered)
-    else:  # the whole segment travels, padding and companions included
-        reduced = (numel_of(shape) + shape.num_companions) * itemsize
+    else:  # the whole segment travels, padding and trailer included
+        reduced = (numel_of(shape) + shape.trailer_numel) * itemsize
     if dense:
         seconds += costs.reduce_latency(size) + costs.dense_seconds(reduced, size)
     return Choice(dense, gathered, reduced, seconds)

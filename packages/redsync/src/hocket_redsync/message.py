@@ -2,12 +2,12 @@
 
     bytes        content
     8 * t        for each of t parameters: how many elements, int32, and their form, int32
-    c * b        the companions, in the segment's dtype
+    c * b        the trailer, in the segment's dtype
     v * b        values: those of the sparse parameters, then a mean for each quantised one, then the dense ones'
     i * 4        places in the segment, int32: those of the sparse parameters' values, then of the quantised ones'
     0 to 7       up to a multiple of 8
 
-c is the number of companions, b the bytes of the segment's dtype. A dense parameter sends all its values and no places,
+c is the trailer's length, b the bytes of the segment's dtype. A dense parameter sends all its values and no places,
 a quantised one places and one value. Numbers are in the machine's own byte order. The buffer says itself how long it
 is, so it may be received into a longer one.
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.compressor import Message, SegmentShape
-from hocket.compressor.shape import companions_bytes
+from hocket.compressor.shape import trailer_bytes
 from hocket.transport.peer import Array
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class _Parts:
 
     Attributes:
         header: [parameters, 2], counts and forms.
-        companions: [num_companions].
+        trailer: [trailer_numel].
         values, means, dense: in the order of the parameters.
         indices: of `values`.
         mean_indices: of what has a mean.
     """
 
     header: Array
-    companions: Array
+    trailer: Array
     values: Array
     means: Array
     dense: Array
@@ -110,12 +110,12 @@ def content_bytes(form: Form, count: float, itemsize: int) -> float:
 
 def message_bytes(shape: SegmentShape, contents_bytes: float) -> int:
     """Return the bytes of a segment's message whose parameters' elements take `contents_bytes`."""
-    nbytes = _HEADER_BYTES * len(shape.spans) + companions_bytes(shape) + contents_bytes
+    nbytes = _HEADER_BYTES * len(shape.spans) + trailer_bytes(shape) + contents_bytes
     return int(-(-nbytes // 8) * 8)
 
 
 def pack(segment: Segment, contents: Sequence[Content]) -> Array:
-    """Return a payload, uint8, with the segment's outgoing companions.
+    """Return a payload, uint8, with the segment's outgoing trailer.
 
     Args:
         contents: one for each parameter.
@@ -126,7 +126,7 @@ def pack(segment: Segment, contents: Sequence[Content]) -> Array:
     header = np.array([(content.count, content.form) for content in contents], dtype=np.int32)
     pieces = [
         header,
-        segment.outgoing_companions,
+        segment.outgoing_trailer,
         *(content.values for form in Form for content in of_form[form]),
         *(content.indices for content in with_indices),
     ]
@@ -163,7 +163,7 @@ def unpack(message: Message) -> _Parts:
         )
     num_sparse, num_mean, num_dense = (int(counts[mask].sum()) for mask in masks)
     lengths = [
-        (segment.num_companions, dtype),
+        (segment.trailer_numel, dtype),
         (num_sparse, dtype),
         (int(masks[Form.MEAN].sum()), dtype),
         (num_dense, dtype),
@@ -188,7 +188,7 @@ def _check(message: Message, needed: int) -> None:
 
 
 def add_packed(message: Message, weight: float, out: Tensor) -> None:
-    """Add weight * message to `out`, [numel + num_companions]: what `Compressor.accumulate` asks for.
+    """Add weight * message to `out`, [numel + trailer_numel]: what `Compressor.accumulate` asks for.
 
     Raises:
         ValueError: the message is not of this segment.
@@ -215,7 +215,7 @@ def add_packed(message: Message, weight: float, out: Tensor) -> None:
     for span in spans:
         out[span.start : span.stop].add_(dense[first : first + span.numel], alpha=weight)
         first += span.numel
-    out[numel:].add_(torch.from_numpy(parts.companions).to(device), alpha=weight)
+    out[numel:].add_(torch.from_numpy(parts.trailer).to(device), alpha=weight)
 
 
 def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, numel: int) -> None:
@@ -228,7 +228,7 @@ def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, num
         (parts.values, parts.means, parts.dense),
         (parts.indices, parts.mean_indices),
     )
-    out[numel:] += out.dtype.type(weight) * parts.companions
+    out[numel:] += out.dtype.type(weight) * parts.trailer
 
 
 def clear_packed(message: Message, out: Tensor) -> None:

@@ -1,6 +1,6 @@
 """What a compressor is: the form in which a segment's values travel, and what it remembers between rounds.
 
-Behind a segment's data travel its companions, a few numbers that must arrive as they were sent: compressors
+Behind a segment's data travels its trailer, a few numbers that must arrive as they were sent: compressors
 carry them uncompressed, and remember nothing of them.
 
 The modules of compressors import no torch before one is used, so that composing a strategy needs none.
@@ -34,7 +34,7 @@ class SegmentShape(Protocol):
         """The parameters and their places."""
 
     @property
-    def num_companions(self) -> int:
+    def trailer_numel(self) -> int:
         """How many numbers travel behind the data."""
 
 
@@ -191,8 +191,8 @@ class Compressor(Configured, ABC):
         are sent where they would be, and never enter the state: the step that they spoil can be skipped.
 
         Args:
-            segment: its data is read from `outgoing`, on its device, its companions from
-                `outgoing_companions`, in host memory; `outgoing_array` has been staged.
+            segment: its data is read from `outgoing`, on its device, its trailer from
+                `outgoing_trailer`, in host memory; `outgoing_array` has been staged.
             state: the segment's.
             round: the exchange's counter, from 0.
 
@@ -207,7 +207,7 @@ class Compressor(Configured, ABC):
         Args:
             message: this rank's or another's, as `compress` made it.
             weight: the message's share in the result.
-            out: dense, [numel + num_companions], of the segment's wire dtype, on any device; changed in place.
+            out: dense, [numel + trailer_numel], of the segment's wire dtype, on any device; changed in place.
         """
 
     @abstractmethod
@@ -221,10 +221,10 @@ class Compressor(Configured, ABC):
 
     @abstractmethod
     def payload_bytes(self, shape: SegmentShape) -> float:
-        """Return the bytes of a segment's message, companions included; their mean where sizes differ."""
+        """Return the bytes of a segment's message, trailer included; their mean where sizes differ."""
 
     def max_payload_bytes(self, shape: SegmentShape) -> int:
-        """Return the bytes of the longest message that a segment can have, companions included.
+        """Return the bytes of the longest message that a segment can have, trailer included.
 
         A message that need not be of `payload_bytes` bytes says itself how long it is: it may arrive in a buffer of
         this length, followed by other bytes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import companions_bytes, numel_of
+from hocket.compressor.shape import numel_of, trailer_bytes
 from hocket.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _CastState(State):
 class _Cast(Compressor):
     """A cast to a type of two bytes, rounded to nearest even.
 
-    The payload is uint8: the companions in the segment's dtype, then the values in the narrow one.
+    The payload is uint8: the trailer in the segment's dtype, then the values in the narrow one.
 
     Not reducible, though numbers they are: MPI would sum float16 in float16, and does not know bfloat16. Each
     message arrives, and is added in float32 or better.
@@ -64,8 +64,8 @@ class _Cast(Compressor):
             NonFiniteError: a finite value is too large for the type and would have become Inf; names its
                 parameter. NaN and Inf themselves pass.
         """
-        companions, values = self._parts(state.payload, segment)
-        companions[:] = segment.outgoing_companions
+        trailer, values = self._parts(state.payload, segment)
+        trailer[:] = segment.outgoing_trailer
         data = segment.outgoing[: segment.numel]
         values.copy_(data)
         self._refuse_overflow(segment, data)
@@ -75,19 +75,19 @@ class _Cast(Compressor):
         """Add weight * message to `out`, in the dtype of `out`."""
         import torch
 
-        companions, values = self._parts(message.payload, message.segment)
+        trailer, values = self._parts(message.payload, message.segment)
         numel = message.segment.numel
         for chunk, part in zip(out[:numel].split(_CHUNK), values.to(out.device).split(_CHUNK), strict=True):
             chunk.add_(part, alpha=weight)
-        out[numel:].add_(torch.from_numpy(companions).to(out.device), alpha=weight)
+        out[numel:].add_(torch.from_numpy(trailer).to(out.device), alpha=weight)
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
         """Set everything to 0: what was rounded off is small."""
         out.zero_()
 
     def payload_bytes(self, shape: SegmentShape) -> float:
-        """Return two bytes per value, and the companions."""
-        return float(companions_bytes(shape) + numel_of(shape) * _ITEM_BYTES)
+        """Return two bytes per value, and the trailer."""
+        return float(trailer_bytes(shape) + numel_of(shape) * _ITEM_BYTES)
 
     def state_bytes(self, shape: SegmentShape) -> int:
         return int(self.payload_bytes(shape))
@@ -99,13 +99,13 @@ class _Cast(Compressor):
         return dtype
 
     def _parts(self, payload: Array, segment: Segment) -> tuple[Array, Tensor]:
-        """Return views of a payload: the companions and the values."""
+        """Return views of a payload: the trailer and the values."""
         import torch
 
-        end = companions_bytes(segment)
-        companions = payload[:end].view(segment.outgoing_array.dtype)
+        end = trailer_bytes(segment)
+        trailer = payload[:end].view(segment.outgoing_array.dtype)
         # NumPy has no bfloat16, and torch changes no element size where there is no element.
-        return companions, torch.from_numpy(payload[end:].view(np.int16)).view(self._type())
+        return trailer, torch.from_numpy(payload[end:].view(np.int16)).view(self._type())
 
     def _refuse_overflow(self, segment: Segment, data: Tensor) -> None:
         import torch

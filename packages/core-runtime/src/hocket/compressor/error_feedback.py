@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
+from hocket.compressor.shape import dtype_of, numel_of, trailer_bytes
 from hocket.compressor.wrapper import Wrapper, WrapperState, is_finite
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ErrorFeedback(Wrapper):
             return self.compressor.compress(segment, state.inner, round)
         carrier = state.carrier
         state.residual.add_(data)
-        carrier.outgoing_companions[:] = segment.outgoing_companions
+        carrier.outgoing_trailer[:] = segment.outgoing_trailer
         carrier.stage_out()
         payload = self.compressor.compress(carrier, state.inner, round).payload
         # A message without compression is a view of V, which must not change with it.
@@ -96,5 +96,5 @@ class ErrorFeedback(Wrapper):
         return message
 
     def state_bytes(self, shape: SegmentShape) -> int:
-        residual_bytes = numel_of(shape) * dtype_of(shape).itemsize + companions_bytes(shape)
+        residual_bytes = numel_of(shape) * dtype_of(shape).itemsize + trailer_bytes(shape)
         return residual_bytes + super().state_bytes(shape)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
+from hocket.compressor.shape import dtype_of, numel_of, trailer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,4 +40,4 @@ class NoCompression(Compressor):
 
     def payload_bytes(self, shape: SegmentShape) -> float:
         """Return the segment's own size."""
-        return float(numel_of(shape) * dtype_of(shape).itemsize + companions_bytes(shape))
+        return float(numel_of(shape) * dtype_of(shape).itemsize + trailer_bytes(shape))

@@ -9,7 +9,7 @@ from hocket.compressor.api import SegmentShape
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["companions_bytes", "count_of", "dtype_of", "numel_of", "unpadded_numel_of"]
+__all__ = ["trailer_bytes", "count_of", "dtype_of", "numel_of", "unpadded_numel_of"]
 
 
 def numel_of(shape: SegmentShape) -> int:
@@ -30,9 +30,9 @@ def dtype_of(shape: SegmentShape) -> torch.dtype:
     return wire_dtype(shape.spans[0].dtype)
 
 
-def companions_bytes(shape: SegmentShape) -> int:
-    """Return how many bytes a segment's companions take."""
-    return shape.num_companions * dtype_of(shape).itemsize
+def trailer_bytes(shape: SegmentShape) -> int:
+    """Return how many bytes a segment's trailer takes."""
+    return shape.trailer_numel * dtype_of(shape).itemsize
 
 
 def count_of(density: float, numel: int) -> int:

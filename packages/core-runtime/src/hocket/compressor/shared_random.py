@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket import draws
 from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import companions_bytes, count_of, dtype_of, numel_of
+from hocket.compressor.shape import count_of, dtype_of, numel_of, trailer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ class SharedRandom(Compressor):
 
     The segment is cut into k runs of equal length, to one, and a coordinate is drawn uniformly from each: k
     draws for k different coordinates, in order, each element with chance 1 over its run's length. The payload
-    holds their values and then the companions, in the segment's dtype; it is reducible.
+    holds their values and then the trailer, in the segment's dtype; it is reducible.
 
     - In `parameters`: where all ranks exchange a coordinate it is mixed by the topology's W, and where none does
       it stays. So each coordinate's mixing matrix is W or I, doubly stochastic like W; the mean is kept and
@@ -58,15 +58,15 @@ class SharedRandom(Compressor):
         """Return the values of this round's coordinates."""
         data = segment.outgoing[: segment.numel]
         values = data[self._indices(segment, round).to(data.device)].cpu().numpy()
-        return Message(np.concatenate([values, segment.outgoing_companions]), segment, round)
+        return Message(np.concatenate([values, segment.outgoing_trailer]), segment, round)
 
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
-        """Add weight * message to `out` where its round's coordinates are, and to the companions."""
+        """Add weight * message to `out` where its round's coordinates are, and to the trailer."""
         import torch
 
-        numel, num_companions = message.segment.numel, message.segment.num_companions
+        numel, trailer_numel = message.segment.numel, message.segment.trailer_numel
         payload = torch.from_numpy(message.payload).to(out.device)
-        count = len(payload) - num_companions
+        count = len(payload) - trailer_numel
         indices = self._indices(message.segment, message.round).to(out.device)
         out[:numel].index_add_(0, indices, payload[:count], alpha=weight)
         out[numel:].add_(payload[count:], alpha=weight)
@@ -76,7 +76,7 @@ class SharedRandom(Compressor):
 
     def payload_bytes(self, shape: SegmentShape) -> float:
         values_bytes = count_of(self.density, numel_of(shape)) * dtype_of(shape).itemsize
-        return float(values_bytes + companions_bytes(shape))
+        return float(values_bytes + trailer_bytes(shape))
 
     def _indices(self, segment: Segment, round: int) -> Tensor:
         count = count_of(self.density, segment.numel)

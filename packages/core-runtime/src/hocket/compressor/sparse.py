@@ -2,12 +2,12 @@
 
     bytes        content
     8            k, how many elements, int64
-    c * b        the companions, in the segment's dtype
+    c * b        the trailer, in the segment's dtype
     k * b        the values, in the segment's dtype
     k * 4        their indices in the segment, int32, each at most once
     0 to 7       up to a multiple of 8
 
-c is the number of companions, b the bytes of the segment's dtype, 4 or 8. Numbers are in the machine's own
+c is the trailer's length, b the bytes of the segment's dtype, 4 or 8. Numbers are in the machine's own
 byte order. The buffer says itself how long it is, so it may be received into a longer one.
 
 Source: Fang et al., "RedSync", section 2.3 (length, indices and values in one message).
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.compressor.api import Message, SegmentShape
-from hocket.compressor.shape import companions_bytes, dtype_of, numel_of
+from hocket.compressor.shape import dtype_of, numel_of, trailer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +48,12 @@ class SparseValues:
     """A sparse message, read: views of its payload.
 
     Attributes:
-        companions: [num_companions], of the segment's dtype.
+        trailer: [trailer_numel], of the segment's dtype.
         values: [k], of the segment's dtype.
         indices: [k], int32.
     """
 
-    companions: Array
+    trailer: Array
     values: Array
     indices: Array
 
@@ -61,7 +61,7 @@ class SparseValues:
 def sparse_bytes(shape: SegmentShape, count: int) -> int:
     """Return the bytes of a message with `count` elements."""
     element = dtype_of(shape).itemsize + _INDEX_BYTES
-    nbytes = _HEADER_BYTES + companions_bytes(shape) + count * element
+    nbytes = _HEADER_BYTES + trailer_bytes(shape) + count * element
     return -(-nbytes // 8) * 8
 
 
@@ -79,7 +79,7 @@ def check_indexable(shape: SegmentShape) -> None:
 
 
 def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
-    """Return a payload, uint8, with the segment's outgoing companions.
+    """Return a payload, uint8, with the segment's outgoing trailer.
 
     Args:
         segment: whose elements they are.
@@ -89,7 +89,7 @@ def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
     payload = np.zeros(sparse_bytes(segment, len(values)), dtype=np.uint8)
     payload[:_HEADER_BYTES].view(np.int64)[0] = len(values)
     parts = _parts(payload, segment, len(values))
-    parts.companions[:] = segment.outgoing_companions
+    parts.trailer[:] = segment.outgoing_trailer
     parts.values[:] = values
     parts.indices[:] = indices
     return payload
@@ -123,11 +123,11 @@ def add_sparse(message: Message, weight: float, out: Tensor) -> None:
 
     parts = unpack_sparse(message)
     numel = message.segment.numel
-    indices, values, companions = (
-        torch.from_numpy(part).to(out.device) for part in (parts.indices, parts.values, parts.companions)
+    indices, values, trailer = (
+        torch.from_numpy(part).to(out.device) for part in (parts.indices, parts.values, parts.trailer)
     )
     out[:numel].index_add_(0, indices, values, alpha=weight)
-    out[numel:].add_(companions, alpha=weight)
+    out[numel:].add_(trailer, alpha=weight)
 
 
 def clear_sparse(message: Message, out: Tensor) -> None:
@@ -139,11 +139,11 @@ def clear_sparse(message: Message, out: Tensor) -> None:
 
 def _parts(payload: Array, segment: Segment, count: int) -> SparseValues:
     dtype = segment.outgoing_array.dtype
-    values_start = _HEADER_BYTES + companions_bytes(segment)
+    values_start = _HEADER_BYTES + trailer_bytes(segment)
     indices_start = values_start + count * dtype.itemsize
     indices_stop = indices_start + count * _INDEX_BYTES
     return SparseValues(
-        companions=payload[_HEADER_BYTES:values_start].view(dtype),
+        trailer=payload[_HEADER_BYTES:values_start].view(dtype),
         values=payload[values_start:indices_start].view(dtype),
         indices=payload[indices_start:indices_stop].view(np.int32),
     )

@@ -21,7 +21,7 @@ __all__ = [
     "parameter_layout",
 ]
 
-#: The companions of a gradient segment, by their place behind the data: the rank's weight, whether it holds
+#: The trailer of a gradient segment, by index behind the data: the rank's weight, whether it holds
 #: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient. A segment of
 #: parameters has its push-sum weight there, if one travels, and nothing else.
 WEIGHT, NONFINITE, FIRST_PRESENCE = 0, 1, 2
@@ -34,7 +34,7 @@ class Layout:
     Attributes:
         spans: its parameters and their offsets.
         dtype: of the numbers on the wire.
-        num_companions: numbers that travel behind the data.
+        trailer_numel: how many numbers travel behind the data.
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
         own_incoming: whether what comes back has another buffer than what is sent.
         casts: whether what came back is kept a second time, in the parameters' own dtype.
@@ -43,7 +43,7 @@ class Layout:
 
     spans: tuple[Span, ...]
     dtype: torch.dtype
-    num_companions: int
+    trailer_numel: int
     own_outgoing: bool
     own_incoming: bool
     casts: bool
@@ -57,7 +57,7 @@ class Layout:
     @property
     def numel(self) -> int:
         """How many numbers travel."""
-        return self.data_numel + self.num_companions
+        return self.data_numel + self.trailer_numel
 
     @property
     def wire_bytes(self) -> int:
@@ -83,7 +83,7 @@ def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
     return Layout(
         spans=tuple(spans),
         dtype=dtype,
-        num_companions=FIRST_PRESENCE + len(spans),
+        trailer_numel=FIRST_PRESENCE + len(spans),
         own_outgoing=True,
         own_incoming=not in_place,
         casts=dtype != spans[0].dtype,
@@ -111,7 +111,7 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
     return Layout(
         spans=tuple(spans),
         dtype=dtype,
-        num_companions=int(weighted),
+        trailer_numel=int(weighted),
         own_outgoing=own,
         own_incoming=not in_place,
         casts=False,

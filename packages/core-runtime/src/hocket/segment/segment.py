@@ -24,9 +24,9 @@ class Segment:
         index: the segment's number in its exchange.
         spans: the parameters and their offsets.
         numel: elements of data, padding included.
-        outgoing: what this rank contributes, [numel + num_companions]; must not change while an exchange runs.
-        incoming: what the exchange gives, [numel + num_companions].
-        num_companions: numbers that travel behind the data through the same linear combination. For gradients:
+        outgoing: what this rank contributes, [numel + trailer_numel]; must not change while an exchange runs.
+        incoming: what the exchange gives, [numel + trailer_numel].
+        trailer_numel: how many numbers travel behind the data through the same linear combination. For gradients:
             the rank's weight, its number of non-finite segments, and for each parameter whether it had a gradient.
         outgoing_array, incoming_array: the same memory for transports; staging in pinned memory where the buffers
             lie on a GPU.
@@ -42,7 +42,7 @@ class Segment:
         self.numel = spans[-1].start + spans[-1].padded_numel
         self.outgoing = outgoing
         self.incoming = incoming
-        self.num_companions = outgoing.numel() - self.numel
+        self.trailer_numel = outgoing.numel() - self.numel
         self.finite: bool | None = None
         self._staged = outgoing.device.type != "cpu"
         self._outgoing_host = (
@@ -60,13 +60,13 @@ class Segment:
         return self.outgoing.numel() * self.outgoing.element_size()
 
     @property
-    def outgoing_companions(self) -> Array:
-        """The companions to send, as a NumPy view [num_companions] in host memory; set them before `stage_out`."""
+    def outgoing_trailer(self) -> Array:
+        """The trailer to send, as a NumPy view [trailer_numel] in host memory; set it before `stage_out`."""
         return self.outgoing_array[self.numel :]
 
     @property
-    def incoming_companions(self) -> Array:
-        """The companions that came back, as a NumPy view [num_companions] in host memory."""
+    def incoming_trailer(self) -> Array:
+        """The trailer that came back, as a NumPy view [trailer_numel] in host memory."""
         return self.incoming_array[self.numel :]
 
     def stage_out(self) -> None:
@@ -80,8 +80,8 @@ class Segment:
         if self._staged:
             self.incoming.copy_(self._incoming_host, non_blocking=True)
 
-    def stage_companions_in(self) -> None:
-        """Make `incoming_companions` hold what `incoming` does, which a compressor has written; free on the CPU."""
+    def stage_trailer_in(self) -> None:
+        """Make `incoming_trailer` hold what `incoming` does, which a compressor has written; free on the CPU."""
         if self._staged:
             self._incoming_host[self.numel :].copy_(self.incoming[self.numel :])
 

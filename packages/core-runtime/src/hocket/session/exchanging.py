@@ -194,7 +194,7 @@ class OpenExchange:
         if self.channel.packing is None:
             segment.stage_in()
         else:
-            segment.stage_companions_in()
+            segment.stage_trailer_in()
 
     def end_round(self) -> None:
         """Count the round, once all segments are finished."""
@@ -220,7 +220,7 @@ class OpenExchange:
                     "outcome": dataclasses.astuple(outcome),
                     "outgoing": segment.outgoing[: segment.numel],
                     "incoming": segment.incoming[: segment.numel],
-                    "companions": segment.incoming_companions,
+                    "companions": segment.incoming_trailer,
                 }
         return {"round": self.round, "channel": self.channel.state_dict(), "pending": pending}
 
@@ -236,7 +236,7 @@ class OpenExchange:
             segment.incoming[: segment.numel].copy_(saved["incoming"])
             # From where `finish` stages it in.
             segment.incoming_array[: segment.numel] = saved["incoming"].numpy()
-            segment.incoming_companions[:] = saved["companions"]
+            segment.incoming_trailer[:] = saved["companions"]
             self._requests[segment.index] = _Arrived(Outcome(*saved["outcome"]))
 
     @property

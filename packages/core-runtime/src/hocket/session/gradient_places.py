@@ -142,7 +142,7 @@ class SegmentPlace:
         if self.at < len(self.stages):
             given, (opened, segment) = segment, self.stages[self.at]
             # The data lies there already: what one exchange gives is what the next one sends.
-            np.multiply(given.incoming_companions, opened.scale, out=segment.outgoing_companions)
+            np.multiply(given.incoming_trailer, opened.scale, out=segment.outgoing_trailer)
             if opened.scale != 1.0:
                 segment.outgoing[: segment.numel].mul_(opened.scale)
             opened.start(segment)
@@ -171,8 +171,8 @@ class SegmentPlace:
         In a step for which nothing has come, as its rounds came with an earlier one (a rank that has caught up with a
         partial collective), what this rank has a gradient of gets zeros: momentum and weight decay go on.
         """
-        companions = self.last.incoming_companions
-        weight = float(companions[WEIGHT])
+        trailer = self.last.incoming_trailer
+        weight = float(trailer[WEIGHT])
         nothing_came = not self.divides and weight == 0
         data = self.last.incoming[: self.last.numel]
         if self.divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
@@ -182,7 +182,7 @@ class SegmentPlace:
         if self.casts:
             self.results.copy_(data)
         for gradient in self.gradients:
-            present = companions[FIRST_PRESENCE + gradient.position] != 0 or (
+            present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
                 nothing_came and self.present[gradient.position] != 0
             )
             # What a residual held back may come when nobody has a gradient any more.

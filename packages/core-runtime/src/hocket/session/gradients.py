@@ -5,7 +5,7 @@ when `backward()` ends, `p.grad` is bound to a view of what came back. With over
 soon as its last gradient is in; with overlap none all are sent when backward has ended. The slot's exchanges follow
 each other segment by segment: what one gives is what the next one sends, between the same two buffers.
 
-Behind a segment's data travel a few companions through the same linear combinations: the rank's weight, whether it
+Behind a segment's data travels a trailer through the same linear combinations: the rank's weight, whether it
 holds NaN or Inf, and for each parameter whether it had a gradient. So a mean over ranks with different weights (0
 for one that is out of data) is right, and a parameter without gradient on every rank keeps `grad None`, as the
 optimizer expects it.
@@ -184,8 +184,8 @@ class GradientMoment:
         for place in self._places:
             place.finish()
             place.bind(self._loss_scale)
-        companions = (place.last.incoming_companions for place in self._places)
-        self.nonfinite_anywhere = any(values[NONFINITE] != 0 for values in companions)
+        trailers = (place.last.incoming_trailer for place in self._places)
+        self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
         for opened in self._exchanges:
             opened.end_round()
 
@@ -226,10 +226,10 @@ class GradientMoment:
         if segment.finite is None:
             self._look(place)
         share = self.contribution.weight * self._open.scale
-        companions = segment.outgoing_companions
-        companions[WEIGHT] = share
-        companions[NONFINITE] = float(not segment.finite)
-        np.multiply(place.present, self._open.scale, out=companions[FIRST_PRESENCE:])
+        trailer = segment.outgoing_trailer
+        trailer[WEIGHT] = share
+        trailer[NONFINITE] = float(not segment.finite)
+        np.multiply(place.present, self._open.scale, out=trailer[FIRST_PRESENCE:])
         if self.takeover is not None:
             self.takeover.give(segment, place.present + place.anywhere != 0, share)
         place.begin()

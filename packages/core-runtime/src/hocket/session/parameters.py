@@ -159,7 +159,7 @@ class ParameterExchange:
             elif index not in self._sent:
                 segment.outgoing[: segment.numel].copy_(target)
             if self.weights:
-                segment.outgoing_companions[WEIGHT] = self.weights[index]
+                segment.outgoing_trailer[WEIGHT] = self.weights[index]
             if self.overlap is Overlap.FORWARD:
                 self.opened.start_in_turn(segment)
             elif self.overlap is Overlap.DELAYED:
@@ -177,7 +177,7 @@ class ParameterExchange:
             self._raise_nonfinite(segment, target, outcome.nonfinite)
         if self.weights:
             # With overlap delayed nothing has changed the weight since it was sent.
-            self.weights[index] = float(segment.incoming_companions[WEIGHT])
+            self.weights[index] = float(segment.incoming_trailer[WEIGHT])
         if index in self.unrounded:
             self._take(segment, self.unrounded[index].step())
             self.unrounded[index].show()

@@ -29,7 +29,7 @@ __all__ = ["CompressorConformance", "dense", "fill", "make_segment", "run_round"
 def make_segment(
     sizes: Sequence[int],
     dtype: torch.dtype = torch.float32,
-    num_companions: int = 0,
+    trailer_numel: int = 0,
     index: int = 0,
     device: str = "cpu",
 ) -> Segment:
@@ -38,23 +38,23 @@ def make_segment(
     Args:
         sizes: elements of each parameter.
         dtype: float32 or float64.
-        num_companions: how many there are.
+        trailer_numel: the trailer's length.
         index: the segment's number.
         device: where the buffers lie.
     """
     parameters = [(f"p{i}", torch.zeros(size, dtype=dtype, device=device)) for i, size in enumerate(sizes)]
     spans = partition(named_spans(parameters), Model())[0]
-    numel = spans[-1].start + spans[-1].padded_numel + num_companions
+    numel = spans[-1].start + spans[-1].padded_numel + trailer_numel
     outgoing, incoming = (torch.zeros(numel, dtype=dtype, device=device) for _ in range(2))
     return Segment(f"gradients.0[{index}]", index, spans, outgoing, incoming)
 
 
 def fill(segment: Segment, seed: int) -> None:
-    """Put normally distributed values where a contribution goes, and into the companions; not into padding."""
+    """Put normally distributed values where a contribution goes, and into the trailer; not into padding."""
     generator = torch.Generator().manual_seed(seed)
     for span in segment.spans:
         view_of(segment.outgoing, span).copy_(torch.randn(span.shape, generator=generator))
-    segment.outgoing_companions[:] = torch.randn(segment.num_companions, generator=generator).numpy()
+    segment.outgoing_trailer[:] = torch.randn(segment.trailer_numel, generator=generator).numpy()
 
 
 def run_round(compressor: Compressor, segment: Segment, state: State, round: int, size: int = 1) -> Message:
@@ -79,7 +79,7 @@ def run_round(compressor: Compressor, segment: Segment, state: State, round: int
 
 
 def dense(compressor: Compressor, message: Message) -> Tensor:
-    """Return what a message says, [numel + num_companions]."""
+    """Return what a message says, [numel + trailer_numel]."""
     out = torch.zeros_like(message.segment.outgoing)
     compressor.accumulate(message, 1.0, out)
     return out
@@ -89,7 +89,7 @@ class CompressorConformance:
     """Subclass it, name the subclass `Test...`, and list the compressors to test.
 
     Every test runs for every compressor, for segments of 0, 1, 7 and 1000 elements in two parameters: of float32
-    with companions, of float64 without.
+    with a trailer, of float64 without.
 
     Attributes:
         compressors: what is tested, with different fields.
@@ -109,9 +109,9 @@ class CompressorConformance:
             metafunc.parametrize("compressor", self.compressors, ids=repr)
         if "segment" in metafunc.fixturenames:
             segments = [
-                make_segment([size - size // 3, size // 3], dtype, num_companions, size % 5, self.device)
+                make_segment([size - size // 3, size // 3], dtype, trailer_numel, size % 5, self.device)
                 for size in self.sizes
-                for dtype, num_companions in ((torch.float32, 3), (torch.float64, 0))
+                for dtype, trailer_numel in ((torch.float32, 3), (torch.float64, 0))
             ]
             metafunc.parametrize("segment", segments, ids=_name)
 
@@ -135,7 +135,7 @@ class CompressorConformance:
         own = make_segment(
             [span.numel for span in segment.spans],
             segment.outgoing.dtype,
-            segment.num_companions,
+            segment.trailer_numel,
             segment.index,
             self.device,
         )
@@ -150,12 +150,12 @@ class CompressorConformance:
         arrived = dense(compressor, run_round(compressor, segment, compressor.init(segment), 0))
         torch.testing.assert_close(arrived[: segment.numel], sent, rtol=self.relative_error, atol=1e-7)
 
-    def test_companions_arrive_as_they_are(self, compressor: Compressor, segment: Segment) -> None:
+    def test_trailer_arrives_as_it_is(self, compressor: Compressor, segment: Segment) -> None:
         state = compressor.init(segment)
         for round in range(3):
             fill(segment, round)
             arrived = dense(compressor, run_round(compressor, segment, state, round))
-            np.testing.assert_array_equal(arrived[segment.numel :].cpu(), segment.outgoing_companions)
+            np.testing.assert_array_equal(arrived[segment.numel :].cpu(), segment.outgoing_trailer)
 
     def test_accumulate_adds_a_multiple(self, compressor: Compressor, segment: Segment) -> None:
         fill(segment, 0)
@@ -284,4 +284,4 @@ class CompressorConformance:
 
 def _name(segment: Segment) -> str:
     size = sum(span.numel for span in segment.spans)
-    return f"{size}-{str(segment.outgoing.dtype).removeprefix('torch.')}-{segment.num_companions}"
+    return f"{size}-{str(segment.outgoing.dtype).removeprefix('torch.')}-{segment.trailer_numel}"

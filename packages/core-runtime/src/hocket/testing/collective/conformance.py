@@ -32,7 +32,7 @@ _SHAPES = st.lists(
         Shape,
         index=st.integers(0, 9),
         numel=st.sampled_from([0, 1, 7, 33, 1003]),
-        num_companions=st.sampled_from([0, 1, 3]),
+        trailer_numel=st.sampled_from([0, 1, 3]),
         dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
     ),
     min_size=1,

@@ -35,13 +35,13 @@ class Shape:
     Attributes:
         index: its number in the exchange.
         numel: elements of its one parameter; the segment has padding behind them.
-        num_companions: numbers behind the padding.
+        trailer_numel: how many numbers lie behind the padding.
         dtype: the parameter's: float32, float64 or bfloat16, which travels as float32.
     """
 
     index: int
     numel: int
-    num_companions: int
+    trailer_numel: int
     dtype: str
 
 
@@ -137,7 +137,7 @@ def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
 
 def contribution(case: Case, rank: int, round: int, shape: Shape) -> Array:
     """Return a rank's random value, float64 [n]: what of it is exact in the shape's dtype, padding included."""
-    numel = _spans(shape)[-1].padded_numel + shape.num_companions
+    numel = _spans(shape)[-1].padded_numel + shape.trailer_numel
     drawn = np.random.default_rng([case.seed, rank, round, shape.index]).standard_normal(numel)
     return torch.from_numpy(drawn).to(getattr(torch, shape.dtype)).double().numpy()
 
@@ -194,7 +194,7 @@ def _composed(slot: str, exchange: str) -> Exchange:
 def _segment(peer: Peer, shape: Shape) -> Segment:
     spans = _spans(shape)
     dtype = wire_dtype(spans[0].dtype)
-    numel = spans[-1].padded_numel + shape.num_companions
+    numel = spans[-1].padded_numel + shape.trailer_numel
     buffers = [allocate(peer, numel, dtype, torch.device("cpu")) for _ in range(2)]
     return Segment(f"tested[{shape.index}]", shape.index, spans, *buffers)
 
