@@ -113,7 +113,7 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
     import torch
 
     import hocket
-    from hocket.task import Hyperplane
+    from hocket_tasks.hyperplane import Hyperplane
 
     torch.set_num_threads(1)
     task = Hyperplane()

@@ -96,7 +96,7 @@ def measure(peer: Peer, side: str) -> tuple[float, float]:
     from torch.nn.functional import cross_entropy
 
     import hocket
-    from hocket.task import FashionMNIST
+    from hocket_tasks.fashion_mnist import FashionMNIST
 
     torch.manual_seed(0)
     model: Any = FashionMNIST().model()

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hocket
-from hocket.task.fashion_mnist import FashionMNIST
 from hocket.task.samples import BatchedSamples
 from hocket_eapipe import Pipeline
+from hocket_tasks.fashion_mnist import FashionMNIST
 
 BATCH = 64
 CHANNELS = 8

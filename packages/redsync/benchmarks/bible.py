@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from hocket.errors import UserError
 from hocket.task.api import Task, TaskData
-from hocket.task.recurrent import CharacterModel
+from hocket_tasks.recurrent import CharacterModel
 
 __all__ = ["Bible", "read_bible"]
 

@@ -51,7 +51,7 @@ def residual(distribution: str, numel: int) -> torch.Tensor:
 
 def _gradient(numel: int) -> torch.Tensor:
     """Return the gradient of a wide layer over Fashion-MNIST, after one step of a network with that layer."""
-    import hocket.task.fashion_mnist as fashion
+    import hocket_tasks.fashion_mnist as fashion
 
     data = fashion.FashionMNIST().data(0).train
     batch = torch.stack([data[i][0].reshape(-1) for i in range(64)])

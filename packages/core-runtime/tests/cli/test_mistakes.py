@@ -93,11 +93,11 @@ def refused_here(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     [
         (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
-        (["task=fashion_mnist", "task.folder=/nowhere"], "task.folder: the folder /nowhere does not exist."),
-        (["task={name: bible, file: /nowhere}"], "task.file: /nowhere cannot be read: No such file or directory."),
+        (["task=fashion_mnist"], "there is no task 'fashion_mnist'; there are: digits. Others are in hocket-tasks, not "
+         "installed: pip install hocket-tasks"),
         (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays among 2 ranks: ranks is [2]; allowed: ranks from"),
         (["delays={name: random_subset, count: 3, seconds: 1}"], "delays among 2 ranks: count is 3; allowed: 0"),
-        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: bible, digits"),
+        (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits. Did you"),
         (["optimizer=adamm"], "override 'optimizer=adamm': optimizer: there is no optimizer 'adamm'; allowed: ada"),
         (["optimizer.lrr=1"], "override 'optimizer.lrr=1': optimizer.lrr: unknown argument of sgd; allowed: lr, "),
         (["optimizer.lr=-1"], "optimizer: sgd refuses lr: -1, momentum: 0.9: Invalid learning rate: -1"),
@@ -118,11 +118,6 @@ def test_a_mistake_found_before_ranks_are_started(
     message = refused_here("run", "sgd", "-n", "2", *args, monkeypatch=monkeypatch, capfd=capfd)
     assert expected in message
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_missing_folder_in_a_process_of_its_own(tmp_path: Path) -> None:
-    message = refused("run", "sgd", "task=fashion_mnist", "task.folder=/nowhere", cwd=tmp_path)
-    assert message.startswith("task.folder: the folder /nowhere does not exist.")
 
 
 @pytest.mark.parametrize(

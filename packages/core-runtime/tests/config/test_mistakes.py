@@ -205,7 +205,7 @@ def test_a_file_based_on_itself_is_refused(tmp_path: Path) -> None:
     [
         (
             "digit",
-            "mapping: task: there is no task 'digit'; there are: bible, digits, fashion_mnist, hyperplane, videos. Did you mean 'digits'?",
+            "mapping: task: there is no task 'digit'; there are: digits. Did you mean 'digits'?",
         ),
         ({"name": "digits", "hiden": 3}, "mapping: task.hiden: unknown key; allowed: "),
         ({"name": "digits", "hidden": "x"}, "mapping: task.hidden: got 'x'; allowed: an integer"),

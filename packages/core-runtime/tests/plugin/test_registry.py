@@ -99,6 +99,38 @@ def test_a_plugin_of_ours_that_is_missing_is_answered_with_its_package(word: str
     assert str(caught.value) == expected
 
 
+TASKS = """
+from hocket.plugin import hookimpl
+
+@hookimpl
+def hocket_register(registry):
+    registry.task("fashion", "hocket.task.digits:Digits")
+"""
+
+
+def test_a_task_that_core_lacks_is_looked_up_among_the_tasks_without_a_prefix(install: Any) -> None:
+    install("tasks", TASKS)
+    registry = Registry()
+    registry.resolve("task", "digits")
+    assert len(registry.loaded()) == 1
+    assert registry.resolve("task", "fashion").__name__ == "Digits"
+    assert registry.names("task") == ["digits", "fashion"]
+    message = message_of(registry, "tasks.fashion", "task")
+    assert message == "there is no task 'tasks.fashion'; there are: digits, fashion. Did you mean 'fashion'?"
+    with pytest.raises(ConfigError) as caught:
+        registry.recipe_file("task")
+    assert "tasks" not in str(caught.value)
+
+
+def test_a_task_that_core_lacks_is_answered_with_the_package_of_tasks() -> None:
+    with pytest.raises(MissingPluginError) as caught:
+        Registry(lambda: []).resolve("task", "digit")
+    assert str(caught.value) == (
+        "there is no task 'digit'; there are: digits. Did you mean 'digits'? "
+        "Others are in hocket-tasks, not installed: pip install hocket-tasks"
+    )
+
+
 def test_another_missing_plugin_is_answered_with_what_is_installed(install: Any) -> None:
     install("sloth", EMPTY)
     message = message_of(Registry(), "slot.thing")

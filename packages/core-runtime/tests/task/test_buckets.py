@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.task import BucketSampler, ShardSampler
-from hocket.task.videos import video_lengths
+from hocket.task import BucketSampler
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=200).map(lambda lengths: np.array(lengths, dtype=np.int64))
 
@@ -40,21 +39,6 @@ def test_a_batch_of_a_full_step_is_one_batch_of_one_rank(size: int, epoch: int) 
         sampler.set_epoch(epoch)
         full_steps = 100 // (4 * size)
         assert list(sampler)[:full_steps] == expected[rank::size][:full_steps]
-
-
-def test_padding_is_little_and_lengths_differ_between_ranks() -> None:
-    """With the paper's lengths: 5 % of a batch is padding where random batches have 45 %; steps are unbalanced."""
-    lengths = video_lengths(9537, seed=0)
-
-    def longest(sampler: ShardSampler) -> np.ndarray:
-        return np.array([lengths[batch].max() for batch in list(sampler)[:74]])
-
-    bucketed = np.stack([longest(BucketSampler(lengths, 16, rank, 8, seed=0)) for rank in range(8)])
-    mixed = np.stack([longest(ShardSampler(9537, 16, rank, 8, seed=0)) for rank in range(8)])
-    assert lengths.mean() / bucketed.mean() > 0.95
-    assert lengths.mean() / mixed.mean() < 0.55
-    # Who waits for the slowest of 8 ranks waits longer than it computes.
-    assert bucketed.max(axis=0).mean() > 1.7 * bucketed.mean()
 
 
 def test_epochs_and_seeds_have_other_batches_and_no_shuffle_has_none() -> None:

@@ -15,10 +15,22 @@ from packaging.version import Version
 from hocket.errors import MissingPluginError, suggest
 from hocket.plugin.markers import PROJECT
 
-__all__ = ["CORE", "KNOWN_WORDS", "FindEntryPoints", "Plugin", "core_version", "import_plugin", "installed"]
+__all__ = [
+    "CORE",
+    "KNOWN_WORDS",
+    "TASKS",
+    "FindEntryPoints",
+    "Plugin",
+    "core_version",
+    "import_plugin",
+    "installed",
+]
 
 #: The plugins that Hocket itself offers; the package of `word` is `hocket-word`.
-KNOWN_WORDS = ("crossover", "eager", "eapipe", "gossipgrad", "redsync")
+KNOWN_WORDS = ("crossover", "eager", "eapipe", "gossipgrad", "redsync", "tasks")
+
+#: The plugin whose tasks have no prefix: a task that core lacks is looked up there.
+TASKS = "tasks"
 
 _CORE_PACKAGE = "hocket-core"
 
@@ -30,7 +42,7 @@ class Plugin:
     """Who provides a component.
 
     Attributes:
-        word: the entry point's name and the prefix of the plugin's components; empty for core.
+        word: the entry point's name; empty for core.
         package: the distribution's name.
         version: the distribution's version, or empty where none is known.
     """
@@ -38,6 +50,11 @@ class Plugin:
     word: str
     package: str
     version: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of its components."""
+        return "" if self.word in ("", TASKS) else f"{self.word}."
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}".rstrip()

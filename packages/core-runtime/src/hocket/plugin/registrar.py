@@ -129,7 +129,7 @@ class Registrar:
     def recipe(self, path: str | PathLike[str]) -> None:
         """Provide a recipe: a YAML file named by its stem, without prefix where that is the plugin's word."""
         path = Path(path)
-        name = path.stem if path.stem == self._plugin.word else self._prefixed(path.stem)
+        name = path.stem if path.stem == self._plugin.word else self._plugin.prefix + path.stem
         taken = self._tables.recipes.get(name)
         if taken is not None:
             raise ConfigError(f"recipe {name!r} is registered twice: by {taken.plugin} and by {self._plugin}")
@@ -139,7 +139,7 @@ class Registrar:
 
     def benchmark(self, name: str, module: str, description: str) -> None:
         """Provide a benchmark: a module that `hocket bench NAME` runs as a program, and a line on what it compares."""
-        full_name = self._prefixed(name)
+        full_name = self._plugin.prefix + name
         what = f"benchmark {full_name!r} of {self._plugin}"
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{what}: {_NAME_RULE}")
@@ -148,7 +148,7 @@ class Registrar:
         self._tables.benchmarks[full_name] = Benchmark(full_name, module, description, self._plugin)
 
     def _add(self, kind: Kind, name: str, component: type | str) -> None:
-        full_name = self._prefixed(name)
+        full_name = self._plugin.prefix + name
         what = f"{kind} {full_name!r} of {self._plugin}"
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{what}: {_NAME_RULE}")
@@ -164,9 +164,6 @@ class Registrar:
             except ValueError as error:
                 raise ConfigError(f"{what}: {_path(component)} {error}") from error
         self._tables.components[kind, full_name] = Registration(kind, full_name, component, self._plugin)
-
-    def _prefixed(self, name: str) -> str:
-        return f"{self._plugin.word}.{name}" if self._plugin.word else name
 
 
 def _path(component: object) -> str:

@@ -10,7 +10,15 @@ import pluggy
 
 from hocket.errors import ConfigError, MissingPluginError, suggest
 from hocket.plugin import core, hookspecs
-from hocket.plugin.discovery import CORE, KNOWN_WORDS, FindEntryPoints, Plugin, import_plugin, installed
+from hocket.plugin.discovery import (
+    CORE,
+    KNOWN_WORDS,
+    TASKS,
+    FindEntryPoints,
+    Plugin,
+    import_plugin,
+    installed,
+)
 from hocket.plugin.kinds import Kind, check_component, import_object
 from hocket.plugin.markers import PROJECT
 from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration, Tables
@@ -43,7 +51,8 @@ class Registry(Registrar):
     def resolve(self, kind: Kind | str, name: str) -> type:
         """Return the class that a config means by `name`, after loading its plugin if it has a prefix.
 
-        A name of the form `module:Class` is imported as it stands: a component without a plugin.
+        A task that core lacks is looked up in hocket-tasks, whose tasks have no prefix. A name of the form
+        `module:Class` is imported as it stands: a component without a plugin.
 
         Raises:
             MissingPluginError: the plugin is not installed, does not load or does not fit this core.
@@ -55,9 +64,11 @@ class Registry(Registrar):
         word, dot, _ = name.partition(".")
         if dot:
             self.load(word)
+        elif kind is Kind.TASK and (kind, name) not in self._tables.components and TASKS in self.installed():
+            self.load(TASKS)
         registration = self._tables.components.get((kind, name))
         if registration is None:
-            raise ConfigError(self._unknown(kind, name))
+            raise self._unknown(kind, name)
         if isinstance(registration.component, str):
             return _import_component(kind, registration.component, f"{name!r} of {registration.plugin}")
         return registration.component
@@ -91,7 +102,7 @@ class Registry(Registrar):
             return found
         # A plugin's main recipe has the plugin's word, so installed plugins can be offered without loading
         # them.
-        known = sorted({*self._tables.recipes, *self.installed()})
+        known = sorted({*self._tables.recipes, *self.installed()} - {TASKS})
         raise ConfigError(
             f"there is no recipe {name!r}; there are: {', '.join(known)}.{suggest(name, known)}"
         )
@@ -161,11 +172,17 @@ class Registry(Registrar):
                 ) from error
             self._loaded[plugin.word] = plugin
 
-    def _unknown(self, kind: Kind, name: str) -> str:
+    def _unknown(self, kind: Kind, name: str) -> ConfigError:
         allowed = self.names(kind)
         others = [other for other in Kind if (other, name) in self._tables.components]
         problem = f"{name!r} is a {others[0]}, not a {kind}" if others else f"there is no {kind} {name!r}"
-        return f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
+        message = f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
+        if kind is Kind.TASK and TASKS not in self.installed():
+            package = f"hocket-{TASKS}"
+            return MissingPluginError(
+                f"{message} Others are in {package}, not installed: pip install {package}"
+            )
+        return ConfigError(message)
 
 
 @cache

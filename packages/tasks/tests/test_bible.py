@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
-from hocket.task import Bible
-from hocket.task.bible_text import FILE, _decompressed, read_verses
+from hocket_tasks.bible import Bible
+from hocket_tasks.bible_text import FILE, _decompressed, read_verses
 
 HEADER = b"\x1f\x9d\x90"  # what `compress` writes before a stream of codes of up to 16 bits
 CLEAR = 256

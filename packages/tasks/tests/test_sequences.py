@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.task import ClassifiedSequences, NextElements, Sequences
-from hocket.task.recurrent import CharacterModel, SequenceClassifier
+from hocket_tasks.recurrent import CharacterModel, SequenceClassifier
+from hocket_tasks.sequences import ClassifiedSequences, NextElements, Sequences
 
 LISTS = st.lists(st.lists(st.integers(1, 100), min_size=2, max_size=9), min_size=1, max_size=12)
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
-from hocket.task import BatchedSamples, Hyperplane, loader
+from hocket.task import BatchedSamples, loader
+from hocket_tasks.hyperplane import Hyperplane
 
 SMALL = Hyperplane(dimensions=20, train_samples=2000, valid_samples=1000)
 

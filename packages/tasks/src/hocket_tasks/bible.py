@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hocket.task.api import Task, TaskData
-from hocket.task.bible_text import FILE, read_verses
-from hocket.task.recurrent import CharacterModel
-from hocket.task.sequences import NextElements, Sequences
+from hocket_tasks.bible_text import FILE, read_verses
+from hocket_tasks.recurrent import CharacterModel
+from hocket_tasks.sequences import NextElements, Sequences
 
 __all__ = ["Bible"]
 

@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from hocket import draws
 from hocket.task.api import Task, TaskData
-from hocket.task.recurrent import SequenceClassifier
-from hocket.task.sequences import ClassifiedSequences, Sequences
+from hocket_tasks.recurrent import SequenceClassifier
+from hocket_tasks.sequences import ClassifiedSequences, Sequences
 
 __all__ = ["NUM_CLASSES", "Videos", "video_lengths"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from hocket.errors import UserError
-from hocket.task.idx import read_idx
+from hocket_tasks.idx import read_idx
 
 
 def encode(array: np.ndarray, kind: int = 8) -> bytes:

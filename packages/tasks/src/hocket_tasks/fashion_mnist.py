@@ -17,8 +17,8 @@ import torch
 from hocket.errors import UserError
 from hocket.task.api import TaskData
 from hocket.task.classification import Classification
-from hocket.task.idx import read_idx
 from hocket.task.samples import Scaling, TensorSamples
+from hocket_tasks.idx import read_idx
 
 __all__ = ["FashionMNIST"]
 

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from hocket.errors import UserError
-from hocket.task import FashionMNIST
+from hocket_tasks.fashion_mnist import FashionMNIST
 
 INSTALLED = Path(FashionMNIST().folder)
 NAMES = [

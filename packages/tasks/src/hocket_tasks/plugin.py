@@ -1,0 +1,21 @@
+"""Registers the tasks of hocket-tasks, each imported when a config names it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hocket.plugin import hookimpl
+
+if TYPE_CHECKING:
+    from hocket.plugin import Registrar
+
+__all__ = ["hocket_register"]
+
+
+@hookimpl
+def hocket_register(registry: Registrar) -> None:
+    """Register the tasks; unlike other plugins' components they are named without a prefix."""
+    registry.task("bible", "hocket_tasks.bible:Bible")
+    registry.task("fashion_mnist", "hocket_tasks.fashion_mnist:FashionMNIST")
+    registry.task("hyperplane", "hocket_tasks.hyperplane:Hyperplane")
+    registry.task("videos", "hocket_tasks.videos:Videos")
