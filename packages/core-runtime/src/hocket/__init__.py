@@ -18,17 +18,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.observation import Trace
     from hocket.session import Session, attach
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
     from hocket.task.loading import loader
+    from hocket.trace import Observer, Trace
     from hocket.transport import join
     from hocket.transport.virtual import World as virtual  # noqa: N813
 
 __version__ = version("hocket-core")
 
 __all__ = [
+    "Observer",
     "Session",
     "Strategy",
     "Trace",
@@ -41,9 +42,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Observer": ("hocket.trace", "Observer"),
     "Session": ("hocket.session", "Session"),
     "Strategy": ("hocket.strategy", "Strategy"),
-    "Trace": ("hocket.observation", "Trace"),
+    "Trace": ("hocket.trace", "Trace"),
     "attach": ("hocket.session", "attach"),
     "compose": ("hocket.strategy", "compose"),
     "loader": ("hocket.task.loading", "loader"),

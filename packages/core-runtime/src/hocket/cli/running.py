@@ -115,7 +115,7 @@ def _start(run: RunConfig, folder: Path, resume: bool) -> int:
 
 def _show_left_trace(folder: Path) -> None:
     """Make a trace of what the ranks of a failed run have left of it."""
-    from hocket.observation import merge_left
+    from hocket.trace import merge_left
 
     path = folder / TRACE_FILE
     if merge_left(path):

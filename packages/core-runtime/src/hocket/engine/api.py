@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from hocket.observation import Observer
     from hocket.session import Session, TrainingSession
     from hocket.strategy.strategy import Strategy
+    from hocket.trace import Observer
     from hocket.transport.peer import Peer
 
 __all__ = ["Attachment", "Batch", "Engine", "Loss", "MakeOptimizer", "PlannedStage", "StepResult", "Stepper"]

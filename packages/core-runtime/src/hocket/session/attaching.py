@@ -16,7 +16,6 @@ from hocket.checkpoint.tree import flatten, unflatten
 from hocket.engine.api import Attachment, Engine, MakeOptimizer
 from hocket.engine.data_parallel import DataParallel
 from hocket.errors import AttachError
-from hocket.observation import Observer
 from hocket.segment.storage import ParameterStorage
 from hocket.session.base import TrainingSession
 from hocket.session.handshake import agree
@@ -26,6 +25,7 @@ from hocket.session.refusals import check, needs_closure, refuse_closure
 from hocket.session.session import Session
 from hocket.session.taken_terms import check_taken_terms
 from hocket.strategy import Strategy, compose
+from hocket.trace import Observer
 from hocket.transport import join
 from hocket.transport.peer import Lane, Peer
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from hocket.collective.api import Channel, Outcome
-from hocket.observation import Observer
-from hocket.observation.exchange import ExchangeRequest, OverlapClock
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
 from hocket.session.turns import Turns
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
+from hocket.trace import Observer
+from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.peer import Peer, Request
 
 __all__ = ["Counters", "OpenExchange"]
@@ -127,7 +127,7 @@ class OpenExchange:
     def _start(self, group: Sequence[Segment], name: str) -> None:
         for segment in group:
             segment.stage_out()
-        request = ExchangeRequest(
+        request = ObservedRequest(
             lambda: self._begin(group, name),
             self.peer.now,
             self.counters.overlap,

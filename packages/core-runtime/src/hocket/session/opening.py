@@ -10,7 +10,6 @@ from statistics import mean
 from torch import Tensor
 
 from hocket.errors import CompositionError
-from hocket.observation import Observer
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
@@ -26,6 +25,7 @@ from hocket.session.takeover import Takeover
 from hocket.session.weights import Agreement, BatchWeights
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.strategy.strategy import Strategy
+from hocket.trace import Observer
 from hocket.transport.peer import Peer
 
 __all__ = ["Opening"]

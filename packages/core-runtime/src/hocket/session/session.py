@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine.api import Loss, Stepper, StepResult
 from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
-from hocket.observation import Observer
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
 from hocket.session.base import State, TrainingSession
@@ -31,6 +30,7 @@ from hocket.session.scaling import scaler_in_use, scaler_steps
 from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
+from hocket.trace import Observer
 
 __all__ = ["Session"]
 

@@ -17,10 +17,10 @@ from hocket.checkpoint.tensor_file import write_tensors
 from hocket.config.optimizer import build_optimizer
 from hocket.config.run import RunConfig, build_engine, build_task
 from hocket.config.scheduler import build_scheduler
-from hocket.observation import Trace
 from hocket.session import TrainingSession, attach
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
+from hocket.trace import Trace
 from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for

@@ -4,7 +4,7 @@ An `Observer` is told of every exchange, wait and phase of a step. `Trace` is on
 messages and writes everything into one file. With no observer, nothing is made and nobody is told.
 """
 
-from hocket.observation.observer import ExchangeEvent, Observer
-from hocket.observation.trace import Trace, merge_left
+from hocket.trace.observer import ExchangeEvent, Observer
+from hocket.trace.trace import Trace, merge_left
 
 __all__ = ["ExchangeEvent", "Observer", "Trace", "merge_left"]

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from hocket.errors import HocketError, UserError
-from hocket.observation.chrome import chrome_trace
-from hocket.observation.clock import compare
-from hocket.observation.observer import ExchangeEvent, Observer
-from hocket.observation.recorded import read
-from hocket.observation.recording import Kind, Recorder
-from hocket.observation.transport import TracedPeer
+from hocket.trace.clock import compare
+from hocket.trace.observer import ExchangeEvent, Observer
+from hocket.trace.perfetto import perfetto_trace
+from hocket.trace.record import Kind, Recorder, read
+from hocket.trace.transport import TracedPeer
 from hocket.transport.peer import Array, Lane, Peer
 
 __all__ = ["Trace", "merge_left"]
@@ -148,7 +147,7 @@ def _folder(path: Path) -> Path:
 
 def _write(path: Path, recordings: list[bytes]) -> None:
     try:
-        path.write_text(chrome_trace([read(data) for data in recordings]))
+        path.write_text(perfetto_trace([read(data) for data in recordings]))
     except OSError as error:
         raise UserError(f"trace {path}: cannot be written: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""A transport that holds a transport and writes down what goes through it: messages, collectives and waits."""
+"""A transport around another one that records its messages, collectives and waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hocket.observation.recording import Kind, Recorder
+from hocket.trace.record import Kind, Recorder
 from hocket.transport.peer import Array, Lane, Peer, Request
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 

@@ -18,19 +18,20 @@ import itertools
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hocket.observation.placing import Placed, place, rows_of
-from hocket.observation.recorded import Recording, Span
-from hocket.observation.recording import ON_TRAINING_THREAD, OPERATIONS, Kind
+from hocket.trace.clock import to_rank_0
+from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Kind, Recording, Span
 
-__all__ = ["chrome_trace"]
+__all__ = ["perfetto_trace"]
+
 
 # Threads are told apart across processes too, and 0 is the idle thread of an operating system.
 _THREADS_PER_RANK = 10_000
 
 
-def chrome_trace(recordings: Sequence[Recording]) -> str:
+def perfetto_trace(recordings: Sequence[Recording]) -> str:
     """Join the ranks' recordings into one trace, as text, an event in each line.
 
     Args:
@@ -187,3 +188,54 @@ def _names(recording: Recording, rows: int) -> Iterator[dict[str, Any]]:
         name = "messages" if row else "training"
         for about, key, value in (("name", "name", name), ("sort_index", "sort_index", row)):
             yield {"ph": "M", "name": f"thread_{about}", **_thread(rank, row), "ts": 0, "args": {key: value}}
+
+
+# Long enough for an arrow to end within.
+_SHORTEST_OPERATION_NS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A span on the common clock.
+
+    Attributes:
+        span: as it was recorded.
+        rank: whose.
+        start_ns, end_ns: since the trace's first moment.
+    """
+
+    span: Span
+    rank: int
+    start_ns: int
+    end_ns: int
+
+
+def place(recordings: Sequence[Recording]) -> dict[int, list[Placed]]:
+    """Translate all ranks' times into nanoseconds of one clock, from the first one on."""
+    times = {}
+    for recording in recordings:
+        starts = to_rank_0([span.start_s for span in recording.spans], recording.readings)
+        ends = to_rank_0([span.end_s for span in recording.spans], recording.readings)
+        times[recording.rank] = (recording.spans, starts, ends)
+    origin_s = min((starts[0] for _, starts, _ in times.values() if starts), default=0.0)
+    placed: dict[int, list[Placed]] = {}
+    for rank, (spans, starts, ends) in times.items():
+        placed[rank] = []
+        for span, start_s, end_s in zip(spans, starts, ends, strict=True):
+            start_ns = round((start_s - origin_s) * 1e9)
+            shortest = _SHORTEST_OPERATION_NS if span.kind in OPERATIONS else 0
+            end_ns = max(round((end_s - origin_s) * 1e9), start_ns + shortest)
+            placed[rank].append(Placed(span, rank, start_ns, end_ns))
+    return placed
+
+
+def rows_of(operations: Sequence[Placed]) -> dict[int, int]:
+    """Give each operation the first row of its rank that is free all the time; rows count from 1."""
+    ends: dict[int, list[int]] = defaultdict(list)
+    rows = {}
+    for operation in operations:
+        of_rank = ends[operation.rank]
+        row = next((i for i, end_ns in enumerate(of_rank) if end_ns <= operation.start_ns), len(of_rank))
+        of_rank[row : row + 1] = [operation.end_ns]
+        rows[id(operation)] = row + 1
+    return rows

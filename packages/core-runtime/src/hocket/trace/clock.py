@@ -1,4 +1,4 @@
-"""One clock for all ranks: how much another rank's clock is behind that of rank 0.
+"""One clock for all ranks: measures how far each rank's clock is behind that of rank 0.
 
 Source: D. Mills, "Internet time synchronization: the network time protocol" (1991): of several round trips, the
 shortest one bounds the offset best.
@@ -13,13 +13,13 @@ import numpy as np
 
 from hocket.transport.peer import Lane
 
-__all__ = ["Reading", "compare", "to_rank_0"]
+__all__ = ["ClockReading", "compare", "to_rank_0"]
 
 _ROUND_TRIPS = 10
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """A comparison of this rank's clock with that of rank 0.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reading:
     offset_s: float
 
 
-def compare(lane: Lane, now: Callable[[], float]) -> Reading:
+def compare(lane: Lane, now: Callable[[], float]) -> ClockReading:
     """Compare the clocks of all ranks with that of rank 0; collective.
 
     An offset that cannot be told from 0 is 0: ranks of one host read the same clock (CLOCK_MONOTONIC, which
@@ -46,12 +46,12 @@ def compare(lane: Lane, now: Callable[[], float]) -> Reading:
         for other in range(1, lane.size):
             told[0] = _offset(lane, now, other)
             lane.isend(told, other, _ROUND_TRIPS).wait()
-        return Reading(now(), 0.0)
+        return ClockReading(now(), 0.0)
     for number in range(_ROUND_TRIPS):
         lane.irecv(told, 0, number).wait()
         lane.isend(np.array([now()]), 0, number).wait()
     lane.irecv(told, 0, _ROUND_TRIPS).wait()
-    return Reading(now(), float(told[0]))
+    return ClockReading(now(), float(told[0]))
 
 
 def _offset(lane: Lane, now: Callable[[], float], other: int) -> float:
@@ -69,7 +69,7 @@ def _offset(lane: Lane, now: Callable[[], float], other: int) -> float:
     return 0.0 if abs(offset_s) <= shortest_s / 2 else offset_s
 
 
-def to_rank_0(local_s: Sequence[float], readings: Sequence[Reading]) -> list[float]:
+def to_rank_0(local_s: Sequence[float], readings: Sequence[ClockReading]) -> list[float]:
     """Translate times of a rank's clock into times of rank 0's.
 
     Between two readings the offset is taken to change at a constant rate, outside of them to stay what it was.

@@ -11,11 +11,11 @@ from torch import nn
 
 import hocket
 from hocket.errors import ExchangeTimeoutError, TransportError
-from hocket.observation import ExchangeEvent, Observer
-from hocket.observation.exchange import ExchangeRequest, OverlapClock
-from hocket.observation.recording import Recorder
-from hocket.observation.transport import TracedLane, TracedPeer, TracedRequest
 from hocket.session.exchanging import Counters
+from hocket.trace import ExchangeEvent, Observer
+from hocket.trace.observer import ObservedRequest, OverlapClock
+from hocket.trace.record import Recorder
+from hocket.trace.transport import TracedLane, TracedPeer, TracedRequest
 from hocket.transport.network import NetworkModel
 
 STEPS, WIDTH, RANKS = 3, 64, 2
@@ -122,7 +122,7 @@ def test_time_in_which_several_are_under_way_counts_once() -> None:
         lanes = [peer.lane(str(i)) for i in range(3)]
         requests = []
         for lane in lanes:
-            requests.append(ExchangeRequest(lane.ibarrier, peer.now, clock, None, lane.name, 0, 0.0))
+            requests.append(ObservedRequest(lane.ibarrier, peer.now, clock, None, lane.name, 0, 0.0))
             peer.elapse(1.0)
         for request in requests:
             request.wait()
@@ -168,7 +168,7 @@ def test_an_exchange_that_cannot_be_started_is_told_too() -> None:
         lane = peer.lane("closed")
         lane.close()
         with pytest.raises(TransportError, match="is closed"):
-            ExchangeRequest(lane.ibarrier, peer.now, OverlapClock(), notes, "x", 7, 0.0)
+            ObservedRequest(lane.ibarrier, peer.now, OverlapClock(), notes, "x", 7, 0.0)
         return notes
 
     for notes in hocket.virtual(2).run(body):

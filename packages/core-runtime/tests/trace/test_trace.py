@@ -17,10 +17,9 @@ from torch import nn
 
 import hocket
 from hocket.errors import DisagreementError, HocketError, UserError
-from hocket.observation import merge_left
-from hocket.observation.chrome import chrome_trace
-from hocket.observation.recorded import read
-from hocket.observation.recording import Kind, Recorder
+from hocket.trace import merge_left
+from hocket.trace.perfetto import perfetto_trace
+from hocket.trace.record import Kind, Recorder, read
 from hocket.transport.peer import Peer
 
 STEPS, WIDTH = 3, 16
@@ -246,7 +245,7 @@ def test_a_recording_that_breaks_off_anywhere_is_read(
         for span in recording.spans
         if span.kind == "exchange" and span.ended
     )
-    json.loads(chrome_trace([recording]))
+    json.loads(perfetto_trace([recording]))
 
 
 def test_a_trace_belongs_to_one_session(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hocket
-from hocket.observation.clock import Reading, compare, to_rank_0
+from hocket.trace.clock import ClockReading, compare, to_rank_0
 
 # Of the default network, with 8 bytes each way.
 ROUND_TRIP_S = 42e-6
@@ -49,6 +49,6 @@ def test_one_clock_is_left_alone() -> None:
 
 
 def test_outside_of_the_readings_the_offset_stays() -> None:
-    readings = [Reading(10.0, 1.0), Reading(20.0, 3.0)]
+    readings = [ClockReading(10.0, 1.0), ClockReading(20.0, 3.0)]
     assert to_rank_0([0.0, 10.0, 15.0, 20.0, 30.0], readings) == [1.0, 11.0, 17.0, 23.0, 33.0]
     assert to_rank_0([0.0, 5.0], readings[:1]) == [1.0, 6.0]
