@@ -1,0 +1,246 @@
+"""Digests of what Hocket computes: weights, losses and counted bytes of every recipe and many compositions.
+
+    python integration-tests/digests.py [--quick] [--output FILE]
+    python integration-tests/digests.py [--quick] --against COMMIT
+
+With `--against` this very script runs on the sources at hand and on those of COMMIT, on this machine, and prints the
+lines that differ; it exits with status 1 when any do. Bits differ between processors, so lines of another machine tell
+nothing. `--quick` leaves out MPI, `hocket run` and the overlaps that recipes do not have.
+
+What COMMIT gives is kept in the system's temporary folder, as long as these scripts stay the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parent.parent
+_PROCESSES = 2
+_TIMEOUT_S = 600
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one overlap of each recipe, no MPI")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the lines there, too")
+    parser.add_argument(
+        "--against", metavar="COMMIT", help="print only what differs from this commit's lines"
+    )
+    # For the processes that this script starts itself: a share of the virtual cases; one rank of a job.
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_of is not None:
+        return _be_rank(given.rank_of)
+    if given.share is not None:
+        return _print_share(given.share, given.quick)
+    lines = _lines(_ROOT, given.quick)
+    if given.output is not None:
+        given.output.write_text("".join(f"{line}\n" for line in lines))
+    if given.against is not None:
+        return _compare(_lines_of_commit(given.against, given.quick), lines)
+    print("\n".join(lines))
+    return int(any("CRASHED" in line for line in lines))
+
+
+# ---- one side --------------------------------------------------------------------------------------------------------
+
+
+def _lines(root: Path, quick: bool) -> list[str]:
+    """Run all cases on a checkout's sources."""
+    sources = os.pathsep.join(str(path) for path in sorted(root.glob("packages/*/src")))
+    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
+    itself = [sys.executable, str(Path(__file__))]
+    options = ["--quick"] if quick else []
+    running = [
+        subprocess.Popen(
+            [*itself, "--share", str(share), *options], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for share in range(_PROCESSES)
+    ]
+    lines = [line for process in running for line in process.communicate()[0].splitlines()]
+    for process in running:
+        if process.returncode != 0:
+            raise SystemExit(f"a share of the cases ended with status {process.returncode}")
+    if not quick:
+        lines += _of_mpi(itself, environment)
+        lines += _of_command(environment)
+    return sorted(lines)
+
+
+def _print_share(share: int, quick: bool) -> int:
+    from digest_cases import other_cases, overlap_cases, recipe_cases
+
+    cases = [*recipe_cases(), *other_cases().items()]
+    if not quick:
+        cases += overlap_cases()
+    for name, training in cases[share::_PROCESSES]:
+        print(f"{name}: {_of_virtual_ranks(training)}", flush=True)
+    return 0
+
+
+def _of_virtual_ranks(training: Any) -> str:
+    """Train on virtual ranks and return the digests, or the class of the error that refuses it."""
+    from digest_cases import train
+
+    import hocket
+
+    try:
+        if training.resumed_on is None:
+            return _line(hocket.virtual(training.ranks).run(train, training))
+        with tempfile.TemporaryDirectory() as folder:
+            told = hocket.virtual(training.ranks).run(train, training, folder)
+            return _line([*told, *hocket.virtual(training.resumed_on).run(train, training, folder, True)])
+    except Exception as error:
+        if type(error).__module__.startswith("hocket."):
+            return f"refused {type(error).__name__}"
+        traceback.print_exc()
+        return f"CRASHED {type(error).__name__}"
+
+
+def _line(told: Iterable[Any]) -> str:
+    weights, consensus, losses, counted = zip(*told, strict=True)
+    return (
+        f"weights={','.join(weights)} consensus={_short(consensus)} losses={_short(losses)} "
+        f"bytes={','.join(f'{count:.10g}' for count in counted)}"
+    )
+
+
+def _short(value: object) -> str:
+    """Return a digest of what is written with all its digits."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def _of_mpi(itself: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """Train over MPI, in one job for each number of ranks."""
+    from digest_cases import mpi_cases
+
+    for ranks in (2, 4):
+        cases = {name: asdict(case) for name, case in mpi_cases().items() if case.ranks == ranks}
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "cases.json").write_text(json.dumps(list(cases.values())))
+            mpiexec = Path(sys.executable).parent / "mpiexec"
+            options = ["--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-n", str(ranks)]
+            program = [*itself, "--rank-of", folder]
+            subprocess.run(
+                [str(mpiexec), *options, *program], env=environment, timeout=_TIMEOUT_S, check=True
+            )
+            for number, name in enumerate(cases):
+                files = [Path(folder, f"{number}.{rank}.json") for rank in range(ranks)]
+                yield f"{name}: {_line(json.loads(file.read_text()) for file in files)}"
+
+
+def _be_rank(folder: Path) -> int:
+    """Train all cases of a folder on this rank of an MPI job."""
+    from digest_cases import Training, train
+
+    import hocket
+
+    rank = hocket.join().rank
+    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
+        case["poisoned"] = case["poisoned"] and tuple(case["poisoned"])
+        (folder / f"{number}.{rank}.json").write_text(json.dumps(train(Training(**case))))
+    return 0
+
+
+_COMMANDS = {
+    "eapipe virtual": "eapipe -n 2 --transport virtual",
+    "crossover virtual": "crossover -n 4 --transport virtual",
+    "eager virtual": "eager -n 4 --transport virtual 'delays={name: linear_skew, shortest_s: 0.01, longest_s: 0.05}'",
+    "agd": "agd -n 2",
+}
+
+
+def _of_command(environment: dict[str, str]) -> Iterator[str]:
+    """Run the command line: the model that it writes, and the numbers of its summary that depend on no clock."""
+    for name, arguments in _COMMANDS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            command = [
+                sys.executable,
+                "-m",
+                "hocket",
+                "run",
+                *shlex.split(arguments),
+                "steps=12",
+                "--out",
+                folder,
+            ]
+            subprocess.run(
+                command, env=environment, timeout=_TIMEOUT_S, check=True, stdout=subprocess.DEVNULL
+            )
+            summary = json.loads(Path(folder, "summary.json").read_text())
+            keys = ("steps", "train_loss", "valid_loss", "valid_accuracy", "bytes_sent_per_step")
+            told = " ".join(f"{key}={summary.get(key)}" for key in keys)
+            model = hashlib.sha256(Path(folder, "model.safetensors").read_bytes()).hexdigest()[:8]
+            yield f"[hocket run] {name}: weights={model} {told} keys={_short(sorted(summary))}"
+
+
+# ---- two sides -------------------------------------------------------------------------------------------------------
+
+
+def _compare(before: list[str], after: list[str]) -> int:
+    """Print the lines that differ, and how many."""
+    old, new = (dict(line.split(": ", 1) for line in lines) for lines in (before, after))
+    differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    for name in differing:
+        print(f"{name}\n  before: {old.get(name, 'no such case')}\n  after:  {new.get(name, 'no such case')}")
+    crashed = [name for name, told in new.items() if "CRASHED" in told]
+    print(
+        f"{len(differing)} of {len({*old, *new})} lines differ" + (f"; crashed: {crashed}" if crashed else "")
+    )
+    return int(bool(differing or crashed))
+
+
+def _lines_of_commit(commit: str, quick: bool) -> list[str]:
+    """Return the lines of a commit, from a file if this script has run there before."""
+    commit = _git("rev-parse", "--verify", f"{commit}^{{commit}}").strip()
+    scripts = [path.read_bytes() for path in (Path(__file__), Path(__file__).with_name("digest_cases.py"))]
+    key = _short((scripts, quick, sys.version, version("torch"), version("numpy")))
+    kept = Path(tempfile.gettempdir(), f"hocket-digests-{os.getuid()}", f"{commit[:12]}-{key}.txt")
+    if not kept.exists():
+        with _worktree(commit) as root:
+            lines = _lines(root, quick)
+        kept.parent.mkdir(exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_text("\n".join(lines))
+        partial.replace(kept)
+    return kept.read_text().splitlines()
+
+
+@contextmanager
+def _worktree(commit: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "checkout")
+        _git("worktree", "add", "--detach", str(root), commit)
+        try:
+            yield root
+        finally:
+            _git("worktree", "remove", "--force", str(root))
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(_ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
