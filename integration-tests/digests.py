@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import shlex
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -91,7 +92,9 @@ def _print_share(share: int, quick: bool) -> int:
     if not quick:
         cases += overlap_cases()
     for name, training in cases[share::_PROCESSES]:
-        print(f"{name}: {_of_virtual_ranks(training)}", flush=True)
+        with redirect_stderr(io.StringIO()):  # notes on what a resumed run has lost, and the like
+            told = _of_virtual_ranks(training)
+        print(f"{name}: {told}", flush=True)
     return 0
 
 
@@ -110,7 +113,7 @@ def _of_virtual_ranks(training: Any) -> str:
     except Exception as error:
         if type(error).__module__.startswith("hocket."):
             return f"refused {type(error).__name__}"
-        traceback.print_exc()
+        traceback.print_exc(file=sys.__stderr__)
         return f"CRASHED {type(error).__name__}"
 
 
