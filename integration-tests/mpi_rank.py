@@ -16,6 +16,7 @@ import torch
 from trial import train
 
 import hocket
+from hocket.transport.peer import gather
 
 _TIMEOUT_S = 30.0
 
@@ -26,7 +27,7 @@ def main(folder: Path, steps: int) -> None:
     peer.timeout_s = _TIMEOUT_S
     for number, target in enumerate(json.loads((folder / "strategies.json").read_text())):
         told = train(hocket.compose(target), steps)
-        of_ranks = peer.gather([told.parameters.tolist(), told.losses, told.bytes_sent])
+        of_ranks = gather(peer, [told.parameters.tolist(), told.losses, told.bytes_sent])
         if peer.rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(of_ranks))
 

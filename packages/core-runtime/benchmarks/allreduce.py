@@ -3,7 +3,7 @@
     python packages/core-runtime/benchmarks/allreduce.py [RANKS]
 
 Milliseconds, the slowest rank, median; float32. `in place` is Hocket's with one buffer, as sessions have it where
-`Peer.works_in_place`. `ratio` is Gloo's time over the better of Hocket's two, `to MPI` that over the better of MPI's.
+`Memory.works_in_place`. `ratio` is Gloo's time over the better of Hocket's two, `to MPI` that over the better of MPI's.
 
 `copy` is what memory takes for the same: all ranks at once read and write as much as an allreduce in place does, each
 its own buffer into another one; `to copy` is `in place` over it.
@@ -40,7 +40,7 @@ def rank() -> None:
         )
     for nbytes in SIZES:
         # As a session does it: its segments lie in the transport's memory, each with a lane of its own.
-        send, receive = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
+        send, receive = (peer.memory.allocate(nbytes).view(np.float32) for _ in range(2))
         send[:] = receive[:] = 0  # whose sums stay 0, however often they are summed in place
         lane = peer.lane("allreduce", nbytes)
         tensor = torch.ones(nbytes // 4)

@@ -24,9 +24,9 @@ SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 100_000_000]
 def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callable[[], object]]]:
     """Return the ways to mix vectors of so many bytes that this transport has."""
     neighbours = topology.neighbours(peer.rank, peer.size, 0, 0)
-    terms = topology.terms(peer.size, 0, 0)
-    weights = terms.weights[terms.starts[peer.rank] : terms.starts[peer.rank + 1]].tolist()
-    data, out = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
+    rows = topology.mixing_rows(peer.size, 0, 0)
+    weights = rows.weights[rows.starts[peer.rank] : rows.starts[peer.rank + 1]].tolist()
+    data, out = (peer.memory.allocate(nbytes).view(np.float32) for _ in range(2))
     data[:] = out[:] = 1
     received = [np.ones_like(data) for _ in neighbours.receive_from]
     lane = peer.lane("gossip", nbytes)
@@ -45,7 +45,7 @@ def sides(peer: Peer, topology: Topology, nbytes: int) -> list[tuple[str, Callab
     for name, into in (("out of place", out), ("in place", data)):
         mixer = lane.mixer([(data, into)])
         if mixer is not None:
-            found.append((name, lambda mixer=mixer: mixer.start([terms]).wait()))
+            found.append((name, lambda mixer=mixer: mixer.start([rows]).wait()))
     return found
 
 

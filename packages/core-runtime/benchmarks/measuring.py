@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hocket.transport.launching import find_mpiexec, launch
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["free_port", "init_gloo", "medians", "run_ranks"]
 
@@ -87,7 +87,7 @@ def medians(
                 if turn and repeat >= settling:  # the first turn warms up
                     seconds[name].append(time.perf_counter() - start_s)
                 after(name)
-    told = peer.gather(seconds)
+    told = gather(peer, seconds)
     barrier.close()
     result = {}
     for name, _ in sides:

@@ -27,6 +27,7 @@ from hocket.progress import ThreadProgress
 from hocket.schedule import recursive_doubling_allreduce, tree_allreduce
 from hocket.transport import mpi
 from hocket.transport.mpi import MPIPeer
+from hocket.transport.peer import gather
 
 # The partial allreduce is the tests' own; the eager plugin has the one for users.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "progress"))
@@ -101,7 +102,7 @@ def idle_cores(peer: MPIPeer) -> float:
 
 def mean_over_ranks(peer: MPIPeer, value: float) -> float:
     """Return the mean of every rank's `value`."""
-    return float(np.mean(peer.gather(value)))
+    return float(np.mean(gather(peer, value)))
 
 
 def _cpu_s() -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hocket
+from hocket.transport.peer import gather
 
 sys.path.append(str(Path(__file__).parents[2] / "core-runtime" / "benchmarks"))
 from measuring import medians, run_ranks
@@ -112,7 +113,7 @@ def most_allocated(peer: Peer, side: Side) -> float:
     side.rest()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return max(peer.gather((peak - before) / (4 * LAYERS * WIDTH**2)))
+    return max(gather(peer, (peak - before) / (4 * LAYERS * WIDTH**2)))
 
 
 def report(peer: Peer, ms: dict[str, float], allocated: dict[str, float]) -> None:

@@ -23,7 +23,7 @@ def exposed_wait_s(recipe: str, *overrides: str) -> list[float]:
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
         for layer in model:
-            layer.register_forward_pre_hook(lambda *_: hocket.join().elapse(FORWARD_S))
+            layer.register_forward_pre_hook(lambda *_: hocket.join().clock.elapse(FORWARD_S))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with hocket.attach(model, optimizer, hocket.compose(recipe, *overrides)) as session:
             for number, x in enumerate(session.data([torch.randn(2, WIDTH) for _ in range(STEPS + 2)])):

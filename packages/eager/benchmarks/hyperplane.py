@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.delays import RandomSubset
 from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -93,7 +94,7 @@ def be_rank(given: argparse.Namespace) -> None:
         earlier = json.loads(path.read_text())
         if all(earlier.get(key) == value for key, value in settings.items()):
             found = earlier
-    found = peer.gather(found)[0]
+    found = gather(peer, found)[0]
     for delay_s in given.delays_s:
         for side in given.sides:
             if any((row["side"], row["delay_s"]) == (side, delay_s) for row in found["rows"]):
@@ -126,15 +127,15 @@ def train(peer: Peer, side: str, delay_s: float, epochs: int) -> dict[str, Any]:
     barrier = peer.lane("start")
     with hocket.attach(model, optimizer, hocket.compose(*SIDES[side]), peer=peer) as session:
         barrier.ibarrier().wait()
-        start_s = peer.now()
+        start_s = peer.clock.now()
         for _ in range(epochs):
             # Not `session.data`, at the end of which ranks wait for each other: all have as many batches.
             for batch in loader:
-                peer.sleep(float(delays.of_step(session.step, peer.size, SEED)[peer.rank]))
+                peer.clock.sleep(float(delays.of_step(session.step, peer.size, SEED)[peer.rank]))
                 optimizer.zero_grad()
                 task.loss(model(batch[0]), batch[1]).backward()
                 optimizer.step()
-        own_s = peer.now() - start_s
+        own_s = peer.clock.now() - start_s
         seconds = max(session.gather(own_s))
         session.consensus()
         with torch.no_grad():

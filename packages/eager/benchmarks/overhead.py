@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -75,7 +76,7 @@ def be_rank(blocks: int) -> None:
             step_s, wait_s = measure(peer, side)
             steps_s[side].append(step_s)
             waits_s[side].append(wait_s)
-    told = peer.gather([steps_s, waits_s])
+    told = gather(peer, [steps_s, waits_s])
     if peer.rank == 0:
         steps = {side: statistics.median(of for rank, _ in told for of in rank[side]) for side in SIDES}
         waits = {side: statistics.median(of for _, rank in told for of in rank[side]) for side in SIDES}

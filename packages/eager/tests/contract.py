@@ -189,6 +189,6 @@ def _computed(case: Case) -> set[int]:
 
 def _pass_time(peer: Peer, seconds: float) -> None:
     if peer.transport == "virtual":
-        peer.elapse(seconds)
+        peer.clock.elapse(seconds)
     else:
         time.sleep(seconds)

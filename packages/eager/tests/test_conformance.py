@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.testing.collective import CollectiveConformance
-from hocket.transport.peer import Array
 from hocket_eager import Algorithm, Missed, PartialAllreduce, Starts
 
 

@@ -77,7 +77,7 @@ def test_a_rank_that_has_caught_up_steps_with_zeros_under_sum() -> None:
         given, told = strategy({**SOLO, "missed": "sum"}), []
         with hocket.attach(weight, optimizer, given) as session:
             if session.rank == 1:
-                session.peer.sleep(1.0)  # the other has done all of its steps by then
+                session.peer.clock.sleep(1.0)  # the other has done all of its steps by then
             for _ in range(4):
                 optimizer.zero_grad()
                 weight(torch.ones(1, 1)).sum().backward()

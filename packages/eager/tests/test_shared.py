@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.arrays import Array
 from hocket.errors import ExchangeTimeoutError, PeerLostError
-from hocket.transport.peer import Array
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
 from hocket_eager import Missed, Rules, Starts

@@ -57,7 +57,7 @@ def train(
         rank, peer = session.rank, session.peer
         own = [_batch(rank, step) for step in range(steps if batches is None else batches[rank])]
         for x, y in session.data(own):
-            peer.sleep(0.0 if paces_s is None else paces_s[(rank + session.step) % len(paces_s)])
+            peer.clock.sleep(0.0 if paces_s is None else paces_s[(rank + session.step) % len(paces_s)])
             optimizer.zero_grad()
             loss = mse_loss(model(x), y)
             loss.backward()

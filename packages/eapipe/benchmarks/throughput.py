@@ -31,7 +31,7 @@ import hocket
 from hocket.engine import Loss
 from hocket.transport import join
 from hocket.transport.launching import find_mpiexec, launch
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 from hocket_eapipe import Balance, Pipeline
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.splitting import split
@@ -120,7 +120,7 @@ def timed(peer: Peer, run: Callable[[], None]) -> float:
     start_s = time.perf_counter()
     run()
     own = time.perf_counter() - start_s
-    return max(peer.gather(own))
+    return max(gather(peer, own))
 
 
 def rank(width: int, depth: int, repetitions: int) -> None:
@@ -129,7 +129,7 @@ def rank(width: int, depth: int, repetitions: int) -> None:
     peer = join()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = peer.gather(free.getsockname()[1])[0]
+        port = gather(peer, free.getsockname()[1])[0]
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=peer.rank, world_size=peer.size
     )
@@ -137,7 +137,7 @@ def rank(width: int, depth: int, repetitions: int) -> None:
     memory: dict[str, list[str]] = {}
     for policy in POLICIES:
         turns[policy], told = hockets_turn(peer, policy, width, depth)
-        memory[policy] = peer.gather(told)
+        memory[policy] = gather(peer, told)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for repetition in range(repetitions + 1):
         for name, turn in turns.items():

@@ -66,14 +66,14 @@ class _Accelerator:
 
     def launch(self, seconds: float, ahead_s: float = 0.0) -> None:
         """Execute a layer when those before are over, and not before it was launched: up to `ahead_s` ago."""
-        self.free_s = max(self.free_s, self._peer.now() - ahead_s) + seconds
+        self.free_s = max(self.free_s, self._peer.clock.now() - ahead_s) + seconds
 
     def synchronise(self) -> None:
         """Wait until all that was launched is over."""
-        left_s = self.free_s - self._peer.now()
+        left_s = self.free_s - self._peer.clock.now()
         if left_s > 0:
             if self._peer.transport == "virtual":
-                self._peer.elapse(left_s)
+                self._peer.clock.elapse(left_s)
             else:
                 time.sleep(left_s)
 
@@ -136,12 +136,12 @@ def measure(peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int)
         step()
         step()
         session.control.ibarrier().wait()
-        start_s, cpu_s, waited_s = peer.now(), time.process_time(), session.counters.exposed_wait_s
+        start_s, cpu_s, waited_s = peer.clock.now(), time.process_time(), session.counters.exposed_wait_s
         for _ in range(steps):
             step()
         told = session.gather(
             [
-                (peer.now() - start_s) / steps,
+                (peer.clock.now() - start_s) / steps,
                 (session.counters.exposed_wait_s - waited_s) / steps,
                 (time.process_time() - cpu_s) / steps,
             ]

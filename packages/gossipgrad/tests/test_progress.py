@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.arrays import Array
 from hocket.errors import CompositionError, PeerLostError
 from hocket.transport.faults import Faults, KillAt
+from hocket.transport.lane import Lane
 from hocket.transport.network import NetworkModel
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
 
@@ -53,15 +56,15 @@ class _WatchedPeer(WrapperPeer):
 
     def __init__(self, held: Peer) -> None:
         super().__init__(held)
-        self.threads: set[int] = set()
+        self.seen_by: set[int] = set()
         self.looks_s: set[float] = set()
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         return _WatchedLane(held, self._note)
 
     def _note(self) -> None:
-        self.threads.add(threading.get_ident())
-        self.looks_s.add(round(self.now(), 3))
+        self.seen_by.add(threading.get_ident())
+        self.looks_s.add(round(self.clock.now(), 3))
 
 
 RECIPES = {"gossipgrad": "parameters.0.progress", "gossipgrad.gradients": "gradients.0.progress"}
@@ -75,11 +78,11 @@ def train(
 
     def charging(layer: nn.Module) -> nn.Module:
         def charge(*_: Any) -> None:
-            peer.elapse(charge_s)
+            peer.clock.elapse(charge_s)
 
         layer.register_forward_pre_hook(charge)
         layer.register_forward_hook(
-            lambda *call: call[-1].register_hook(lambda _: peer.elapse(2 * charge_s)) and None
+            lambda *call: call[-1].register_hook(lambda _: peer.clock.elapse(2 * charge_s)) and None
         )
         return layer
 
@@ -91,11 +94,11 @@ def train(
         start_s = waited_s = 0.0
         for number, x in enumerate(session.data(data)):
             if number == 1:  # in the first forward, the model's reading order is found out
-                start_s, waited_s = peer.now(), session.counters.exposed_wait_s
+                start_s, waited_s = peer.clock.now(), session.counters.exposed_wait_s
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        return (peer.now() - start_s) / steps, (session.counters.exposed_wait_s - waited_s) / steps
+        return (peer.clock.now() - start_s) / steps, (session.counters.exposed_wait_s - waited_s) / steps
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -105,8 +108,8 @@ def test_the_chosen_thread_looks_at_the_messages(recipe: str, progress: str) -> 
         watched = hocket.join()
         train(recipe, "samples=null", f"{RECIPES[recipe]}={progress}")
         assert isinstance(watched, _WatchedPeer)
-        assert watched.threads
-        return threading.get_ident() in watched.threads
+        assert watched.seen_by
+        return threading.get_ident() in watched.seen_by
 
     in_training_thread = hocket.virtual(4, wrap=_WatchedPeer).run(body)
     assert in_training_thread == [progress == "inline"] * 4

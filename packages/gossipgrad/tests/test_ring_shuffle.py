@@ -38,7 +38,7 @@ def train_on(own: Any, epochs: int, note: Any, strategy: str = "local", compute_
     with hocket.attach(model, optimizer, composed) as session:
         for _ in range(epochs):
             for batch in session.data(own):
-                peer.elapse(compute_s())
+                peer.clock.elapse(compute_s())
                 if session.weight:
                     note(batch)
                 optimizer.zero_grad()
@@ -187,11 +187,11 @@ def timed(compute_s: float, batches: int = BATCHES) -> tuple[float, float, int]:
         peer = hocket.join()
         stream = RingShuffle().wrap([torch.zeros(BATCH_BYTES // 4)] * batches, peer)
         assert isinstance(stream, RingStream)
-        start_s = peer.now()
+        start_s = peer.clock.now()
         for _ in range(EPOCHS):
             for _ in stream:
-                peer.elapse(compute_s)
-        told = peer.now() - start_s, stream.waited_s, stream.bytes_sent
+                peer.clock.elapse(compute_s)
+        told = peer.clock.now() - start_s, stream.waited_s, stream.bytes_sent
         stream.close()
         return told
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.plan.layout import gradient_layout
 from hocket.segment.partition import Bytes, named_spans, partition
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 from hocket_redsync.calibration import calibrate
 from hocket_redsync.choosing import choose, first_dense_size
 from hocket_redsync.hybrid import Hybrid
@@ -118,7 +118,7 @@ def measure(peer: Peer, sizes: Sequence[int], options: argparse.Namespace) -> di
             step()
             if repeat:
                 seconds[name].append(time.perf_counter() - start_s)
-    told = peer.gather(seconds)
+    told = gather(peer, seconds)
     result = {}
     for name in sides:
         slowest = median(map(max, zip(*(of_rank[name] for of_rank in told), strict=True)))

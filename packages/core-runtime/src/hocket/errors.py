@@ -96,7 +96,7 @@ class PeerLostError(TransportError):
 
 
 class RankKilledError(BaseException):
-    """Ends a virtual rank that `Peer.kill` has killed; no `except Exception` keeps it alive."""
+    """Ends a virtual rank that a fault has killed; no `except Exception` keeps it alive."""
 
 
 def suggest(given: str, allowed: Iterable[str]) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hocket.arrays import Array
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import UserError
-from hocket.transport.peer import Array
 
 __all__ = ["Form", "TensorForm", "as_bytes", "pack", "put_together", "take_apart", "unpack"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.collective.allreduce import Algorithm, Allreduce
 from hocket.collective.broadcast import Broadcast
 from hocket.collective.gossip import Gossip
@@ -12,7 +13,6 @@ from hocket.collective.sparse_allreduce import SparseAllreduce
 from hocket.testing.collective import CollectiveConformance
 from hocket.topology import Complete, Exponential, RandomMatching, Ring
 from hocket.topology.exponential import Peers
-from hocket.transport.peer import Array
 
 
 class _Mean(CollectiveConformance):

@@ -10,7 +10,8 @@ import numpy as np
 
 from hocket.errors import TransportError
 from hocket.transport import join
-from hocket.transport.peer import Lane, Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
 
 
 def fork(lane: Lane, how: str) -> None:
@@ -30,7 +31,7 @@ def main(how: str) -> None:
     peer: Peer = join()
     lane = peer.lane("a")
     stopping = threading.Event()
-    peer.spawn("test", stopping.wait, stopping.set)
+    peer.threads.spawn("test", stopping.wait, stopping.set)
     received = np.zeros(8)
     under_way = lane.irecv(received, 1 - peer.rank, 7)
     if peer.rank == 0:

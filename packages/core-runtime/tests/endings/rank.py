@@ -14,8 +14,8 @@ import numpy as np
 from hocket.errors import ConfigError
 from hocket.transport import join
 from hocket.transport.faults import Faults, KillAt
+from hocket.transport.lane import Lane
 from hocket.transport.launching import note_pid
-from hocket.transport.peer import Lane
 
 _FOR_EVER = 10**9
 # Elements of float64 that the ranks of a host sum in their shared memory, without a call of MPI.
@@ -57,9 +57,12 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
     }
-    send, receive = peer.allocate(8 * numel).view(np.float64), peer.allocate(8 * numel).view(np.float64)
+    send, receive = (
+        peer.memory.allocate(8 * numel).view(np.float64),
+        peer.memory.allocate(8 * numel).view(np.float64),
+    )
     if how == "large":
-        assert peer.works_in_place(receive), "no memory is shared here"
+        assert peer.memory.works_in_place(receive), "no memory is shared here"
     for step in range(3 if how == "finish" else _FOR_EVER):
         if step == 3:
             (ready / str(peer.rank)).touch()
@@ -70,7 +73,7 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
             elif how == "kill" and who != str(peer.rank):
                 compute(1.0)
         lane.iallreduce(send, receive).wait()
-        peer.report_progress(step + 1)
+        peer.status.note_step(step + 1)
         time.sleep(0.01)
 
 

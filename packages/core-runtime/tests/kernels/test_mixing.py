@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.arrays import MixingRows
 from hocket.kernels import Mix
 from hocket.topology import Exponential, RandomMatching
-from hocket.transport.peer import Terms
 from hocket.transport.reduction import weighted_sum
 
 Rows = list[list[tuple[int, float]]]
@@ -22,10 +22,10 @@ def rows_for(draw: st.DrawFn, num_ranks: int) -> Rows:
     return [draw(st.lists(term, min_size=1, max_size=5)) for _ in range(num_ranks)]
 
 
-def terms_of(rows: Rows) -> Terms:
+def terms_of(rows: Rows) -> MixingRows:
     starts = np.cumsum([0, *map(len, rows)])
     sources, weights = zip(*(pair for row in rows for pair in row), strict=True)
-    return Terms(starts, np.array(sources), np.array(weights))
+    return MixingRows(starts, np.array(sources), np.array(weights))
 
 
 def expected(values: list[np.ndarray], rows: Rows) -> list[np.ndarray]:
@@ -110,7 +110,7 @@ def test_places_of_several_lengths_and_graphs(
             np.testing.assert_array_equal(out, result)
 
 
-def connected(rank: int, *graphs: Terms) -> list[int]:
+def connected(rank: int, *graphs: MixingRows) -> list[int]:
     size = len(graphs[0].starts) - 1
     mixing = Mix(
         rank, [[0] * size] * len(graphs), [[0] * size] * len(graphs), [0] * len(graphs), np.dtype("f4")
@@ -119,7 +119,7 @@ def connected(rank: int, *graphs: Terms) -> list[int]:
 
 
 def test_no_more_ranks_are_connected_than_add_each_other_up() -> None:
-    assert sorted(len(connected(rank, RandomMatching().terms(5, 0, 0))) for rank in range(5)) == [
+    assert sorted(len(connected(rank, RandomMatching().mixing_rows(5, 0, 0))) for rank in range(5)) == [
         1,
         2,
         2,
@@ -127,8 +127,8 @@ def test_no_more_ranks_are_connected_than_add_each_other_up() -> None:
         2,
     ]
     # One direction is enough.
-    assert connected(0, Exponential().terms(6, 0, 0)) == [0, 1, 2, 3, 4, 5]
-    assert connected(0, Exponential().terms(6, 1, 0)) == [0, 2, 4]
+    assert connected(0, Exponential().mixing_rows(6, 0, 0)) == [0, 1, 2, 3, 4, 5]
+    assert connected(0, Exponential().mixing_rows(6, 1, 0)) == [0, 2, 4]
     # At any place; who is connected with one by another is not thereby.
     one_way, apart = (
         terms_of([[(0, 1.0)], [(1, 0.5), (0, 0.5)], [(2, 1.0)]]),

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 from solo import Solo
 
+from hocket.arrays import Array
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.schedule import (
     Compute,
@@ -24,7 +25,7 @@ from hocket.schedule import (
     tree_allreduce,
 )
 from hocket.transport.host import doorbell
-from hocket.transport.peer import Array, Peer
+from hocket.transport.peer import Peer
 
 ENGINES: dict[str, Callable[[], ProgressEngine]] = {"thread": ThreadProgress, "inline": InlineProgress}
 ALLREDUCES: dict[str, Callable[[int, int, Array], Schedule]] = {
@@ -192,7 +193,7 @@ def leave_without_closing(peer: Peer) -> None:
 def compute(peer: Peer, seconds: float) -> None:
     """Be busy for so long, on the rank's own clock."""
     if peer.transport == "virtual":
-        peer.elapse(seconds)
+        peer.clock.elapse(seconds)
     else:
         time.sleep(seconds)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.progress import ProgressEngine
 from hocket.schedule import (
     Compute,
@@ -21,7 +22,7 @@ from hocket.schedule import (
     chain,
     recursive_doubling_allreduce,
 )
-from hocket.transport.peer import Array, Peer
+from hocket.transport.peer import Peer
 
 __all__ = ["Solo"]
 

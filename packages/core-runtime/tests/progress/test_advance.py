@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hocket.progress import InlineProgress
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 
 
 class Counting(Request):

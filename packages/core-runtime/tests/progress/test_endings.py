@@ -49,7 +49,7 @@ def test_a_failure_that_nobody_asks_for_ends_the_job() -> None:
         peer = current_peer()
         run = _failing(ThreadProgress(), peer)
         run.start(1)
-        peer.elapse(100.0)
+        peer.clock.elapse(100.0)
 
     with pytest.raises(TransportError, match=_FAILURE + "; all ranks end"):
         World(1).run(body)
@@ -62,7 +62,7 @@ def test_a_wait_ends_with_an_error_that_says_for_whom(engine: str) -> None:
         progress = ENGINES[engine]()
         run = progress.open(recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, "parameters.0[1]")
         if peer.rank == 1:
-            peer.elapse(5.0)
+            peer.clock.elapse(5.0)
             run.start(0).wait()
             progress.close()
             return ""

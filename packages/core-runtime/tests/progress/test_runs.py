@@ -152,7 +152,7 @@ def test_messages_of_the_next_round_wait_for_it() -> None:
             schedule = Schedule(operations, ("see",), trigger="go")
         run = progress.open(schedule, peer, "stream")
         for round in range(20):
-            peer.elapse(0.1 * peer.rank)
+            peer.clock.elapse(0.1 * peer.rank)
             run.start(round).wait()
         progress.close()
         return seen

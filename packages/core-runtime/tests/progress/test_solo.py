@@ -36,9 +36,9 @@ def test_a_slow_rank_is_pulled_through_rounds_and_holds_nobody_up() -> None:
         progress = ThreadProgress()
         solo = Solo(peer, progress, 1)
         if peer.rank == 2:
-            peer.elapse(1.0)
+            peer.clock.elapse(1.0)
         newest = [solo(np.ones(1), round)[0] for round in range(10)]
-        after_s = peer.now()
+        after_s = peer.clock.now()
         progress.close()
         return after_s, newest, len([taken for taken in solo.taken if taken.any()])
 
@@ -56,7 +56,7 @@ def test_several_initiators_start_one_round() -> None:
         progress = ThreadProgress()
         solo = Solo(peer, progress, 1)
         for round in range(5):
-            peer.elapse(1e-3)  # all arrive at the same moment
+            peer.clock.elapse(1e-3)  # all arrive at the same moment
             assert solo(np.ones(1), round) == (round, [8.0])
         progress.close()
         return [float(result[0]) for result in solo.results]
@@ -70,11 +70,11 @@ def test_who_closes_first_goes_on_answering() -> None:
         progress = ThreadProgress()
         solo = Solo(peer, progress, 3)
         for round in range(5 if peer.rank == 0 else 1):
-            peer.elapse(0.1)
+            peer.clock.elapse(0.1)
             solo(np.ones(3), round)
         progress.close()
         assert solo.num_rounds == 5
-        return peer.now()
+        return peer.clock.now()
 
     assert min(World(3).run(body)) > 0.5
 

@@ -19,7 +19,7 @@ def charging(layer: nn.Module) -> nn.Module:
     """Let the layer's backward cost time, before its parameters' gradients arrive."""
 
     def charge(_: torch.Tensor) -> None:
-        hocket.join().elapse(BACKWARD_S)
+        hocket.join().clock.elapse(BACKWARD_S)
 
     layer.register_forward_hook(lambda *call: call[-1].register_hook(charge) and None)
     return layer

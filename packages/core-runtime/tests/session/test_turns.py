@@ -14,7 +14,8 @@ from turns_cases import begin, forward_changes_no_bit
 
 import hocket
 from hocket.testing.job import Job
-from hocket.transport.peer import Advancing
+from hocket.transport.peer import Peer
+from hocket.transport.progress import Advancing, Progress
 from hocket.transport.virtual import current_peer
 from hocket.transport.wrapper import WrapperPeer
 
@@ -24,6 +25,12 @@ RANKS = 3
 class BetweenHosts(WrapperPeer):
     """Whose ranks share a network, and who advances nothing in waits."""
 
+    def __init__(self, held: Peer) -> None:
+        super().__init__(held)
+        self.progress = _Eager()
+
+
+class _Eager(Progress):
     def owe(self, exchanges: Advancing) -> bool:
         exchanges.advance()
         return True

@@ -13,6 +13,7 @@ from toys import batches, flat, gradient_of, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, DisagreementError, ReplacedError
+from hocket.transport.peer import gather
 
 FORWARD = ("dpsgd", "parameters.0.overlap=forward")
 
@@ -123,7 +124,7 @@ def test_a_forward_of_one_rank_alone_waits_for_nobody() -> None:
                     with torch.no_grad():
                         model(x)
                     model.state_dict()
-                session.peer.gather("a barrier")
+                gather(session.peer, "a barrier")
 
     on_ranks(2, run)
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.transport.host import SharedNetwork
 from hocket.transport.mpi import MPIPeer
+from hocket.transport.peer import Memory
 
 WIDTH, LAYERS = 260, 12  # 270 KB a layer: four are under way at a time
 
@@ -52,8 +54,8 @@ def begin(session: hocket.Session) -> None:
 def forward_changes_no_bit(peer: MPIPeer) -> None:
     """With both ways of progress."""
     torch.set_num_threads(1)
-    peer._spans_hosts = True
-    peer.memory.refused = "a test"
+    peer.progress = SharedNetwork(peer.host_progress)
+    peer.memory = Memory()
     expected = trained(peer, "none")
     for progress in ("inline", "thread"):
         assert torch.equal(trained(peer, "forward", progress), expected)

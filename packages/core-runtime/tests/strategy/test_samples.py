@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from hocket.arrays import Array
 from hocket.strategy.samples import SampleExchange, SampleStream
 from hocket.testing.samples import SamplesConformance
-from hocket.transport.peer import Array, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 
 class RingStream(SampleStream):
@@ -192,7 +194,7 @@ class FirstCome(RingStream):
 
     def __iter__(self) -> Iterator[Any]:
         batches = list(super().__iter__())
-        late = int(self._peer.now() * 1e3) % 4
+        late = int(self._peer.clock.now() * 1e3) % 4
         yield from batches[late:] + batches[:late]
 
 

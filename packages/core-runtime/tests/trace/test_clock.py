@@ -25,13 +25,13 @@ def test_a_moment_has_one_time(others: list[tuple[float, float]]) -> None:
         offset_s, drift = clocks[peer.rank]
 
         def now() -> float:
-            return offset_s + (1 + drift) * peer.now()
+            return offset_s + (1 + drift) * peer.clock.now()
 
         lane = peer.lane("clocks")
         readings = [compare(lane, now)]
         moments = []
         for _ in range(4):
-            peer.elapse(10.0 - peer.now() % 10.0)  # at the same true time everywhere
+            peer.clock.elapse(10.0 - peer.clock.now() % 10.0)  # at the same true time everywhere
             moments.append(now())
         readings.append(compare(lane, now))
         return to_rank_0(moments, readings)
@@ -43,7 +43,7 @@ def test_a_moment_has_one_time(others: list[tuple[float, float]]) -> None:
 def test_one_clock_is_left_alone() -> None:
     def body() -> float:
         peer = hocket.join()
-        return compare(peer.lane("clocks"), peer.now).offset_s
+        return compare(peer.lane("clocks"), peer.clock.now).offset_s
 
     assert hocket.virtual(4).run(body) == [0.0] * 4
 

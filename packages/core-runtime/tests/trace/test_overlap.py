@@ -80,11 +80,11 @@ def train(
     everybodys_notes.append(notes)
     with hocket.attach(model, optimizer, hocket.compose(*strategy), observer=notes) as session:
         for number, x in enumerate(session.data([torch.randn(2, WIDTH) for _ in range(STEPS)])):
-            peer.elapse(forward_s + (late or {}).get((peer.rank, number), 0.0))
+            peer.clock.elapse(forward_s + (late or {}).get((peer.rank, number), 0.0))
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        peer.elapse(forward_s)
+        peer.clock.elapse(forward_s)
     return notes, session.counters
 
 
@@ -122,8 +122,8 @@ def test_time_in_which_several_are_under_way_counts_once() -> None:
         lanes = [peer.lane(str(i)) for i in range(3)]
         requests = []
         for lane in lanes:
-            requests.append(ObservedRequest(lane.ibarrier, peer.now, clock, None, lane.name, 0, 0.0))
-            peer.elapse(1.0)
+            requests.append(ObservedRequest(lane.ibarrier, peer.clock.now, clock, None, lane.name, 0, 0.0))
+            peer.clock.elapse(1.0)
         for request in requests:
             request.wait()
         return clock.under_way_s, clock.exposed_wait_s
@@ -168,7 +168,7 @@ def test_an_exchange_that_cannot_be_started_is_told_too() -> None:
         lane = peer.lane("closed")
         lane.close()
         with pytest.raises(TransportError, match="is closed"):
-            ObservedRequest(lane.ibarrier, peer.now, OverlapClock(), notes, "x", 7, 0.0)
+            ObservedRequest(lane.ibarrier, peer.clock.now, OverlapClock(), notes, "x", 7, 0.0)
         return notes
 
     for notes in hocket.virtual(2).run(body):

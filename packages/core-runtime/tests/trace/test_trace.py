@@ -34,7 +34,7 @@ def train(path: Path, *strategy: str, lost: int | None = None) -> None:
     peer = hocket.join()
     with hocket.attach(model, optimizer, hocket.compose(*strategy), observer=hocket.Trace(path)) as session:
         for number, x in enumerate(session.data([torch.randn(2, WIDTH) for _ in range(STEPS)])):
-            peer.elapse(FORWARD_S if peer.rank != lost or number < STEPS - 1 else 1000.0)
+            peer.clock.elapse(FORWARD_S if peer.rank != lost or number < STEPS - 1 else 1000.0)
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
@@ -167,7 +167,7 @@ def test_a_receive_that_is_withdrawn_is_joined_to_nothing(tmp_path: Path) -> Non
             lane.irecv(np.empty(1), 0, 0).withdraw()
             lane.irecv(np.empty(2), 0, 0).wait()
         else:
-            peer.elapse(1.0)
+            peer.clock.elapse(1.0)
             lane.isend(np.empty(2), 1, 0).wait()
 
     trace = traced(2, body, tmp_path / "trace.json")
@@ -183,7 +183,7 @@ def test_a_send_that_is_dropped_is_joined_all_the_same(tmp_path: Path) -> None:
         if peer.rank == 0:
             for round in range(100):
                 lane.isend(np.empty(1), 1, round)
-                peer.elapse(1e-3)
+                peer.clock.elapse(1e-3)
         else:
             for round in range(100):
                 lane.irecv(np.empty(1), 0, round).wait()

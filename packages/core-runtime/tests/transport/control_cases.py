@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.errors import TransportError
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 
 def leave_early(peer: Peer) -> str:
@@ -28,7 +28,7 @@ def form_groups_often(peer: Peer) -> list[bool]:
         mine = pair if peer.rank in pair else rest
         group = peer.group(mine)
         assert group is not None
-        assert group.gather(peer.rank) == list(mine)
+        assert gather(group, peer.rank) == list(mine)
         counts.append(_next_communicator())
     return [later == counts[2] for later in counts[3:]] + [counts[0] == counts[1]]
 

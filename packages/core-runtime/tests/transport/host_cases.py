@@ -15,13 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from hocket.arrays import MixingRows
 from hocket.errors import TransportError
 from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology
 from hocket.transport import mpi
 from hocket.transport.host import SMALLEST_BYTES, HostExchange
 from hocket.transport.host.descriptors import Descriptor
-from hocket.transport.peer import Lane, Peer, Request, Terms
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer, gather
 from hocket.transport.reduction import tree_sum, weighted_sum
+from hocket.transport.request import Request
 
 BIG = SMALLEST_BYTES // 4 + 1001  # float32 elements: enough for the host path to be taken
 
@@ -35,10 +38,10 @@ def contribution(rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
 
 def buffers(peer: Peer, numel: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     nbytes = numel * np.dtype(dtype).itemsize
-    return peer.allocate(nbytes).view(dtype), peer.allocate(nbytes).view(dtype)
+    return peer.memory.allocate(nbytes).view(dtype), peer.memory.allocate(nbytes).view(dtype)
 
 
-def mixed(terms: Terms, rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
+def mixed(terms: MixingRows, rank: int, round: int, numel: int, dtype: str) -> np.ndarray:
     """What `rank` gets: the sum that its messages would have given."""
     out = np.empty(numel, dtype)
     own = slice(terms.starts[rank], terms.starts[rank + 1])
@@ -47,14 +50,14 @@ def mixed(terms: Terms, rank: int, round: int, numel: int, dtype: str) -> np.nda
     return out
 
 
-def terms_of(rows: list[list[tuple[int, float]]]) -> Terms:
+def terms_of(rows: list[list[tuple[int, float]]]) -> MixingRows:
     """The terms of a graph, given what each rank adds up."""
     starts = np.cumsum([0, *map(len, rows)])
     sources, weights = zip(*(pair for row in rows for pair in row), strict=True)
-    return Terms(starts, np.array(sources), np.array(weights))
+    return MixingRows(starts, np.array(sources), np.array(weights))
 
 
-def mix(lane: Lane, data: np.ndarray, out: np.ndarray, terms: Terms) -> Request:
+def mix(lane: Lane, data: np.ndarray, out: np.ndarray, terms: MixingRows) -> Request:
     mixer = lane.mixer([(data, out)])
     assert mixer is not None
     return mixer.start([terms])
@@ -140,7 +143,7 @@ def mixes(peer: Peer) -> bool:
         for topology in topologies:
             lane = peer.lane("mixes", data.nbytes)
             for round in range(4):
-                terms = topology.terms(peer.size, round, 0)
+                terms = topology.mixing_rows(peer.size, round, 0)
                 into = data if round % 2 else out
                 data[:] = contribution(peer.rank, round, numel, dtype)
                 mix(lane, data, into, terms).wait(20)
@@ -156,7 +159,7 @@ def mixes_together(peer: Peer) -> bool:
     vectors = [buffers(peer, BIG + 500 * i, "float32") for i in range(3)]
     mixers = [lane.mixer(vectors), lane.mixer([(data, data) for data, _ in vectors])]
     for round in range(6):
-        terms = [RandomMatching().terms(peer.size, round, number) for number in range(3)]
+        terms = [RandomMatching().mixing_rows(peer.size, round, number) for number in range(3)]
         for number, (data, _) in enumerate(vectors):
             data[:] = contribution(peer.rank, round + number, data.size, "float32")
         if round == 5 and peer.rank == 1:
@@ -186,7 +189,7 @@ def mixes_in_another_order(peer: Peer) -> bool:
         for number in draws.sample(range(4), 4):
             lane, data, out = lanes[number]
             data[:] = contribution(peer.rank, round, BIG, "float32")
-            terms = RandomMatching().terms(peer.size, round, number)
+            terms = RandomMatching().mixing_rows(peer.size, round, number)
             request = lane.iallreduce(data, out) if number == 3 else mix(lane, data, out, terms)
             requests.append((number, terms, request))
         draws.shuffle(requests)
@@ -306,7 +309,7 @@ def falls_back(peer: Peer) -> str:
         memory._reserve = lambda name, nbytes: (None, "shared memory: No space left on device")
     send, receive = buffers(group, BIG, "float32")
     memory._reserve = reserve
-    assert not group.works_in_place(send)
+    assert not group.memory.works_in_place(send)
     lane = group.lane("falls back", send.nbytes)
     send[:] = peer.rank
     assert lane.mixer([(send, receive)]) is None
@@ -330,7 +333,7 @@ def cannot_be_opened(peer: Peer) -> str:
         send, receive = buffers(group, BIG, "float32")
     finally:
         memory.Descriptor = descriptor
-    assert not group.works_in_place(send)
+    assert not group.memory.works_in_place(send)
     send[:] = peer.rank
     group.lane("cannot be opened", send.nbytes).iallreduce(send, receive).wait(20)
     assert (receive == sum(range(peer.size))).all()
@@ -370,7 +373,7 @@ def gossip_falls_back(peer: Peer) -> bool:
             segment.outgoing_array[:] = contribution(group.rank, round + segment.index, BIG, "float32")
         channel.start_together(together, round).wait(20)
         for segment in together:
-            terms = RandomMatching().terms(group.size, round, segment.index)
+            terms = RandomMatching().mixing_rows(group.size, round, segment.index)
             expected = mixed(terms, group.rank, round + segment.index, BIG, "float32")
             np.testing.assert_array_equal(segment.incoming_array, expected)
             assert not channel.finds_nonfinite(segment)
@@ -407,15 +410,15 @@ def main() -> None:
         before = len(taken)
         results[case.__name__] = {"result": case(peer), "over shared memory": len(taken) - before}
     send, receive = buffers(peer, BIG, "float32")
-    assert peer.works_in_place(send)
-    assert not peer.works_in_place(send[:1000])
-    assert not peer.works_in_place(np.zeros(BIG, "float32"))
+    assert peer.memory.works_in_place(send)
+    assert not peer.memory.works_in_place(send[:1000])
+    assert not peer.memory.works_in_place(np.zeros(BIG, "float32"))
     send[:] = contribution(peer.rank, 7, BIG, "float32")
     peer.lane("bits", send.nbytes).iallreduce(send, receive).wait(20)
     results["bits"] = hashlib.sha256(receive.tobytes()).hexdigest()
     maps = Path("/proc/self/maps").read_text().splitlines()
     results["mapped"] = [line for line in maps if "/memfd:hocket-" in line]
-    told = peer.gather(results)
+    told = gather(peer, results)
     if peer.rank == 0:
         print("\nRESULTS " + json.dumps(told), flush=True)
     peer.close()

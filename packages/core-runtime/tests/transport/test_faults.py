@@ -91,12 +91,12 @@ class TestDelays:
         def body() -> float:
             peer, word = my_peer(), np.zeros(1)
             lane = peer.lane("a")
-            start_s = peer.now()
+            start_s = peer.clock.now()
             if peer.rank == 0:
                 lane.isend(word, 1, 0).wait()
             else:
                 lane.irecv(word, 0, 0).wait()
-            return peer.now() - start_s
+            return peer.clock.now() - start_s
 
         network = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=8.0)
         assert World(2, network=network).run(body)[1] == 2.0
@@ -106,9 +106,9 @@ class TestDelays:
         def body() -> float:
             peer = my_peer()
             lane = peer.lane("a")
-            start_s = peer.now()
+            start_s = peer.clock.now()
             lane.ibarrier().wait()
-            return peer.now() - start_s
+            return peer.clock.now() - start_s
 
         early = World(3).run(body)[0]
         assert world(3, Faults(delay_s=(5.0, 5.0))).run(body)[0] == pytest.approx(5.0 + early)
@@ -116,14 +116,14 @@ class TestDelays:
     def test_a_delayed_send_wakes_a_sleeping_doorbell(self) -> None:
         def body() -> float:
             peer, word = my_peer(), np.zeros(1)
-            lane, bell = peer.lane("a"), peer.doorbell()
+            lane, bell = peer.lane("a"), peer.threads.doorbell()
             if peer.rank == 0:
                 lane.isend(word, 1, 0)
                 return 0.0
             request = lane.irecv(word, 0, 0)
             while not request.done():
                 bell.wait(None)
-            return peer.now()
+            return peer.clock.now()
 
         assert 5.0 < world(2, Faults(delay_s=(5.0, 5.0))).run(body)[1] < 5.1
 
@@ -174,7 +174,7 @@ def workload(peer: Peer, steps: int = 4) -> None:
         total = np.zeros(3)
         lanes[0].iallreduce(np.full(3, float(peer.rank)), total).wait()
         assert (total == peer.size * (peer.size - 1) / 2).all()
-        peer.report_progress(step + 1)
+        peer.status.note_step(step + 1)
     assert peer.allgather_bytes(bytes([peer.rank])) == [bytes([rank]) for rank in range(peer.size)]
 
 
@@ -201,7 +201,7 @@ def survive(peer: Peer) -> str:
 class TestKills:
     def test_survivors_name_the_dead_rank_within_a_second(self) -> None:
         def body() -> tuple[str, float]:
-            return survive(my_peer()), my_peer().now()
+            return survive(my_peer()), my_peer().clock.now()
 
         broken = world(4, Faults(kill=KillAt(rank=2, step=1, call=3)))
         results = broken.run(body)
@@ -244,7 +244,7 @@ class TestKills:
 
         def beside(peer: Peer) -> None:
             try:
-                peer.event().wait(lambda: "nothing")
+                peer.threads.event().wait(lambda: "nothing")
             except RankKilledError:
                 ended.append(f"rank {peer.rank}")
                 raise
@@ -253,8 +253,8 @@ class TestKills:
             peer = my_peer()
             lane = peer.lane("a")
             if peer.rank == 1:
-                peer.spawn("beside", lambda: beside(peer))
-                peer.elapse(1e-3)
+                peer.threads.spawn("beside", lambda: beside(peer))
+                peer.clock.elapse(1e-3)
             lane.ibarrier().wait()
 
         with pytest.raises(PeerLostError, match="rank 1"):
@@ -273,7 +273,7 @@ class TestKills:
 
 def history(seed: int, size: int, faults: Faults) -> list[Any]:
     def body() -> Any:
-        return survive(my_peer()), my_peer().now()
+        return survive(my_peer()), my_peer().clock.now()
 
     run = world(size, faults, seed=seed, timeout_s=60.0)
     return [*run.run(body), run.killed, run.elapsed_s, run.num_messages]

@@ -48,9 +48,9 @@ class TestTime:
     def test_a_message_takes_latency_and_transfer(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             (lane.isend(words(3), 1, 0) if peer.rank == 0 else lane.irecv(words(3), 0, 0)).wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(2, body, network=SLOW) == [
             3.0,
@@ -60,64 +60,64 @@ class TestTime:
     def test_a_link_sends_one_message_at_a_time(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             if peer.rank == 0:
                 lane.isend(words(3), 1, 0)
                 lane.isend(words(2), 2, 0)
             else:
                 lane.irecv(words(4 - peer.rank), 0, 0).wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(3, body, network=SLOW) == [0.0, 4.0, 6.0]
 
     def test_a_link_receives_one_message_at_a_time(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             if peer.rank > 0:
                 lane.isend(words(2), 0, 0)
             else:
                 for request in [lane.irecv(words(2), source, 0) for source in (1, 2)]:
                     request.wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(3, body, network=SLOW)[0] == 5.0
 
     def test_links_carry_both_directions_at_once(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane, other = peer.lane("a"), 1 - peer.rank
-            start = peer.now()
+            start = peer.clock.now()
             lane.isend(words(5), other, 0)
             lane.irecv(words(5), other, 0).wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(2, body, network=SLOW) == [6.0, 6.0]
 
     def test_a_message_that_waits_for_its_sender_does_not_hold_the_receiver(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             if peer.rank == 0:
                 lane.isend(words(10), 1, 0)
                 lane.isend(words(10), 2, 0)  # reaches rank 2 only after 11 s
             elif peer.rank == 3:
-                peer.elapse(2)
+                peer.clock.elapse(2)
                 lane.isend(words(1), 2, 0)
             elif peer.rank == 2:
                 lane.irecv(words(1), 3, 0).wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(4, body, network=SLOW)[2] == 4.0
 
     def test_native_collectives_end_after_the_last_start(self) -> None:
         def body(peer: VirtualPeer) -> list[float]:
             lane = peer.lane("a")
-            start = peer.now()
-            peer.elapse(peer.rank)
+            start = peer.clock.now()
+            peer.clock.elapse(peer.rank)
             lane.iallreduce(words(12), words(12)).wait()
-            reduced = peer.now() - start
+            reduced = peer.clock.now() - start
             lane.ibroadcast(words(12), 1).wait()
-            return [reduced, peer.now() - start - reduced]
+            return [reduced, peer.clock.now() - start - reduced]
 
         expected = [2 + SLOW.allreduce_seconds(96, 3), SLOW.broadcast_seconds(96, 3)]
         assert run(3, body, network=SLOW) == [expected] * 3
@@ -137,12 +137,12 @@ class TestTime:
         def body(peer: VirtualPeer) -> list[float]:
             def work() -> float:
                 assert me() is peer
-                peer.elapse(3)
-                return peer.now()
+                peer.clock.elapse(3)
+                return peer.clock.now()
 
-            other = peer.spawn("progress", work)
-            peer.elapse(2)
-            return [peer.now(), other.wait(), peer.now()]
+            other = peer.threads.spawn("progress", work)
+            peer.clock.elapse(2)
+            return [peer.clock.now(), other.wait(), peer.clock.now()]
 
         assert run(1, body) == [[2.0, 3.0, 3.0]]
 
@@ -150,7 +150,7 @@ class TestTime:
         world = World(2, network=SLOW)
 
         def body() -> None:
-            me().elapse(me().rank + 1)
+            me().clock.elapse(me().rank + 1)
             me().lane("a").isend(words(3), 0, 0)
 
         for _ in range(2):  # a second run starts anew
@@ -166,10 +166,10 @@ class TestDeterminism:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("a")
             for step in range(4):
-                events.append((peer.rank, step, peer.now()))
+                events.append((peer.rank, step, peer.clock.now()))
                 exchange = lane.iallreduce(words(4), words(4))
                 while not exchange.done():
-                    events.append((peer.rank, -1, peer.now()))
+                    events.append((peer.rank, -1, peer.clock.now()))
 
         run(5, body, seed=seed)
         return events
@@ -308,7 +308,7 @@ class TestWaiting:
     def test_a_deadlock_says_who_waits_for_whom(self) -> None:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("gradients.0[3]")
-            peer.report_progress(7)
+            peer.status.note_step(7)
             if peer.rank < 2:
                 lane.irecv(words(1), 1 - peer.rank, 4).wait()
             elif peer.rank == 2:
@@ -335,13 +335,13 @@ class TestWaiting:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
             if peer.rank == 0:
-                peer.elapse(3600)  # 3.6e9 polls
+                peer.clock.elapse(3600)  # 3.6e9 polls
                 lane.isend(words(1), 1, 0)
-                return peer.now()
+                return peer.clock.now()
             request = lane.irecv(words(1), 0, 0)
             while not request.done():
                 pass
-            return peer.now()
+            return peer.clock.now()
 
         sent, received = run(2, body)
         assert received == pytest.approx(sent + NetworkModel().message_seconds(8), abs=2e-6)
@@ -359,13 +359,13 @@ class TestWaiting:
     def test_a_timeout_passes_in_virtual_time(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             if peer.rank == 0:
                 with pytest.raises(
                     ExchangeTimeoutError, match=r"rank 0.*rank 1.*round 9.*lane 'a'.*within 1e\+06 s"
                 ):
                     lane.irecv(words(1), 1, 9).wait(1e6)
-            return peer.now() - start
+            return peer.clock.now() - start
 
         start = time.monotonic()
         assert run(2, body) == [1e6, 0.0]
@@ -384,13 +384,13 @@ class TestWaiting:
     def test_the_default_timeout_counts_while_others_compute(self) -> None:
         def body(peer: VirtualPeer) -> float:
             lane = peer.lane("a")
-            start = peer.now()
+            start = peer.clock.now()
             if peer.rank == 1:
-                peer.elapse(100)
+                peer.clock.elapse(100)
             else:
                 with pytest.raises(ExchangeTimeoutError, match="within 30 s"):
                     lane.irecv(words(1), 1, 0).wait()
-            return peer.now() - start
+            return peer.clock.now() - start
 
         assert run(2, body, timeout_s=30) == [pytest.approx(30.0), pytest.approx(100.0)]
 
@@ -400,8 +400,8 @@ class TestWaiting:
             if peer.rank == 1:
                 lane.ibarrier().wait()
                 return ""
-            peer.elapse(2 + peer.rank)
-            known = peer.describe_waiting()
+            peer.clock.elapse(2 + peer.rank)
+            known = peer.status.describe()
             lane.ibarrier().wait()
             return known
 
@@ -417,7 +417,7 @@ class TestFaults:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("a")
             if peer.rank == 2:
-                peer.elapse(1)
+                peer.clock.elapse(1)
                 raise ValueError("no such batch")
             try:
                 lane.ibarrier().wait()
@@ -452,7 +452,7 @@ class TestFaults:
     def test_an_error_of_a_second_task_ends_the_world(self) -> None:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("a")
-            peer.spawn("progress", lambda: 1 / 0)
+            peer.threads.spawn("progress", lambda: 1 / 0)
             lane.irecv(words(1), 0, 0).wait()
 
         with pytest.raises(ZeroDivisionError) as caught:
@@ -578,16 +578,16 @@ class TestMistakes:
         def body(peer: VirtualPeer) -> None:
             peers[peer.rank] = peer
             peer.lane("a").ibarrier().wait()
-            peers[1 - peer.rank].elapse(1)
+            peers[1 - peer.rank].clock.elapse(1)
 
         with pytest.raises(TransportError, match="endpoint was used by a thread of no task of it"):
             run(2, body)
         with pytest.raises(TransportError):
-            peers[0].elapse(1)  # and after the world's end
+            peers[0].clock.elapse(1)  # and after the world's end
 
     def test_numbers_that_cannot_be(self) -> None:
         with pytest.raises(ValueError, match="at least 1 rank"):
             World(0)
         for seconds in (-1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="finite time"):
-                run(1, lambda peer, seconds=seconds: peer.elapse(seconds))
+                run(1, lambda peer, seconds=seconds: peer.clock.elapse(seconds))

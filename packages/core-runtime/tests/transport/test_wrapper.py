@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.testing.transport import TransportConformance
-from hocket.transport.peer import Lane, Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
 from hocket.transport.virtual import World, current_peer
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
@@ -39,14 +40,25 @@ class TestWrapped(TransportConformance):
 
 
 def test_every_method_of_a_peer_and_a_lane_is_passed_on() -> None:
-    made_of_others = {"gather"}
     for contract, wrapper in ((Peer, WrapperPeer), (Lane, WrapperLane)):
         public = {
             name
             for name, value in vars(contract).items()
             if name[0] != "_" and (callable(value) or isinstance(value, property))
         }
-        assert public - made_of_others <= set(vars(wrapper))
+        assert public <= set(vars(wrapper))
+
+
+def test_the_parts_of_a_peer_are_those_of_the_one_it_holds() -> None:
+    def body() -> bool:
+        held = current_peer()
+        assert held is not None
+        peer = _Peer(held)
+        return all(
+            getattr(peer, part) is getattr(held, part) for part in ("clock", "memory", "threads", "status")
+        )
+
+    assert World(2).run(body) == [True] * 2
 
 
 def test_a_timeout_that_is_set_on_a_wrapper_counts_where_it_waits() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket import draws
-from hocket.topology import Neighbours, Terms, Topology
+from hocket.topology import MixingRows, Neighbours, Topology
 from hocket_crossover import derangements
 from hocket_crossover.derangements import Place
 from hocket_crossover.rounds import Rounds
@@ -72,12 +72,12 @@ class FairRandom(Topology):
         drawn = _rounds(self, size).of(round, segment)
         return Neighbours((int(drawn.receivers[rank]),), (0.5,), (int(drawn.sources[rank]),), 0.5)
 
-    def terms(self, size: int, round: int, segment: int) -> Terms:
+    def mixing_rows(self, size: int, round: int, segment: int) -> MixingRows:
         self.check_size(size)
         if size == 1:
-            return Terms(np.array([0, 1]), np.array([0]), np.array([1.0]))
+            return MixingRows(np.array([0, 1]), np.array([0]), np.array([1.0]))
         starts, weights = _starts_and_weights(size)
-        return Terms(starts, _rounds(self, size).of(round, segment).terms, weights)
+        return MixingRows(starts, _rounds(self, size).of(round, segment).terms, weights)
 
 
 class _Drawn(NamedTuple):

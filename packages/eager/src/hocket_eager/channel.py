@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hocket.collective.api import Channel, Outcome
 from hocket.segment.segment import Segment
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["PartialAllreduceChannel"]

@@ -19,13 +19,14 @@ from hocket_eager.messages import TRAILER_BYTES
 from hocket_eager.rules import Missed, Rules, Starts
 
 if TYPE_CHECKING:
+    from hocket.arrays import Array
     from hocket.progress import ProgressEngine
     from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
-    from hocket.transport.peer import Array, Peer
+    from hocket.transport.peer import Peer
 
 __all__ = ["Algorithm", "PartialAllreduce"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from hocket.arrays import Array
 from hocket.collective.api import Outcome
-from hocket.transport.peer import Array
 
 __all__ = ["PartialSum"]
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from hocket import draws
-from hocket.transport.peer import Array
+from hocket.arrays import Array
 
 __all__ = ["Missed", "Rules", "Starts", "is_handed"]
 

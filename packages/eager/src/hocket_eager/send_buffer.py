@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from hocket.transport.peer import Array
+from hocket.arrays import Array
 
 __all__ = ["SendBuffer"]
 

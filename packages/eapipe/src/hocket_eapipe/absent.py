@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.errors import CheckpointError
 from hocket.session.attaching import broadcast_model
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 from hocket_eapipe.mesh import Mesh
 
 __all__ = ["AbsentStages"]

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from hocket.arrays import Array
 from hocket.messages import Form, as_bytes, put_together, take_apart
 from hocket.session.exchanging import Counters
-from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.lane import Lane
+from hocket.transport.request import Request
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
 

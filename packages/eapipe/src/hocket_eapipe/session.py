@@ -153,12 +153,14 @@ class PipelineSession(TrainingSession):
         )
         if place > 0:
             found.activations_from = MessageReceiver(
-                activations, place - 1, device, self.peer.now, self.counters
+                activations, place - 1, device, self.peer.clock.now, self.counters
             )
             found.gradients_to = MessageSender(gradients, place - 1, self.counters)
         if place < self.mesh.processes - 1:
             found.activations_to = MessageSender(activations, place + 1, self.counters)
-            found.gradients_from = MessageReceiver(gradients, place + 1, device, self.peer.now, self.counters)
+            found.gradients_from = MessageReceiver(
+                gradients, place + 1, device, self.peer.clock.now, self.counters
+            )
         return found
 
     @property
@@ -172,15 +174,15 @@ class PipelineSession(TrainingSession):
         self.require("session.train_batch", State.ATTACHED)
         self._absent.release()
         if self._observer is not None:
-            self._observer.phase("forward and backward", self.peer.now())
+            self._observer.phase("forward and backward", self.peer.clock.now())
         if self._reestimation is not None:
             self._reestimation.remember(batch[0])
         result = self._runner.run(batch, loss, self._weight)
         self.optimizer.step()
         self.step += 1
         if self._observer is not None:
-            self._observer.step_ended(self.step - 1, self.peer.now())
-        self.peer.report_progress(self.step)
+            self._observer.step_ended(self.step - 1, self.peer.clock.now())
+        self.peer.status.note_step(self.step)
         return result
 
     @property
@@ -197,7 +199,7 @@ class PipelineSession(TrainingSession):
         self._weight = 1.0
 
     def delay(self, seconds: float) -> None:
-        self.peer.sleep(seconds)
+        self.peer.clock.sleep(seconds)
 
     # ---- replicas ----------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hocket.arrays import Array
 from hocket.messages import Form, TensorForm, put_together, take_apart
-from hocket.transport.peer import Array
 
 __all__ = ["BatchForm", "pack"]
 

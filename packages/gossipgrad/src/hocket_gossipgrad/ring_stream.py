@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.messages import Form
 from hocket.strategy import SampleStream
-from hocket.transport.peer import Array, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket_gossipgrad.packed_batch import BatchForm, pack
 
 __all__ = ["RingStream"]
@@ -136,9 +138,9 @@ class RingStream(SampleStream):
 
     def _arrived(self, number: int) -> Array:
         """Wait for a batch of this epoch."""
-        start_s = self._peer.now()
+        start_s = self._peer.clock.now()
         packed = self._current[number].wait()
-        self.waited_s += self._peer.now() - start_s
+        self.waited_s += self._peer.clock.now() - start_s
         return packed
 
     def _send(self, stop: int) -> None:

@@ -18,8 +18,8 @@ from hocket_redsync.selection import Method
 from hocket_redsync.state import ResidualState
 
 if TYPE_CHECKING:
+    from hocket.arrays import Array
     from hocket.segment.partition import Span
-    from hocket.transport.peer import Array
 
 __all__ = ["Asq", "Feedback"]
 

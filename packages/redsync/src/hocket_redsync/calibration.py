@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 from hocket_redsync.cost import CostModel
 from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for
 
@@ -48,7 +48,7 @@ def calibrate(peer: Peer, device: torch.device) -> CostModel:
         _select(device),
         _add(device),
     )
-    of_ranks = peer.gather(asdict(own))
+    of_ranks = gather(peer, asdict(own))
     # The slowest rank is the one that all wait for.
     return CostModel(**{name: max(told[name] for told in of_ranks) for name in of_ranks[0]})
 
@@ -71,7 +71,7 @@ def _reduce(peer: Peer) -> tuple[float, float]:
     lane = peer.lane("calibration of allreduces", _LARGE_BYTES)
 
     def reduce(nbytes: int) -> float:
-        send, receive = (peer.allocate(nbytes).view(np.float32) for _ in range(2))
+        send, receive = (peer.memory.allocate(nbytes).view(np.float32) for _ in range(2))
         send[:] = 0
         return _network_seconds(peer, lambda: lane.iallreduce(send, receive).wait())
 
@@ -94,9 +94,9 @@ def _network_seconds(peer: Peer, exchange: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_REPEATS + 1):
         lane.ibarrier().wait()
-        start_s = peer.now()
+        start_s = peer.clock.now()
         exchange()
-        seconds.append(peer.now() - start_s)
+        seconds.append(peer.clock.now() - start_s)
     lane.close()
     return sorted(seconds[1:])[_REPEATS // 2]
 

@@ -12,7 +12,9 @@ from hocket.collective.gathering import GatheringChannel
 from hocket.collective.packing import Packing
 from hocket.compressor import Compressor, WrapperState
 from hocket.segment.segment import Segment, allocate
-from hocket.transport.peer import Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket_redsync.state import ResidualState
 
 __all__ = ["RedSyncChannel"]

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.compressor import Message, SegmentShape
 from hocket.compressor.shape import trailer_bytes
-from hocket.transport.peer import Array
 
 if TYPE_CHECKING:
     from torch import Tensor

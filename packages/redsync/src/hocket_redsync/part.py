@@ -17,8 +17,8 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]
 

@@ -36,9 +36,9 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["ResidualCompressor"]
 

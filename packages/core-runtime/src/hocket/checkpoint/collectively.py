@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.errors import CheckpointError, HocketError
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["collectively", "on_rank_0"]
 
@@ -24,7 +24,7 @@ def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
         told = {"result": act()}
     except Exception as error:
         cause, told = error, {"error": _described(error)}
-    everyone = peer.gather(told)
+    everyone = gather(peer, told)
     ranks_by_error: dict[str, list[str]] = {}
     for rank, of_rank in enumerate(everyone):
         if "error" in of_rank:
@@ -51,7 +51,7 @@ def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
             told = [act(), None]
         except Exception as error:
             cause, told = error, [None, _described(error)]
-    result, error_of_0 = peer.gather(told)[0]
+    result, error_of_0 = gather(peer, told)[0]
     if error_of_0 is not None:
         raise CheckpointError(error_of_0) from cause
     return result

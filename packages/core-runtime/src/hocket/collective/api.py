@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
-    from hocket.transport.peer import Peer, Request
+    from hocket.transport.peer import Peer
+    from hocket.transport.request import Request
 
 __all__ = ["Channel", "Collective", "Outcome"]
 
@@ -184,7 +185,7 @@ class Collective(Configured, ABC):
 
         Args:
             exchange: of this collective.
-            shared: whether the ranks' segments lie in memory that all of them share (`Peer.works_in_place`).
+            shared: whether the ranks' segments lie in memory that all of them share (`Memory.works_in_place`).
         """
         return False
 

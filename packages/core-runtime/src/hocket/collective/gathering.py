@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["GatheringChannel"]
 

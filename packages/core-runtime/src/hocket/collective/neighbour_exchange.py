@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from hocket.arrays import Array, MixingRows
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
 from hocket.topology import Neighbours, Topology
-from hocket.transport.peer import Array, Lane, Mixer, Peer, Request, Terms
+from hocket.transport.lane import Lane, Mixer
+from hocket.transport.peer import Peer
 from hocket.transport.reduction import weighted_sum
+from hocket.transport.request import Request
 
 __all__ = ["GossipChannel"]
 
@@ -54,7 +57,7 @@ class GossipChannel(Channel):
         self._shared = {
             segment.index
             for segment in segments
-            if not packing and peer.works_in_place(segment.outgoing_array)
+            if not packing and peer.memory.works_in_place(segment.outgoing_array)
         }
         # By the indices of the segments that start together.
         self._mixers: dict[tuple[int, ...], Mixer | None] = {}
@@ -122,7 +125,7 @@ class GossipChannel(Channel):
         mixer = self._mixers[indices]
         if mixer is None:
             return None
-        terms = [self._plan(segment, round).terms for segment in segments]
+        terms = [self._plan(segment, round).mixing_rows for segment in segments]
         num_active = min(int(own.starts[self._rank + 1] - own.starts[self._rank]) for own in terms)
         return _Mixed(mixer.start(terms), round, num_active)
 
@@ -199,9 +202,9 @@ class _Plan:
         return [source.send_weights[source.send_to.index(rank)] for source in given]
 
     @cached_property
-    def terms(self) -> Terms:
+    def mixing_rows(self) -> MixingRows:
         """What all ranks add up."""
-        return self._topology.terms(*self._asked[1:])
+        return self._topology.mixing_rows(*self._asked[1:])
 
 
 class _Mixed(Request):

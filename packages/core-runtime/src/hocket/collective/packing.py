@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hocket.arrays import Array
 from hocket.compressor.api import Compressor, Message, State
 from hocket.compressor.none import NoCompression
-from hocket.transport.peer import Array
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.native import Completed
 from hocket.collective.packing import Packing
 from hocket.progress import ProgressEngine, Run
 from hocket.schedule import Compute, NoOp, Schedule, chain
 from hocket.segment.segment import Segment
-from hocket.transport.peer import Array, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["AllreduceBuilder", "ScheduledAllreduceChannel"]
 

@@ -18,10 +18,10 @@ from hocket.config.configured import Configured
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.compressor.optimizer_terms import OptimizerTerms
     from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["Compressor", "Message", "SegmentShape", "State"]
 

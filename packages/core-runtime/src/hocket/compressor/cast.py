@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["BFloat16", "Float16"]
 

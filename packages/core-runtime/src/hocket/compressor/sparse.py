@@ -26,8 +26,8 @@ from hocket.compressor.shape import dtype_of, numel_of, trailer_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = [
     "SparseValues",

@@ -14,8 +14,8 @@ from hocket.compressor.sparse import add_sparse, check_indexable, clear_sparse, 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.segment.segment import Segment
-    from hocket.transport.peer import Array
 
 __all__ = ["TopK", "largest"]
 

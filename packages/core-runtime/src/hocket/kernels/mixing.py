@@ -8,18 +8,18 @@ from typing import Any
 import numba
 import numpy as np
 
+from hocket.arrays import Array, MixingRows
 from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
 from hocket.kernels.lines import AHEAD_BYTES, LINE_BYTES, copy_line, scaled_line, weighted_line
-from hocket.transport.peer import Array, Terms
 
-__all__ = ["JoinedTerms", "Mix"]
+__all__ = ["JoinedRows", "Mix"]
 
 # Bytes of a vector at a time: what is read stays in a core's first cache until it is written, and the next tile comes
 # into it meanwhile.
 _TILE_BYTES = AHEAD_BYTES
 
 #: The terms of all places as one.
-JoinedTerms = Terms
+JoinedRows = MixingRows
 
 
 class Mix:
@@ -55,26 +55,26 @@ class Mix:
         self._streams = ~self._in_place & (self._outs % np.uint64(LINE_BYTES) == 0).all(axis=1)
         self._kept = np.empty((size + 1, _TILE_BYTES // dtype.itemsize), dtype=dtype)
         # Compile all, or load it, where no other rank waits for a first sum yet.
-        alone = self.join([Terms(np.arange(size + 1), np.arange(size), np.ones(size))] * len(numels))
+        alone = self.join([MixingRows(np.arange(size + 1), np.arange(size), np.ones(size))] * len(numels))
         with compiled_once(_mix_all):
             self.connected(alone)
             self._write(alone, np.zeros_like(self._numels))
 
-    def join(self, terms: Sequence[Terms]) -> JoinedTerms:
+    def join(self, terms: Sequence[MixingRows]) -> JoinedRows:
         """Return the terms of all places, in their order, as one: starts [places, ranks + 1], each from 0."""
         starts, sources, weights = zip(*terms, strict=True)
-        return Terms(
+        return MixingRows(
             np.concatenate(starts).reshape(self._values.shape[0], -1),
             np.concatenate(sources),
             np.concatenate(weights).astype(self._dtype),
         )
 
-    def connected(self, terms: JoinedTerms) -> list[int]:
+    def connected(self, terms: JoinedRows) -> list[int]:
         """Return the ranks that share the work at some place with this one, itself included, in ascending order."""
         found: list[int] = np.flatnonzero(_connected(self._rank, terms.starts, terms.sources)).tolist()
         return found
 
-    def __call__(self, terms: JoinedTerms) -> list[int]:
+    def __call__(self, terms: JoinedRows) -> list[int]:
         """Write this rank's share of the sums.
 
         Returns:
@@ -82,7 +82,7 @@ class Mix:
         """
         return self._write(terms, self._numels)
 
-    def _write(self, terms: JoinedTerms, numels: Array) -> list[int]:
+    def _write(self, terms: JoinedRows, numels: Array) -> list[int]:
         nonfinite = np.zeros(self._values.shape[1], dtype=np.bool_)
         _mix_all(
             self._rank,

@@ -18,6 +18,7 @@ from numba import carray
 from numba.core import types
 from numba.core.typing import signature
 
+from hocket.arrays import Array
 from hocket.kernels.compiling import compiled, compiled_once, fence, pointer_to
 from hocket.transport.host.rings import (
     RING_KEY,
@@ -29,7 +30,6 @@ from hocket.transport.host.rings import (
     WORD_BYTES,
     words_of_ring,
 )
-from hocket.transport.peer import Array
 
 __all__ = ["IDLE", "ROUND_ENDED", "arrive", "expect", "finish", "go_on", "hear", "prepare", "serve", "take"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.kernels.compiling import compiled, fence
 from hocket.kernels.lines import LINE_BYTES, stream_line
-from hocket.transport.peer import Array
 
 __all__ = ["scaled_copy"]
 

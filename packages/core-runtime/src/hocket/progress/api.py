@@ -9,7 +9,8 @@ from collections.abc import Callable
 from hocket.progress.driver import Driver
 from hocket.progress.run import Run
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["ProgressEngine"]
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import PeerLostError, TransportError
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.lane import Lane
+from hocket.transport.request import Request
 from hocket.transport.signals import Connection, Ring
 
 if TYPE_CHECKING:

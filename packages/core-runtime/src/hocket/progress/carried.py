@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.progress.driver import Driver
 from hocket.progress.run import Waiter
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 
 __all__ = ["CarriedRequest"]
 
@@ -49,9 +49,9 @@ class CarriedRequest(Request):
     def wait(self, timeout_s: float | None = None) -> Any:
         if not self.done():
             peer = self._driver.peer
-            peer.note_waiting("the progress thread", self._name)
+            peer.status.note_waiting("the progress thread", self._name)
             self._waiter.wait_until(lambda: self._over, lambda: f"the messages of {self._name}", timeout_s)
-            peer.note_computing()
+            peer.status.note_computing()
             self._driver.check()
         return self.held.result
 

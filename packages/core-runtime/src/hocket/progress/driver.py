@@ -43,8 +43,8 @@ class Driver:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.error: TransportError | None = None
-        self.told = peer.event()
-        self._bell = peer.doorbell()
+        self.told = peer.threads.event()
+        self._bell = peer.threads.doorbell()
         self._attended: dict[int, Attended] = {}
         self._num_opened = 0
         self._handed_over: deque[Advancing] = deque()
@@ -123,7 +123,7 @@ class Driver:
 
     def watch(self, over: Callable[[], bool]) -> Event | None:
         """Return an event that is set when `over()` has become true or the driver has failed; None if so already."""
-        watcher = (over, self.peer.event())
+        watcher = (over, self.peer.threads.event())
         with self._lock:
             self._watchers.append(watcher)
             self._note_watched()
@@ -167,7 +167,7 @@ class Driver:
 
     def _pause_s(self, longest_s: float | None) -> float:
         """Return how long to sleep before the next look at what is under way."""
-        now_s = self.peer.now()
+        now_s = self.peer.clock.now()
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
         pause = pause_s(now_s - self._quiet_since_s)

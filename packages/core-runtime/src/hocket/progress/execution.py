@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.kernels import program as kernel
 from hocket.progress.messages import Messages, Place
@@ -17,7 +18,8 @@ from hocket.progress.program import build_program
 from hocket.schedule.operation import Add, Compute, Gate, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.host.rings import words_of_ring
-from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.lane import Lane
+from hocket.transport.request import Request
 from hocket.transport.signals import Connection, Ring
 
 __all__ = ["Execution"]

@@ -45,17 +45,17 @@ class InlineProgress(ProgressEngine):
         assert driver is not None
         peer = driver.peer
         longest_s = peer.timeout_s if timeout_s is None else timeout_s
-        start_s = peer.now()
+        start_s = peer.clock.now()
         reported = False
         while not over():
-            waited_s = peer.now() - start_s
+            waited_s = peer.clock.now() - start_s
             if waited_s >= longest_s:
                 raise ExchangeTimeoutError(describe_wait(peer, describe(), f"no end after {longest_s:g} s"))
             if waited_s > STALL_REPORT_AFTER_S and not reported:
                 reported = True
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
-            peer.check_lost()
+            peer.status.check_lost()
             driver.step(min(longest_s - waited_s, CHECK_EVERY_S))
 
     def _driver_for(self, peer: Peer) -> Driver:

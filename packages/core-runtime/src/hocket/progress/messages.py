@@ -6,10 +6,12 @@ from collections import Counter
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.progress.notices import Notices
 from hocket.schedule.operation import Receive
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array, Lane, Request
+from hocket.transport.lane import Lane
+from hocket.transport.request import Request
 from hocket.transport.signals import Connection
 
 __all__ = ["Messages", "Place"]

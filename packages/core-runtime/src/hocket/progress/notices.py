@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.transport.peer import Lane, Request
+from hocket.transport.lane import Lane
+from hocket.transport.request import Request
 
 __all__ = ["Notices"]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.kernels import program as layout
 from hocket.schedule.operation import Add, Copy, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array
 from hocket.transport.signals import Connection
 
 __all__ = ["build_program"]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hocket.progress.attended import Attended
 from hocket.progress.driver import Driver
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 
 __all__ = ["RoundRequest", "Run", "Waiter"]
 
@@ -114,9 +114,9 @@ class Run:
         def describe() -> str:
             return f"{what} of {attended.name}, of which here {attended.describe()}"
 
-        peer.note_waiting(what, attended.name)
+        peer.status.note_waiting(what, attended.name)
         self._waiter.wait_until(over, describe, timeout_s)
-        peer.note_computing()
+        peer.status.note_computing()
         self._driver.check()
 
 

@@ -11,7 +11,8 @@ from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.progress.api import ProgressEngine
 from hocket.progress.carried import CarriedRequest
 from hocket.progress.driver import Driver
-from hocket.transport.peer import Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["ThreadProgress"]
 
@@ -56,7 +57,7 @@ class ThreadProgress(ProgressEngine):
     def _driver_for(self, peer: Peer) -> Driver:
         if self._driver is None:
             self._driver = Driver(peer)
-            self._thread = peer.spawn("progress", self._live, self._ask_to_stop)
+            self._thread = peer.threads.spawn("progress", self._live, self._ask_to_stop)
         return self._driver
 
     def _live(self) -> None:

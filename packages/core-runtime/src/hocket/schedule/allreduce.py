@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.schedule.operation import Add, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array
 
 __all__ = ["recursive_doubling_allreduce", "ring_allreduce", "tree_allreduce"]
 

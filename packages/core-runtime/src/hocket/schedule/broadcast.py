@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hocket.arrays import Array
 from hocket.schedule.operation import NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
-from hocket.transport.peer import Array
 
 __all__ = ["binomial_broadcast"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hocket.arrays import Array
 from hocket.schedule.mutex import Mutex
-from hocket.transport.peer import Array
 
 __all__ = ["Add", "Compute", "Copy", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hocket.arrays import Array
 from hocket.segment.partition import Span
-from hocket.transport.peer import Array, Peer
+from hocket.transport.peer import Peer
 
 __all__ = ["Segment", "allocate", "view_of", "wire_dtype"]
 
@@ -101,7 +102,7 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
     """Return a zeroed flat tensor: on the CPU from the transport's memory, which its ranks may share."""
     if device.type != "cpu":
         return torch.zeros(numel, dtype=dtype, device=device)
-    memory = peer.allocate(numel * dtype.itemsize)
+    memory = peer.memory.allocate(numel * dtype.itemsize)
     flat = torch.from_numpy(memory).view(dtype).zero_()
     # As long as the tensor lives: `share_memory_` moves a tensor's storage away, under what ranks still write into.
     flat.hocket_memory = memory

@@ -27,7 +27,8 @@ from hocket.session.taken_terms import check_taken_terms
 from hocket.strategy import Strategy, compose
 from hocket.trace import Observer
 from hocket.transport import join
-from hocket.transport.peer import Lane, Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["attach", "attach_replica", "broadcast_model"]
 
@@ -163,11 +164,11 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
 @torch.no_grad()
 def _broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
     """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
-    if not any(peer.gather(any(optimizer.state for optimizer in optimizers.every))):
+    if not any(gather(peer, any(optimizer.state for optimizer in optimizers.every))):
         return
     structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
     described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
-    structure, described = peer.gather([structure, described])[0]
+    structure, described = gather(peer, [structure, described])[0]
     for name, dtype, shape in described:
         if peer.rank != 0:
             tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))

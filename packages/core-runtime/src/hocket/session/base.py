@@ -26,7 +26,7 @@ from hocket.session.passes import Passes
 from hocket.session.save_on_signal import SavePoint
 from hocket.session.streaming import StreamedSamples
 from hocket.strategy.strategy import Strategy
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["State", "TrainingSession"]
 
@@ -219,7 +219,7 @@ class TrainingSession(ABC):
         """Return every rank's `value` (JSON-able), by rank; collective."""
         self.require("session.gather")
         self.meet()
-        return self.peer.gather(value)
+        return gather(self.peer, value)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 

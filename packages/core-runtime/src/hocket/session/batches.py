@@ -21,6 +21,7 @@ from hocket.session.first_batches import check_facts, fingerprint, warn_of_share
 from hocket.session.passes import END, Pass
 from hocket.session.reading import Reading
 from hocket.session.streaming import StreamedSamples, StreamPass
+from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.session.base import TrainingSession
@@ -165,7 +166,7 @@ class SessionData:
             length = None
         compares = not (session.passes.compared or self._same_batches)
         mark = fingerprint(current.first) if compares and current.first is not END else None
-        told = peer.gather([length, has_any, current.reading.facts, session.data_rank, mark])
+        told = gather(peer, [length, has_any, current.reading.facts, session.data_rank, mark])
         lengths, having, facts, shares, marks = zip(*told, strict=True)
         check_facts(facts)
         session.passes.compared = True

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from hocket.session.exchanging import OpenExchange
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 
 __all__ = ["Before", "SharedClosure"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket.segment.segment import wire_dtype
 from hocket.session.base import State
 from hocket.session.optimizers import Optimizers
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 
 if TYPE_CHECKING:
     from hocket.session.session import Session

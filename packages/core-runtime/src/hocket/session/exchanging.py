@@ -15,7 +15,8 @@ from hocket.session.turns import Turns
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
-from hocket.transport.peer import Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["Counters", "OpenExchange"]
 
@@ -129,7 +130,7 @@ class OpenExchange:
             segment.stage_out()
         request = ObservedRequest(
             lambda: self._begin(group, name),
-            self.peer.now,
+            self.peer.clock.now,
             self.counters.overlap,
             self.observer,
             name,

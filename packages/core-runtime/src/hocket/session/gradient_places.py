@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchanging import OpenExchange
-from hocket.transport.peer import Array
 
 __all__ = ["GradientPlace", "SegmentPlace", "Stage"]
 

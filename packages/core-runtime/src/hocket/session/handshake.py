@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.errors import AttachError, DisagreementError
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["agree", "differing", "flattened"]
 
@@ -24,7 +24,7 @@ def agree(peer: Peer, facts: Mapping[str, Any], refusal: str | None = None) -> N
         AttachError: on every rank: a rank cannot go on; with its reason.
         DisagreementError: on every rank; names the facts that differ, and on which ranks.
     """
-    refusals = peer.gather(refusal)
+    refusals = gather(peer, refusal)
     if refusal is not None:
         raise AttachError(refusal)
     for rank, told in enumerate(refusals):

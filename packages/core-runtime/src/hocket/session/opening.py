@@ -238,7 +238,7 @@ def _scale(scope: _Scope) -> float:
 def _works_in_place(peer: Peer, buffer: Tensor) -> bool:
     # What travels in another dtype has buffers of its own.
     travels = buffer.device.type == "cpu" and buffer.dtype == wire_dtype(buffer.dtype)
-    return travels and peer.works_in_place(buffer.detach().numpy())
+    return travels and peer.memory.works_in_place(buffer.detach().numpy())
 
 
 def _name(exchange: Exchange, index: int) -> str:

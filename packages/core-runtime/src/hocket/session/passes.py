@@ -23,6 +23,7 @@ from hocket import randomness
 from hocket.errors import CheckpointError, ExchangeTimeoutError, UserError
 from hocket.randomness import RandomState
 from hocket.session.reading import Reading
+from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.session.streaming import StreamedSamples, StreamPass
@@ -237,7 +238,7 @@ class Passes:
         batch, early = left
         where = f"after batch {batch} of a pass over session.data"
         try:
-            told = peer.gather(batch, what=f"{'left' if early else 'ended'} the loop {where}")
+            told = gather(peer, batch, what=f"{'left' if early else 'ended'} the loop {where}")
         except ExchangeTimeoutError as error:
             if not early:
                 raise

@@ -15,7 +15,7 @@ from hocket.session.weights import BatchWeights
 from hocket.strategy.exchange import GRADIENTS, Overlap
 from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 
 __all__ = ["OpenPhase"]
 

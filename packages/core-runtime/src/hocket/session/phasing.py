@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from hocket.segment.segment import Segment, wire_dtype
 from hocket.session.exchanging import OpenExchange
 from hocket.strategy.exchange import Exchange
-from hocket.transport.peer import Lane, Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
 
 if TYPE_CHECKING:
     from hocket.session.takeover import Takeover

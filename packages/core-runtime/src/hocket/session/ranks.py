@@ -27,7 +27,7 @@ class Ranks:
 
 def find_ranks(peer: Peer) -> Ranks:
     """Find out where the ranks of `peer` are; collective."""
-    placement = Placement.of([name.decode() for name in peer.allgather_bytes(peer.host_name.encode())])
+    placement = Placement.of([name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())])
     own = placement.hosts[peer.rank]
     neighbours = [rank for rank, host in enumerate(placement.hosts) if host == own]
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hocket.arrays import Array
 from hocket.errors import CheckpointError, HocketError, TransportError
-from hocket.transport.peer import Array, Request
 from hocket.transport.preemption import Listener
+from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from hocket.session.base import TrainingSession
@@ -178,7 +179,7 @@ def _heard() -> None:
         point.asked = True  # before `passed` is read: who writes that afterwards looks at this then
     target = max(point.passed for point in points) + 1
     missing: list[int] = []
-    if not points[0].session.peer.shares_process:
+    if not points[0].session.peer.threads.shares_process:
         try:
             target, missing = _latest(points[0], target, end_s)
         except TransportError as error:
@@ -195,7 +196,7 @@ def _all_here() -> bool:
     if not _points:
         return False
     peer = _points[0].session.peer
-    if not peer.shares_process:
+    if not peer.threads.shares_process:
         return hasattr(_points[0], "lane")
     return len(_points) == peer.size
 
@@ -228,7 +229,7 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
     message = (
         f"hocket: asked to end: within {_PATIENCE_S:.0f} s {why}; the last checkpoint stands; all ranks end"
     )
-    if session.peer.shares_process:
+    if session.peer.threads.shares_process:
         print(message, file=sys.stderr, flush=True)
         os._exit(ENDED_STATUS)
     session.peer.abort(message, ENDED_STATUS)

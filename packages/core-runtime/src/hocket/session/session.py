@@ -219,7 +219,7 @@ class Session(TrainingSession):
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
         self._note_phase("delay")
-        self.peer.sleep(seconds)
+        self.peer.clock.sleep(seconds)
         self._note_forward()
 
     def _note_forward(self) -> None:
@@ -227,7 +227,7 @@ class Session(TrainingSession):
 
     def _note_phase(self, name: str) -> None:
         if self._observer is not None:
-            self._observer.phase(name, self.peer.now())
+            self._observer.phase(name, self.peer.clock.now())
 
     def _before_backward(self) -> None:
         """Look at what is about to be sent: it has to be what the optimizers step."""
@@ -399,8 +399,8 @@ class Session(TrainingSession):
         self.step += 1
         self.phase.parameters.after_step(self.step)
         if self._observer is not None:
-            self._observer.step_ended(self.step - 1, self.peer.now())
-        self.peer.report_progress(self.step)
+            self._observer.step_ended(self.step - 1, self.peer.clock.now())
+        self.peer.status.note_step(self.step)
         if self.strategy.phases and (following := self.strategy.at(self.step)) != self.phase.strategy:
             self._change_phase(following)
         self._observers.hocket_step_end(session=self, step=self.step - 1)

@@ -56,7 +56,7 @@ class Turns:
             if not self._begun:
                 self._room_bytes = _FIRST_BYTES
         self._waiting[segment.index] = segment
-        if first and not self._exchange.peer.owe(self):
+        if first and not self._exchange.peer.progress.owe(self):
             del self._waiting[segment.index]
             self._exchange.start(segment)
 

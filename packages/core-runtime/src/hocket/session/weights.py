@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from hocket.arrays import Array
 from hocket.session.autograd import at_end_of_backward, current_backward
-from hocket.transport.peer import Array, Peer
+from hocket.transport.peer import Peer
 
 __all__ = ["NOTHING", "Agreement", "BatchWeights", "Contribution"]
 

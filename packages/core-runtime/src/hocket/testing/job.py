@@ -21,7 +21,7 @@ from typing import Any
 
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import find_mpiexec
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["Job"]
 
@@ -105,7 +105,7 @@ def _serve() -> None:
         if not command.strip():
             return
         module, name, args = json.loads(command)
-        told = peer.gather(_carry_out(peer, module, name, args), _BETWEEN_S)
+        told = gather(peer, _carry_out(peer, module, name, args), _BETWEEN_S)
         if peer.rank == 0:
             print(json.dumps(told), flush=True)
 

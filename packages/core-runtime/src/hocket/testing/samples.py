@@ -111,7 +111,7 @@ class SamplesConformance:
                 for number, batch in enumerate(stream):
                     batches.append(batch)
                     peer = hocket.join()
-                    peer.elapse(1e-3 * ((peer.rank * 7 + number * 5 + epoch) % 4))
+                    peer.clock.elapse(1e-3 * ((peer.rank * 7 + number * 5 + epoch) % 4))
             return batches
 
         runs = [_on_ranks(exchange, _data(counts), rank_body, seed=seed) for seed in range(3)]

@@ -1,11 +1,11 @@
 """Who hears from whom: the interface of topologies and core's own."""
 
+from hocket.arrays import MixingRows
 from hocket.topology.api import Neighbours, Topology
 from hocket.topology.complete import Complete
 from hocket.topology.exponential import Exponential, Peers
 from hocket.topology.random_matching import RandomMatching
 from hocket.topology.ring import Ring
-from hocket.transport.peer import Terms
 
 __all__ = [
     "Complete",
@@ -14,6 +14,6 @@ __all__ = [
     "Peers",
     "RandomMatching",
     "Ring",
-    "Terms",
+    "MixingRows",
     "Topology",
 ]

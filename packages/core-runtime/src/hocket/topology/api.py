@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.arrays import MixingRows
 from hocket.config.configured import Configured
-from hocket.transport.peer import Terms
 
 __all__ = ["Neighbours", "Topology"]
 
@@ -94,7 +94,7 @@ class Topology(Configured, ABC):
         """
         return
 
-    def terms(self, size: int, round: int, segment: int) -> Terms:
+    def mixing_rows(self, size: int, round: int, segment: int) -> MixingRows:
         """Return what all ranks add up in one round, as `Mixer.start` takes it.
 
         Asks for everybody's neighbours; a topology that knows all at once overrides it.
@@ -113,7 +113,7 @@ class Topology(Configured, ABC):
             for source in own.receive_from:
                 weights.append(everyone[source].send_weights[everyone[source].send_to.index(rank)])
             starts.append(len(sources))
-        return Terms(np.array(starts), np.array(sources), np.array(weights))
+        return MixingRows(np.array(starts), np.array(sources), np.array(weights))
 
     def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
         """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value at rank i."""

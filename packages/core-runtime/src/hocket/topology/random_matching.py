@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket import draws
+from hocket.arrays import MixingRows
 from hocket.topology.api import Neighbours, Topology
-from hocket.transport.peer import Terms
 
 __all__ = ["RandomMatching"]
 
@@ -46,7 +46,7 @@ class RandomMatching(Topology):
         partner = (order[place],)
         return Neighbours(send_to=partner, send_weights=(0.5,), receive_from=partner, self_weight=0.5)
 
-    def terms(self, size: int, round: int, segment: int) -> Terms:
+    def mixing_rows(self, size: int, round: int, segment: int) -> MixingRows:
         order = self._order(size, round, segment)
         ranks = np.arange(size)
         partners = ranks.copy()
@@ -56,7 +56,7 @@ class RandomMatching(Topology):
         starts = np.concatenate([[0], np.cumsum(1 + paired)])
         is_term = np.stack([np.ones_like(paired), paired], axis=1)
         sources = np.stack([ranks, partners], axis=1)[is_term]
-        return Terms(starts, sources, np.repeat(np.where(paired, 0.5, 1.0), 1 + paired))
+        return MixingRows(starts, sources, np.repeat(np.where(paired, 0.5, 1.0), 1 + paired))
 
     def _order(self, size: int, round: int, segment: int) -> NDArray[np.int64]:
         """Return a random order of the ranks, in which pairs are the places 0 and 1, 2 and 3, ..."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 
 __all__ = ["ClockReading", "compare", "to_rank_0"]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.transport.peer import Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["ExchangeEvent", "ObservedRequest", "Observer", "OverlapClock"]
 

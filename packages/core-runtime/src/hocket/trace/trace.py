@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import HocketError, UserError
 from hocket.trace.clock import compare
 from hocket.trace.observer import ExchangeEvent, Observer
 from hocket.trace.perfetto import perfetto_trace
 from hocket.trace.record import Kind, Recorder, read
 from hocket.trace.transport import TracedPeer
-from hocket.transport.peer import Array, Lane, Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
 
 __all__ = ["Trace", "merge_left"]
 
@@ -58,10 +60,10 @@ class Trace(Observer):
             self._lane = peer.lane("trace")  # from here on all know that what older runs left is gone
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"rank-{peer.rank:04}.jsonl"
-            self._recorder = Recorder(file, peer.rank, peer.size, peer.transport, peer.now)
+            self._recorder = Recorder(file, peer.rank, peer.size, peer.transport, peer.clock.now)
         except OSError as error:
             raise UserError(f"trace {self._path}: cannot be written: {error.strerror}") from error
-        self._recorder.clocks(compare(self._lane, peer.now))
+        self._recorder.clocks(compare(self._lane, peer.clock.now))
         self._spans: dict[tuple[str, int], int] = {}
         self._phase: tuple[str, float] | None = None
         self._step_start_s: float | None = None
@@ -101,7 +103,7 @@ class Trace(Observer):
         """
         peer = self._peer
         assert peer is not None
-        self._recorder.clocks(compare(self._lane, peer.now))
+        self._recorder.clocks(compare(self._lane, peer.clock.now))
         self._recorder.close()
         recordings = _gather(peer, self._lane, self._recorder.path.read_bytes())
         self._lane.close()

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from hocket.arrays import Array
 from hocket.trace.record import Kind, Recorder
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
 __all__ = ["TracedPeer"]

@@ -112,7 +112,7 @@ class _Run:
         self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
         self._done_in_epoch = 0
         self._losses = _Losses()
-        self._start_s = session.peer.now()
+        self._start_s = session.peer.clock.now()
         self._pause_s = 0.0
         self._last_row: dict[str, Any] = {}
         if resume:
@@ -179,7 +179,7 @@ class _Run:
             sum(each.numel() for each in inputs if isinstance(each, torch.Tensor))
         )
         if seconds:
-            session.peer.elapse(seconds)
+            session.peer.clock.elapse(seconds)
         if delays is not None:
             own = float(delays.of_step(session.step, session.size, self._run.seed)[session.rank])
             if own:
@@ -209,7 +209,7 @@ class _Run:
         self._losses = _Losses(**state["losses"])
         for scheduler, own in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(own)
-        self._start_s = self._session.peer.now() - state["seconds"]
+        self._start_s = self._session.peer.clock.now() - state["seconds"]
         self._last_row = state["last_row"]
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
@@ -238,13 +238,13 @@ class _Run:
 
     def _seconds(self) -> float:
         """Seconds of training so far, without the evaluations."""
-        return self._session.peer.now() - self._start_s - self._pause_s
+        return self._session.peer.clock.now() - self._start_s - self._pause_s
 
     def _validate(self) -> dict[str, float | None]:
-        start_s = self._session.peer.now()
+        start_s = self._session.peer.clock.now()
         with self._session.consensus():
             found = evaluate_together(self._session, self._task, self._data.valid)
-        self._pause_s += self._session.peer.now() - start_s
+        self._pause_s += self._session.peer.clock.now() - start_s
         return {"valid_loss": found.mean_loss, "valid_accuracy": found.mean("accuracy")}
 
     def _summary(self) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """How bytes move between ranks: the contract in `peer`, and the transports `mpi`, `virtual` and `single`."""
 
+from hocket.arrays import Array
 from hocket.transport.joining import join
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["Array", "Lane", "Peer", "Request", "join"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.peer import Array
 
 __all__ = ["check_gathering", "gathered"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.transport.peer import Array
+from hocket.arrays import Array
 
 __all__ = ["TreeSum", "tree_sum", "weighted_sum"]
 

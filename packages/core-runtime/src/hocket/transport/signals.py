@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Array, Peer
+    from hocket.arrays import Array
+    from hocket.transport.peer import Peer
 
 __all__ = ["Connection", "Doorbell", "Event", "Ring"]
 

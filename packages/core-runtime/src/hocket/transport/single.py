@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["SinglePeer"]
 
@@ -119,8 +121,10 @@ class SinglePeer(Peer):
     """The only rank of a run."""
 
     transport = "single"
-    shares_process = True
-    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self.threads.shares_process = True
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         return _SingleLane(name)
@@ -135,11 +139,8 @@ class SinglePeer(Peer):
     ) -> list[bytes]:
         return [data]
 
-    def now(self) -> float:
-        return time.perf_counter()
-
     def abort(self, message: str, code: int = 1) -> NoReturn:
         raise TransportError(message)
 
     def close(self) -> None:
-        self._check_threads_ended()
+        self.threads.check_ended()

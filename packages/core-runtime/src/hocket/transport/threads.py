@@ -1,4 +1,4 @@
-"""The threads of a rank that is a process."""
+"""The threads of a rank: real ones, where a rank is a process."""
 
 from __future__ import annotations
 
@@ -6,21 +6,78 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from hocket.errors import ExchangeTimeoutError
-from hocket.transport.peer import Request
-from hocket.transport.signals import Event
+from hocket.errors import ExchangeTimeoutError, TransportError
+from hocket.transport.request import Request
+from hocket.transport.signals import Doorbell, Event
+from hocket.transport.status import Status
 from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 
-if TYPE_CHECKING:
-    from hocket.transport.peer import Peer
-
-__all__ = ["ThreadEvent", "ThreadRequest", "describe_wait"]
+__all__ = ["ThreadEvent", "ThreadRequest", "Threads", "describe_wait"]
 
 # A thread that computes when the process ends is left behind after this time.
 _LEAVING_TIMEOUT_S = 5.0
+
+
+class Rank(Protocol):
+    """Whose threads they are: a peer, seen from here."""
+
+    rank: int
+    timeout_s: float
+    status: Status
+
+
+class Threads:
+    """Starts the rank's other threads, and makes what they tell each other with.
+
+    Args:
+        peer: the rank's endpoint.
+
+    Attributes:
+        shares_process: whether all ranks of the job are threads of this process.
+    """
+
+    shares_process = False
+
+    def __init__(self, peer: Rank) -> None:
+        self._peer = peer
+        self._begun: Sequence[ThreadRequest] = ()
+
+    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+        """Run `call()` in another thread of this rank, which has to end before the peer is closed.
+
+        Args:
+            name: its role on this rank, for reports.
+            call: what it runs; what it raises reaches whoever waits for the request.
+            stop: makes `call` return soon. Called when the process ends, so that no thread uses the transport after
+                its end; without it `call` has to see to that.
+
+        Returns:
+            Done when `call` has returned; its result is what it returned.
+        """
+        thread = ThreadRequest(self._peer, name, call, stop)
+        self._begun = [*self._begun, thread]
+        return thread
+
+    def event(self) -> Event:
+        """Return an event that one thread of this rank sets and others wait for."""
+        return ThreadEvent(self._peer)
+
+    def doorbell(self) -> Doorbell:
+        """Return a bell that other ranks can ring once it is connected to theirs, for one thread to sleep on."""
+        from hocket.transport.host.doorbell import HostDoorbell
+
+        return HostDoorbell()
+
+    def check_ended(self) -> None:
+        """Raise TransportError if a thread of `spawn` still runs."""
+        running = [thread.name for thread in self._begun if not thread.done()]
+        if running:
+            raise TransportError(
+                f"rank {self._peer.rank}: the peer was closed before its threads: {', '.join(running)}"
+            )
 
 
 class ThreadEvent(Event):
@@ -32,7 +89,7 @@ class ThreadEvent(Event):
 
     __slots__ = ("_event", "_peer")
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Rank) -> None:
         self._peer = peer
         self._event = threading.Event()
 
@@ -56,14 +113,14 @@ class ThreadEvent(Event):
         while not self._event.wait(max(0.0, min(CHECK_EVERY_S, end_s - time.monotonic()))):
             if time.monotonic() >= end_s:
                 return False
-            self._peer.check_lost()
+            self._peer.status.check_lost()
         return True
 
 
-def describe_wait(peer: Peer, awaited: str, outcome: str) -> str:
+def describe_wait(peer: Rank, awaited: str, outcome: str) -> str:
     """Return a sentence on a wait that does not end, for `awaited`, and on what the other ranks do."""
     return "; ".join(
-        filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.describe_waiting()])
+        filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.status.describe()])
     )
 
 
@@ -78,7 +135,7 @@ class ThreadRequest(Request):
     """
 
     def __init__(
-        self, peer: Peer, name: str, call: Callable[[], Any], stop: Callable[[], None] | None
+        self, peer: Rank, name: str, call: Callable[[], Any], stop: Callable[[], None] | None
     ) -> None:
         self.name = name
         self._peer = peer

@@ -2,16 +2,19 @@
 
 Each class passes everything on to the one that it holds, so that a subclass overrides only what it is about. A
 subclass of `WrapperPeer` says in `_wrap_lane` and `_wrap_group` what becomes of the lanes and groups that the held
-peer opens; where it says nothing, a lane stays as it is and a group is held by the same class.
+peer opens; where it says nothing, a lane stays as it is and a group is held by the same class. The parts of a peer
+(clock, memory, threads, status) are the held one's, unless a subclass puts another one in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-from hocket.transport.peer import Advancing, Array, Lane, Mixer, Peer, Request
-from hocket.transport.signals import Doorbell, Event
+from hocket.arrays import Array
+from hocket.transport.lane import Lane, Mixer
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["WrapperLane", "WrapperPeer", "WrapperRequest"]
 
@@ -89,9 +92,11 @@ class WrapperPeer(Peer):
     """
 
     def __init__(self, held: Peer) -> None:
+        super().__init__(held.rank, held.size)
         self.held = held
-        self.transport, self.rank, self.size = held.transport, held.rank, held.size
-        self.shares_process = held.shares_process
+        self.transport, self.device, self.ordered = held.transport, held.device, held.ordered
+        self.clock, self.memory, self.progress = held.clock, held.memory, held.progress
+        self.threads, self.status = held.threads, held.status
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         """Return what this peer makes of a lane that the held one has opened; called on all ranks alike."""
@@ -105,11 +110,6 @@ class WrapperPeer(Peer):
             ranks: the members, as ranks of this peer, in the group's order.
         """
         return type(self)(held)
-
-    @property
-    def host_name(self) -> str:
-        """The name of the held peer's host."""
-        return self.held.host_name
 
     @property
     def timeout_s(self) -> float:
@@ -132,56 +132,9 @@ class WrapperPeer(Peer):
     ) -> list[bytes]:
         return self.held.allgather_bytes(data, timeout_s, what)
 
-    def now(self) -> float:
-        return self.held.now()
-
-    def elapse(self, seconds: float) -> None:
-        self.held.elapse(seconds)
-
-    def sleep(self, seconds: float) -> None:
-        self.held.sleep(seconds)
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
-        return self.held.call_later(seconds, call)
-
-    def allocate(self, nbytes: int) -> Array:
-        return self.held.allocate(nbytes)
-
-    def works_in_place(self, data: Array) -> bool:
-        return self.held.works_in_place(data)
-
-    def owe(self, exchanges: Advancing) -> bool:
-        return self.held.owe(exchanges)
-
-    def share(self, nbytes: int) -> Sequence[Array] | None:
-        return self.held.share(nbytes)
-
-    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
-        return self.held.spawn(name, call, stop)
-
-    def event(self) -> Event:
-        return self.held.event()
-
-    def doorbell(self) -> Doorbell:
-        return self.held.doorbell()
-
-    def note_waiting(self, what: str, lane: str) -> None:
-        self.held.note_waiting(what, lane)
-
-    def note_computing(self) -> None:
-        self.held.note_computing()
-
-    def describe_waiting(self) -> str:
-        return self.held.describe_waiting()
-
-    def report_progress(self, step: int) -> None:
-        self.held.report_progress(step)
-
-    def check_lost(self) -> None:
-        self.held.check_lost()
-
-    def kill(self) -> NoReturn:
-        self.held.kill()
+    def on_device(self, device: str) -> Peer | None:
+        peer = self.held.on_device(device)
+        return None if peer is None else self._wrap_group(peer, range(self.size))
 
     def abort(self, message: str, code: int = 1) -> None:
         self.held.abort(message, code)

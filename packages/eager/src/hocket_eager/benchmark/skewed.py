@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.progress import ThreadProgress
+from hocket.transport.peer import gather
 from hocket_eager.collective import PartialAllreduce
 from hocket_eager.opening import open_sums
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Array, Peer
+    from hocket.arrays import Array
+    from hocket.transport.peer import Peer
 
 __all__ = ["Ground", "RealGround", "VirtualGround", "idle_cores", "measure"]
 
@@ -101,10 +103,10 @@ class VirtualGround(Ground):
         return max(map(float, self.peer.allgather_bytes(repr(self.now()).encode())))
 
     def now(self) -> float:
-        return self.peer.now()
+        return self.peer.clock.now()
 
     def pause_until(self, then_s: float) -> None:
-        self.peer.elapse(max(then_s - self.now(), 0.0))
+        self.peer.clock.elapse(max(then_s - self.now(), 0.0))
 
     def baseline(self, name: str, send: Array, receive: Array) -> Call:
         lane = self.peer.lane(name)
@@ -141,7 +143,7 @@ def measure(
         sums[0].close()
         close()
         progress.close()
-    everyone = peer.gather([float(np.mean(latencies)), float(np.mean(active))])
+    everyone = gather(peer, [float(np.mean(latencies)), float(np.mean(active))])
     means = [mean for mean, _ in everyone]
     return {"mean_s": float(np.mean(means)), "first_s": means[0], "active": everyone[0][1]}
 
@@ -159,7 +161,7 @@ def idle_cores(peer: Peer, sides: dict[str, PartialAllreduce]) -> float:
         sums[0].close()
         close()
     progress.close()
-    return float(sum(peer.gather(own)))
+    return float(sum(gather(peer, own)))
 
 
 def _skewed(ground: Ground, call: Call, iterations: int) -> list[float]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.transport.peer import Array, Peer
+from hocket.arrays import Array
+from hocket.transport.peer import Peer
 from hocket_eager.host.linux import MUTEX_BYTES, Futex, RobustMutex
 
 __all__ = ["Layout", "Place", "Table"]
@@ -117,7 +118,7 @@ class Layout:
 
     Args:
         rank: this rank.
-        memory: every rank's, uint8, zeroed, as of `Peer.share`.
+        memory: every rank's, uint8, zeroed, as of `Memory.share`.
         numel, dtype: of a gradient.
         sums: whether ranks are handed the sums of rounds.
     """
@@ -137,4 +138,4 @@ class Layout:
     @staticmethod
     def allocate(peer: Peer, numel: int, dtype: np.dtype[np.generic], sums: bool) -> Sequence[Array] | None:
         """Return memory for it; None where the ranks share none. Collective."""
-        return peer.share(Table.nbytes(peer.size) + Place.nbytes(numel, dtype, sums))
+        return peer.memory.share(Table.nbytes(peer.size) + Place.nbytes(numel, dtype, sums))

@@ -12,7 +12,7 @@ import os
 import platform
 import time
 
-from hocket.transport.peer import Array
+from hocket.arrays import Array
 
 __all__ = ["MUTEX_BYTES", "Futex", "OwnerDiedError", "RobustMutex", "is_available"]
 

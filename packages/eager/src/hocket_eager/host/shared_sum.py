@@ -19,9 +19,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.collective.api import Outcome
 from hocket.errors import ExchangeTimeoutError, PeerLostError
-from hocket.transport.peer import Array, Peer
+from hocket.transport.peer import Peer
 from hocket.transport.reduction import TreeSum
 from hocket.transport.threads import describe_wait
 from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
@@ -99,16 +100,16 @@ class SharedSum(PartialSum):
             self._start_if_it_may()
 
     def ended(self, step: int) -> bool:
-        self._telling(self._peer.check_lost)
+        self._telling(self._peer.status.check_lost)
         return self._table.rounds[0] > step
 
     def wait(self, step: int, timeout_s: float | None = None) -> None:
         if self.ended(step):
             return
         peer = self._peer
-        peer.note_waiting(f"round {step}", self.name)
+        peer.status.note_waiting(f"round {step}", self.name)
         self._wait_until(lambda: self.ended(step), lambda: self._describe(step), timeout_s)
-        peer.note_computing()
+        peer.status.note_computing()
 
     def fetch(self, step: int, out: Array) -> Outcome:
         if self._missed is Missed.SUM:
@@ -287,7 +288,7 @@ class SharedSum(PartialSum):
             if sleeps:
                 self._table.changed.wait(value, min(CHECK_EVERY_S, longest_s - waited_s))
             else:
-                peer.check_lost()
+                peer.status.check_lost()
 
     def _describe(self, step: int) -> str:
         """Say whom a round waits for."""
@@ -306,7 +307,7 @@ class SharedSum(PartialSum):
         """Return what to raise where the holder of a lock has died."""
         end_s = time.monotonic() + _TOLD_WITHIN_S
         while time.monotonic() < end_s:
-            self._telling(self._peer.check_lost)  # knows the rank's number in the job
+            self._telling(self._peer.status.check_lost)  # knows the rank's number in the job
             time.sleep(0.05)
         round = self._table.rounds[0]
         return PeerLostError(

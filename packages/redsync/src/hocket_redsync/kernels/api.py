@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.transport.peer import Array
+    from hocket.arrays import Array
 
 __all__ = [
     "MOMENTUM",

@@ -16,7 +16,7 @@ from hocket.kernels.compiling import compiled
 from hocket_redsync.kernels.api import MOMENTUM, PICK, PLAIN
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Array
+    from hocket.arrays import Array
 
 __all__ = ["add_message", "advance", "clear", "is_below"]
 

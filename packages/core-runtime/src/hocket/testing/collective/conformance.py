@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hocket.arrays import Array
 from hocket.collective.api import Collective
 from hocket.config.component import describe
 from hocket.testing.collective.rounds import Case, Shape, contribution, exchange_rounds, sample, time_round
 from hocket.topology.api import Topology
 from hocket.transport.network import NetworkModel
-from hocket.transport.peer import Array
 from hocket.transport.virtual import World, current_peer
 
 __all__ = ["CollectiveConformance"]

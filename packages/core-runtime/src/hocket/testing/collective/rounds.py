@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
 from hocket.config.source import load_document
 from hocket.plugin import default_registry
@@ -21,7 +22,8 @@ from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.strategy.compose import read_slot
 from hocket.strategy.exchange import Exchange
 from hocket.transport.faults import Faults
-from hocket.transport.peer import Array, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["Case", "Shape", "contribution", "exchange_rounds", "sample", "time_round"]
 
@@ -105,7 +107,7 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
         for segment, shape in zip(segments, case.shapes, strict=True):
             value = contribution(case, peer.rank, round, shape)
             segment.outgoing.copy_(torch.from_numpy(value * scale))
-        peer.elapse(case.lateness_s * peer.rank)
+        peer.clock.elapse(case.lateness_s * peer.rank)
         _exchange(channel, peer, segments, progress, round, own)
         told.append([sample(segment.incoming_array).tobytes().hex() for segment in segments])
     channel.flush()
@@ -127,9 +129,9 @@ def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
     progress = ThreadProgress()
     channel = exchange.collective.open(peer, [segment], progress, exchange)
     peer.lane("together").ibarrier().wait()
-    start_s = peer.now()
+    start_s = peer.clock.now()
     channel.start(segment, 0).wait()
-    seconds = peer.now() - start_s
+    seconds = peer.clock.now() - start_s
     channel.close()
     progress.close()
     return seconds
@@ -153,7 +155,7 @@ def _exchange(
     """Start the segments in an order of this rank's own, and wait for them in another."""
     requests: list[tuple[Segment, bytes, Request]] = []
     for segment in own.sample(segments, len(segments)):
-        peer.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
+        peer.clock.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
         request = channel.start(segment, round)
         requests.append((segment, segment.outgoing_array.tobytes(), request))
         progress.watch(request)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.transport.peer import Array, Peer
+from hocket.arrays import Array
+from hocket.transport.peer import Peer
 
 DTYPES = ("float32", "float64", "int32", "int64")
 

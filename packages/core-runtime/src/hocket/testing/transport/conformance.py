@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.testing.transport import collectives, gathering, messages, peers
-from hocket.transport.peer import NOT_TOGETHER
+from hocket.transport.request import RANKS_DIVERGED
 
 __all__ = ["TransportConformance"]
 
@@ -134,7 +134,7 @@ class TransportConformance(ABC):
     def test_a_message_of_another_size_is_an_error_that_says_where(self, size: int) -> None:
         for sent, expected in [(100, 40), (40, 100), (4096, 8192)] if size > 1 else []:
             message = self.run(size, messages.receive_another_size, sent, expected)[1]
-            for word in ("rank 1", "sizes", "rank 0", "round 4", str(expected), NOT_TOGETHER):
+            for word in ("rank 1", "sizes", "rank 0", "round 4", str(expected), RANKS_DIVERGED):
                 assert word in message
 
     def test_allocated_memory_is_aligned(self, size: int) -> None:

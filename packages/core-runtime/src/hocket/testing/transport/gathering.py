@@ -7,8 +7,11 @@ import random
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.peer import Array, Lane, Peer, Request
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 
 def gather_lengths(peer: Peer) -> None:
@@ -97,7 +100,7 @@ def mix_at_random(peer: Peer, seed: int, num_calls: int) -> None:
         number = own.choice([number for number in range(2) if calls[number]])
         kind, round, count = calls[number].pop(0)
         pending.append((_call(lanes[number], kind, peer, round, count), kind, round, count))
-        peer.elapse(own.choice([0, 0, 1e-6, 1e-4]))
+        peer.clock.elapse(own.choice([0, 0, 1e-6, 1e-4]))
         if own.random() < 0.5:
             own.choice(pending)[0].done()
     own.shuffle(pending)

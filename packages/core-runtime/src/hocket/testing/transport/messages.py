@@ -10,9 +10,11 @@ import random
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.testing.transport.peers import neighbours
-from hocket.transport.peer import Array, Peer, Request
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 _DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 
@@ -108,7 +110,7 @@ def exchange_at_random(peer: Peer, seed: int, num_messages: int) -> int:
             pending.append(lanes[lane].irecv(expected[-1][0], source, round))
         if pending and own.random() < 0.5:
             pending[own.randrange(len(pending))].done()
-        peer.elapse(own.choice([0, 0, 1e-6, 1e-4]))
+        peer.clock.elapse(own.choice([0, 0, 1e-6, 1e-4]))
     for request in pending:
         request.wait()
     for data, round in expected:

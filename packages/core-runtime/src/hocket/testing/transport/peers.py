@@ -68,7 +68,7 @@ def halve_until_alone(peer: Peer) -> None:
 
 def allocate_sizes(peer: Peer) -> None:
     for nbytes in (0, 1, 63, 64, 100_001):
-        memory = peer.allocate(nbytes)
+        memory = peer.memory.allocate(nbytes)
         assert (memory.nbytes, memory.dtype) == (nbytes, np.uint8)
         assert nbytes == 0 or memory.ctypes.data % 64 == 0
         memory[:] = 7
@@ -86,15 +86,15 @@ def reopen_lanes(peer: Peer) -> None:
 
 
 def look_at_the_clock(peer: Peer) -> None:
-    before = peer.now()
-    peer.elapse(0.01)
-    peer.report_progress(1)
+    before = peer.clock.now()
+    peer.clock.elapse(0.01)
+    peer.status.note_step(1)
     peer.lane("a").ibarrier().wait()
-    assert peer.now() >= before
-    before = peer.now()
-    peer.sleep(0.01)
-    assert peer.now() >= before + 0.01 - 1e-6
-    assert isinstance(peer.describe_waiting(), str)
+    assert peer.clock.now() >= before
+    before = peer.clock.now()
+    peer.clock.sleep(0.01)
+    assert peer.clock.now() >= before + 0.01 - 1e-6
+    assert isinstance(peer.status.describe(), str)
 
 
 def neighbours(peer: Peer) -> tuple[int, int]:

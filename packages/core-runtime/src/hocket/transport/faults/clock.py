@@ -29,7 +29,7 @@ class Clock(ABC):
 
     def now(self) -> float:
         """The time, in seconds."""
-        return self._peer.now()
+        return self._peer.clock.now()
 
     @abstractmethod
     def hold(self, request: FaultyRequest, seconds: float) -> None:
@@ -53,17 +53,17 @@ class Clock(ABC):
 
 def clock_of(peer: Peer) -> Clock:
     """Return a clock for `peer`'s operations."""
-    return _VirtualClock(peer) if peer.call_later(0.0, lambda: None) else _WallClock(peer)
+    return _VirtualClock(peer) if peer.clock.call_later(0.0, lambda: None) else _WallClock(peer)
 
 
 class _VirtualClock(Clock):
     def hold(self, request: FaultyRequest, seconds: float) -> None:
-        request.begun = self._peer.event()
-        self._peer.call_later(seconds, request.begin)
+        request.begun = self._peer.threads.event()
+        self._peer.clock.call_later(seconds, request.begin)
 
     def look(self, request: FaultyRequest | None = None) -> None:
         if request is not None and not request.has_begun:
-            self._peer.elapse(_LOOK_S)
+            self._peer.clock.elapse(_LOOK_S)
 
     def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:
         if not request.has_begun and request.begun is not None:
@@ -79,11 +79,11 @@ class _WallClock(Clock):
         self._order = itertools.count()
 
     def hold(self, request: FaultyRequest, seconds: float) -> None:
-        heapq.heappush(self._heap(), (self._peer.now() + seconds, next(self._order), request))
+        heapq.heappush(self._heap(), (self._peer.clock.now() + seconds, next(self._order), request))
 
     def look(self, request: FaultyRequest | None = None) -> None:
         heap = self._heap()
-        while heap and heap[0][0] <= self._peer.now():
+        while heap and heap[0][0] <= self._peer.clock.now():
             heapq.heappop(heap)[2].begin()
 
     def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:

@@ -21,7 +21,7 @@ class KillAt:
 
     Attributes:
         rank: which one, in the world.
-        step: how many steps it has reported before, by `Peer.report_progress`.
+        step: how many steps it has reported before, by `Status.note_step`.
         call: how many uses since then it survives.
     """
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from hocket.arrays import Array
 from hocket.transport.faults.request import FaultyRequest, LostRequest
 from hocket.transport.faults.victim import Victim
 from hocket.transport.gathering import check_gathering
-from hocket.transport.peer import Array, Lane, Mixer, Peer, Request
+from hocket.transport.lane import Lane, Mixer
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 from hocket.transport.wrapper import WrapperLane
 
 __all__ = ["FaultyLane"]

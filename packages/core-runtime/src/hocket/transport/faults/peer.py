@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hocket.transport.faults.doorbell import FaultyDoorbell
 from hocket.transport.faults.lane import FaultyLane
 from hocket.transport.faults.victim import Victim
-from hocket.transport.peer import Lane, Peer
-from hocket.transport.signals import Doorbell
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
+from hocket.transport.signals import Doorbell, Event
+from hocket.transport.status import Status
+from hocket.transport.threads import Threads
 from hocket.transport.wrapper import WrapperPeer
 
 __all__ = ["FaultyPeer"]
@@ -27,6 +32,8 @@ class FaultyPeer(WrapperPeer):
         super().__init__(held)
         self._victim = victim
         self._ranks = ranks
+        self.status = _Status(held.status, victim)
+        self.threads = _Threads(held.threads)
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         return FaultyLane(held, self, self._victim, self._ranks)
@@ -48,13 +55,49 @@ class FaultyPeer(WrapperPeer):
         self._victim.use()
         return super().allgather_bytes(data, timeout_s, what)
 
-    def doorbell(self) -> Doorbell:
-        return FaultyDoorbell(super().doorbell())
-
-    def report_progress(self, step: int) -> None:
-        self._victim.steps = step
-        super().report_progress(step)
-
     def close(self) -> None:
         self._victim.clock.drain()
         super().close()
+
+
+class _Status(Status):
+    """Counts the steps for the victim, too."""
+
+    def __init__(self, held: Status, victim: Victim) -> None:
+        self._held, self._victim = held, victim
+
+    def note_waiting(self, what: str, lane: str) -> None:
+        self._held.note_waiting(what, lane)
+
+    def note_computing(self) -> None:
+        self._held.note_computing()
+
+    def note_step(self, step: int) -> None:
+        self._victim.steps = step
+        self._held.note_step(step)
+
+    def describe(self) -> str:
+        return self._held.describe()
+
+    def check_lost(self) -> None:
+        self._held.check_lost()
+
+
+class _Threads(Threads):
+    """Whose bells no other rank rings."""
+
+    def __init__(self, held: Threads) -> None:
+        self._held = held
+        self.shares_process = held.shares_process
+
+    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+        return self._held.spawn(name, call, stop)
+
+    def event(self) -> Event:
+        return self._held.event()
+
+    def doorbell(self) -> Doorbell:
+        return FaultyDoorbell(self._held.doorbell())
+
+    def check_ended(self) -> None:
+        self._held.check_ended()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import TransportError
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 from hocket.transport.signals import Event
 
 if TYPE_CHECKING:

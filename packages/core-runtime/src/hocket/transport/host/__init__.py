@@ -1,11 +1,11 @@
 """The host path: ranks of one host work on each other's memory instead of sending messages."""
 
-from hocket.transport.host.collectives import SMALLEST_BYTES, HostCollectives
+from hocket.transport.host.collectives import HostCollectives
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.marks import MARK_BYTES, Marks
-from hocket.transport.host.memory import HostMemory, Shared, find_shared
+from hocket.transport.host.memory import SMALLEST_BYTES, HostMemory, Shared, find_shared
 from hocket.transport.host.mixing import HostMixer
-from hocket.transport.host.progress import HostProgress
+from hocket.transport.host.progress import HostProgress, SharedNetwork
 
 __all__ = [
     "MARK_BYTES",
@@ -18,5 +18,6 @@ __all__ = [
     "HostProgress",
     "Marks",
     "Shared",
+    "SharedNetwork",
     "find_shared",
 ]

@@ -7,17 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.transport.host.exchange import HostExchange, HostLane
-from hocket.transport.host.memory import Shared, find_shared
+from hocket.transport.host.memory import SMALLEST_BYTES, Shared, find_shared
 from hocket.transport.host.mixing import HostMixer
 from hocket.transport.host.sharing import sum_share
-from hocket.transport.peer import Array
 from hocket.transport.reduction import TreeSum
 
-__all__ = ["SMALLEST_BYTES", "HostCollectives"]
-
-#: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
-SMALLEST_BYTES = 1 << 20
+__all__ = ["HostCollectives"]
 
 # A lane remembers where so many arrays lie in shared memory.
 _REMEMBERED = 64

@@ -21,10 +21,12 @@ import numpy as np
 
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.rings import WORD_BYTES, pack_ring, unpack_rings, words_of_ring
+from hocket.transport.peer import gather
 from hocket.transport.signals import Connection, Doorbell, Ring
 
 if TYPE_CHECKING:
-    from hocket.transport.peer import Array, Peer
+    from hocket.arrays import Array
+    from hocket.transport.peer import Peer
 
 __all__ = ["HostDoorbell"]
 
@@ -55,14 +57,14 @@ class HostDoorbell(Doorbell):
 
     def connect(self, peer: Peer, key: int) -> _HostConnection:
         host = _host()
-        told = peer.gather([host, Descriptor.of(self._writing), key])
+        told = gather(peer, [host, Descriptor.of(self._writing), key])
         bells: dict[int, tuple[int, int]] = {}
         for rank, (their_host, their_pipe, their_key) in enumerate(told):
             if rank != peer.rank and their_host == host:
                 descriptor = self._open(Descriptor(*their_pipe))
                 if descriptor is not None:
                     bells[rank] = (descriptor, their_key)
-        reached = peer.gather([*bells])
+        reached = gather(peer, [*bells])
         heard = frozenset(rank for rank in range(peer.size) if peer.rank in reached[rank])
         return _HostConnection(peer.rank, bells, heard)
 

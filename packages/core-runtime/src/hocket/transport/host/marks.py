@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.transport.host.futex import wait_while, wake
-from hocket.transport.peer import Array
 
 __all__ = ["MARK_BYTES", "READY", "WORKED", "Marks"]
 

@@ -16,14 +16,17 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.transport.host.descriptors import Descriptor
-from hocket.transport.peer import Array
+from hocket.transport.peer import Memory, Peer, gather
 
-__all__ = ["HostMemory", "Shared", "find_shared", "why_unshared"]
+__all__ = ["SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "why_unshared"]
+
+#: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
+SMALLEST_BYTES = 1 << 20
 
 _log = logging.getLogger("hocket")
 
@@ -65,31 +68,40 @@ class Shared:
     what: str
 
 
-class _Members(Protocol):
-    """Whose memory is shared: a peer, seen from here."""
-
-    rank: int
-    size: int
-
-    def gather(self, value: Any) -> list[Any]: ...
-
-    def world_rank_of(self, rank: int) -> int: ...
-
-
-class HostMemory:
+class HostMemory(Memory):
     """Allocates for all ranks of a peer, which are on one host.
 
     Every rank allocates the same sizes in the same order, so that places can be translated between ranks.
+
+    Args:
+        peer: where the ranks tell each other where their memory is.
+        world_ranks: the peer's ranks in the job.
     """
 
-    def __init__(self, members: _Members) -> None:
-        self._members = members
+    def __init__(self, peer: Peer, world_ranks: Sequence[int]) -> None:
+        self._peer = peer
+        self._world_ranks = world_ranks
         self._current: Array = np.empty(0, dtype=np.uint8)
         self._used = 0
         #: Why memory is not shared (any more), in words; empty while it is.
-        self.refused = ""
+        self.refused = "" if peer.size > 1 else "there is one rank"
 
-    def allocate(self, nbytes: int) -> Array | None:
+    def allocate(self, nbytes: int) -> Array:
+        memory = self._allocate(nbytes)
+        return super().allocate(nbytes) if memory is None else memory
+
+    def share(self, nbytes: int) -> Sequence[Array] | None:
+        own = self._allocate(nbytes)
+        shared = None if own is None else self._find(own)
+        return None if shared is None else shared.views
+
+    def works_in_place(self, data: Array) -> bool:
+        return data.nbytes >= SMALLEST_BYTES and self._peer.size > 1 and self._find(data) is not None
+
+    def _find(self, array: Array) -> Shared | None:
+        return find_shared(array, self._world_ranks, self._world_ranks[self._peer.rank])
+
+    def _allocate(self, nbytes: int) -> Array | None:
         """Return `nbytes` zeroed bytes [uint8] that the others can read, None where there are none; collective."""
         if self.refused:
             return None
@@ -106,12 +118,12 @@ class HostMemory:
         name = f"hocket-{uuid.uuid4().hex}"
         own, failure = _reserve(name, nbytes)
         try:
-            told = self._members.gather([name, own and Descriptor.of(own), failure])
+            told = gather(self._peer, [name, own and Descriptor.of(own), failure])
             if self._refuse([failure for _, _, failure in told]) or own is None:
                 return None
             parts, failure = self._open([Descriptor(*descriptor) for _, descriptor, _ in told], nbytes)
             # From here on everybody has opened it.
-            if self._refuse(self._members.gather(failure)):
+            if self._refuse(gather(self._peer, failure)):
                 return None
             arena = _Arena(own, nbytes)
         finally:
@@ -128,10 +140,10 @@ class HostMemory:
         parts = {}
         try:
             for rank, descriptor in enumerate(descriptors):
-                if rank != self._members.rank:
-                    parts[self._members.world_rank_of(rank)] = _map(descriptor, nbytes)
+                if rank != self._peer.rank:
+                    parts[self._world_ranks[rank]] = _map(descriptor, nbytes)
         except OSError as error:
-            whose = f"memory of rank {self._members.world_rank_of(rank)}"
+            whose = f"memory of rank {self._world_ranks[rank]}"
             return (
                 {},
                 f"{whose} cannot be opened through /proc: {error.strerror} (a container, or a user, of its own?)",
@@ -141,7 +153,7 @@ class HostMemory:
     def _refuse(self, failures: Sequence[str]) -> bool:
         """Share no memory from now on if any rank has failed, and say so once; return whether that is so."""
         self.refused = next(filter(None, failures), "")
-        if self.refused and self._members.rank == 0:
+        if self.refused and self._peer.rank == 0:
             _warn_once(self.refused)
         return bool(self.refused)
 

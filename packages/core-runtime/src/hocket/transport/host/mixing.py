@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from hocket.arrays import MixingRows
 from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.memory import Shared
-from hocket.transport.peer import Terms
 
 if TYPE_CHECKING:
-    from hocket.kernels.mixing import JoinedTerms
+    from hocket.kernels.mixing import JoinedRows
 
 __all__ = ["HostMixer"]
 
@@ -41,9 +41,9 @@ class HostMixer:
         self._places = places  # whose memory lives as long as this
         self._what = "; ".join(f"{values.what} into {outs.what}" for values, outs in places)
 
-    def start(self, terms: Sequence[Terms]) -> HostExchange:
+    def start(self, rows: Sequence[MixingRows]) -> HostExchange:
         """Put the sums where they go; see `Mixer.start`."""
-        joined = self._mix.join(terms)
+        joined = self._mix.join(rows)
         connected = self._mix.connected(joined)
         graphs = 0
         for numbers in joined:
@@ -55,6 +55,6 @@ class HostMixer:
             touching=connected,
         )
 
-    def _write(self, joined: JoinedTerms) -> list[int]:
+    def _write(self, joined: JoinedRows) -> list[int]:
         # By way of `self`, which keeps the memory: the exchange is carried out also where its caller has dropped it.
         return self._mix(joined)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from hocket.transport.peer import Advancing
+from hocket.transport.progress import Advancing, Progress
 
-__all__ = ["HostProgress"]
+__all__ = ["HostProgress", "SharedNetwork"]
 
 
 class HostProgress:
@@ -54,3 +54,18 @@ class HostProgress:
             looked_at = [exchange for exchange in looked_at if not exchange.advance()]
         finally:
             self._unfinished = looked_at + self._unfinished
+
+
+class SharedNetwork(Progress):
+    """The progress of a peer whose ranks are on several hosts.
+
+    Args:
+        held: the process's.
+    """
+
+    def __init__(self, held: HostProgress) -> None:
+        self._held = held
+
+    def owe(self, exchanges: Advancing) -> bool:
+        self._held.add(exchanges)
+        return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket.transport.peer import Array
+from hocket.arrays import Array
 from hocket.transport.reduction import TreeSum
 
 __all__ = ["share_of", "sum_share"]

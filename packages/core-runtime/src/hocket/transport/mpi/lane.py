@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from hocket.arrays import Array, MixingRows, is_same_memory
 from hocket.transport.gathering import check_gathering
 from hocket.transport.host import HostCollectives, HostMixer
+from hocket.transport.lane import Lane, Mixer
 from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
 from hocket.transport.mpi.pieces import Pieces, as_bytes, cut, cut_message, fits
 from hocket.transport.mpi.request import HostRequest, MPIRequest, Receive, begun
-from hocket.transport.peer import Array, Lane, Mixer, Request, Terms, is_same_memory
+from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
@@ -143,5 +145,5 @@ class _Mixer(Mixer):
         self._lane = lane
         self._held = held
 
-    def start(self, terms: Sequence[Terms]) -> Request:
-        return HostRequest(self._lane, self._held.start(terms), "mixing")
+    def start(self, rows: Sequence[MixingRows]) -> Request:
+        return HostRequest(self._lane, self._held.start(rows), "mixing")

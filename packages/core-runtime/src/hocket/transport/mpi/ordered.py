@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.gathering import gathered
 from hocket.transport.mpi.pieces import fits, gather_rows
 from hocket.transport.mpi.request import MPIRequest, Operation, begun
-from hocket.transport.peer import Array
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane

@@ -19,15 +19,18 @@ from hocket.transport.host import (
     HostMemory,
     HostProgress,
     Marks,
-    find_shared,
+    SharedNetwork,
 )
+from hocket.transport.lane import Lane
 from hocket.transport.mpi.board import Board, Row, State
 from hocket.transport.mpi.failures import Failures
 from hocket.transport.mpi.lane import MPILane
 from hocket.transport.mpi.pieces import fits, gather_rows
-from hocket.transport.mpi.request import NOT_TOGETHER, MPIRequest, begun
+from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.mpi.stall import number_ranks, summarise
-from hocket.transport.peer import Advancing, Array, Lane, Peer
+from hocket.transport.peer import Peer
+from hocket.transport.request import RANKS_DIVERGED
+from hocket.transport.status import Status
 from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["MPIPeer"]
@@ -66,20 +69,22 @@ class MPIPeer(Peer):
         host_progress: HostProgress | None = None,
         failures: Failures | None = None,
     ) -> None:
+        super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._board = board
         self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
-        self.rank, self.size = comm.rank, comm.size
         self._dropped: list[MPIRequest] = []
         self._groups: dict[tuple[int, ...], Any] = {}
         self._control = MPILane(self, comm, "control")
         self.host_progress = HostProgress() if host_progress is None else host_progress
         self.failures = Failures(comm) if failures is None else failures
-        self.memory = HostMemory(self)
+        self.memory = memory = HostMemory(self, self._world_ranks)
         self.waits = WaitsInARow()
         self._spans_hosts = board is None or not set(self._world_ranks) <= set(board.ranks)
         if self._spans_hosts:
-            self.memory.refused = "the ranks are on several hosts"
+            memory.refused = "the ranks are on several hosts"
+            self.progress = SharedNetwork(self.host_progress)
+        self.status = _MPIStatus(self, board, self._world_ranks)
 
     def adopt(self, request: MPIRequest) -> None:
         """Keep an unfinished request that its caller has dropped, and with it its buffers, until it is done."""
@@ -109,29 +114,10 @@ class MPIPeer(Peer):
     def _host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
         if capacity_bytes < SMALLEST_BYTES or self.size == 1:
             return None
-        marks = self.share(MARK_BYTES)
+        marks = self.memory.share(MARK_BYTES)
         if marks is None:
             return None
         return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, marks)))
-
-    def allocate(self, nbytes: int) -> Array:
-        memory = self.memory.allocate(nbytes) if self.size > 1 else None
-        return super().allocate(nbytes) if memory is None else memory
-
-    def share(self, nbytes: int) -> Sequence[Array] | None:
-        own = self.memory.allocate(nbytes) if self.size > 1 else None
-        shared = None if own is None else find_shared(own, self._world_ranks, self.world_rank)
-        return None if shared is None else shared.views
-
-    def works_in_place(self, data: Array) -> bool:
-        if data.nbytes < SMALLEST_BYTES or self.size == 1:
-            return False
-        return find_shared(data, self._world_ranks, self.world_rank) is not None
-
-    def owe(self, exchanges: Advancing) -> bool:
-        if self._spans_hosts:
-            self.host_progress.add(exchanges)
-        return self._spans_hosts
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = tuple(ranks)
@@ -230,39 +216,13 @@ class MPIPeer(Peer):
             f"{number_ranks(who)} at {called.rstrip(bytes(1)).decode(errors='replace')}"
             for called, who in ranks.items()
         )
-        return f"rank {self.world_rank}: the ranks are in different places: {said}: {NOT_TOGETHER}"
-
-    def now(self) -> float:
-        return time.perf_counter()
+        return f"rank {self.world_rank}: the ranks are in different places: {said}: {RANKS_DIVERGED}"
 
     def rows(self) -> list[Row]:
         """Return what is known of the other ranks of the group: those of this host."""
         if self._board is None:
             return []
         return [row for row in self._board.others() if row.rank in self._world_ranks]
-
-    def describe_waiting(self) -> str:
-        told = summarise(self.rows())
-        elsewhere = len(set(self._world_ranks) - set(self._board.ranks)) if self._board is not None else 0
-        return "; ".join(filter(None, [told, f"{elsewhere} ranks are on other hosts" if elsewhere else ""]))
-
-    def report_progress(self, step: int) -> None:
-        if self._board is not None:
-            self._board.step = step
-            self._board.write(State.COMPUTING)
-
-    def note_waiting(self, what: str, lane: str) -> None:
-        """Show the other ranks of the host that this one waits."""
-        if self._board is not None:
-            self._board.write(State.WAITING, lane, what)
-
-    def note_computing(self) -> None:
-        """Show the other ranks of the host that this one computes again."""
-        if self._board is not None:
-            self._board.write(State.COMPUTING)
-
-    def check_lost(self) -> None:
-        self.failures.check(lambda: f"rank {self.world_rank}")
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         from hocket.transport.mpi.endings import end_job
@@ -271,8 +231,34 @@ class MPIPeer(Peer):
 
     def close(self) -> None:
         """Wait until every rank is here; the communicator itself lives until MPI ends."""
-        self._check_threads_ended()
+        self.threads.check_ended()
         self._meet("closing the peer")
+
+
+class _MPIStatus(Status):
+    def __init__(self, peer: MPIPeer, board: Board | None, world_ranks: Sequence[int]) -> None:
+        self._peer, self._board, self._world_ranks = peer, board, world_ranks
+
+    def describe(self) -> str:
+        told = summarise(self._peer.rows())
+        elsewhere = len(set(self._world_ranks) - set(self._board.ranks)) if self._board is not None else 0
+        return "; ".join(filter(None, [told, f"{elsewhere} ranks are on other hosts" if elsewhere else ""]))
+
+    def note_step(self, step: int) -> None:
+        if self._board is not None:
+            self._board.step = step
+            self._board.write(State.COMPUTING)
+
+    def note_waiting(self, what: str, lane: str) -> None:
+        if self._board is not None:
+            self._board.write(State.WAITING, lane, what)
+
+    def note_computing(self) -> None:
+        if self._board is not None:
+            self._board.write(State.COMPUTING)
+
+    def check_lost(self) -> None:
+        self._peer.failures.check(lambda: f"rank {self._peer.world_rank}")
 
 
 def _is_over(request: MPIRequest) -> bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from hocket.arrays import Array
 from hocket.transport.mpi.request import MPIRequest, Operation, begun
-from hocket.transport.peer import Array, Request
+from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpi4py import MPI
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.host import HostExchange
 from hocket.transport.mpi.forks import check_no_fork, is_fork
 from hocket.transport.mpi.stall import Place, describe_stall
-from hocket.transport.peer import NOT_TOGETHER, Array, Request
+from hocket.transport.request import RANKS_DIVERGED, Request
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
 
 if TYPE_CHECKING:
@@ -49,12 +50,12 @@ class Operation(Request):
         expected_s = peer.waits.expected_s()
         if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
             return self.result
-        peer.note_waiting(self._what, self._lane.name)
+        peer.status.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
         took_s = wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
         peer.waits.ended(took_s)
         self._lane.last_wait_s = took_s
-        peer.note_computing()
+        peer.status.note_computing()
         return self.result
 
     def _may_be_brief(self) -> bool:
@@ -143,9 +144,9 @@ class MPIRequest(Operation):
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
             return self._lane.peer.failures.explain(self._describe(), error)
         expected = max((buffer.nbytes for buffer in self._buffers), default=0)
-        others = self._lane.peer.describe_waiting()
+        others = self._lane.peer.status.describe()
         return TransportError(
-            f"{self._describe()}: more came than the {expected} bytes that were expected: {NOT_TOGETHER}"
+            f"{self._describe()}: more came than the {expected} bytes that were expected: {RANKS_DIVERGED}"
             + (f"; {others}" if others else "")
         )
 
@@ -212,7 +213,7 @@ class Receive(MPIRequest):
             self._release()
             if came != expected:
                 raise TransportError(
-                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}: {NOT_TOGETHER}"
+                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}: {RANKS_DIVERGED}"
                 )
         return finished
 

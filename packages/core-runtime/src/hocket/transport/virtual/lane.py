@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hocket.arrays import Array, is_same_memory
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
-from hocket.transport.peer import Array, Lane, Request, is_same_memory
+from hocket.transport.lane import Lane
 from hocket.transport.reduction import tree_sum
+from hocket.transport.request import Request
 from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, Rendezvous
 from hocket.transport.virtual.request import Station, VirtualReceive, VirtualRequest

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, TypeVar
 
+from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.peer import NOT_TOGETHER, Array
+from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.virtual.request import VirtualRequest
 
 __all__ = ["Mailbox", "flat_bytes"]
@@ -98,7 +99,7 @@ class Mailbox:
             source, round = key
             posted.request.fail(
                 f"{self._name}, round {round}: rank {source} sent {message.nbytes} bytes, "
-                f"but the receive was posted for {posted.buffer.nbytes}: {NOT_TOGETHER}"
+                f"but the receive was posted for {posted.buffer.nbytes}: {RANKS_DIVERGED}"
             )
             return
         posted.buffer[:] = message

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from hocket.errors import TransportError
-from hocket.transport.peer import Peer, Request
+from hocket.transport.peer import Clock, Peer
+from hocket.transport.request import Request
+from hocket.transport.status import Status
+from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
 from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
 from hocket.transport.virtual.request import Station, VirtualRequest
@@ -36,17 +39,17 @@ class VirtualPeer(Peer):
     """
 
     transport = "virtual"
-    shares_process = True
 
     def __init__(self, state: GroupState, station: Station, rank: int, timeout_s: float) -> None:
         """Make the endpoint of the group's `rank`, whose waits last `timeout_s` if they do not say."""
-        self.rank = rank
-        self.size = len(state.ranks)
+        super().__init__(rank, len(state.ranks))
         self.timeout_s = timeout_s
+        self.clock = _Clock(station)
+        self.status = _Status(station)
+        self.threads = _Threads(self, station)
         self._state = state
         self._station = station
         self._closed = False
-        self._spawned: list[Task] = []
 
     def lane(self, name: str, capacity_bytes: int = 0) -> VirtualLane:
         def conclude(_: list[Any]) -> Sequence[LaneState]:
@@ -84,61 +87,9 @@ class VirtualPeer(Peer):
         seconds = self._station.network.allgather_seconds
         return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what), timeout_s)
 
-    def now(self) -> float:
-        return self._station.scheduler.timeline.now_s
-
-    def elapse(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass for the calling task; others run meanwhile.
-
-        Raises:
-            ValueError: negative, infinite or not a number.
-        """
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
-        self._station.scheduler.sleep(self._station.rank, seconds)
-
-    def sleep(self, seconds: float) -> None:
-        self.elapse(seconds)
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
-        self._station.scheduler.call_later(self._station.rank, seconds, call)
-        return True
-
     def kill(self) -> NoReturn:
+        """End this rank at once, as a crash would: it raises RankKilledError here, and wherever it goes on."""
         self._station.scheduler.kill(self._station.rank)
-
-    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
-        """Run `call()` in another task of this rank, in virtual time beside the caller.
-
-        The task shares the rank's random states and, in a copy, the caller's context variables (so
-        `current_peer()` works). The world ends when all its tasks have ended: tell it to, and wait for it.
-        What it raises ends the world.
-
-        Args:
-            name: its role on this rank, for reports.
-            call: what it runs.
-            stop: not needed, as no task outlives its world.
-
-        Returns:
-            Done when `call` has returned; its result is what it returned.
-        """
-        self._station.scheduler.running(self._station.rank)
-        request = VirtualRequest(self._station, self.timeout_s, lambda: f"its task {name!r} to end")
-        task = self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
-        self._spawned.append(task)
-        return request
-
-    def event(self) -> VirtualEvent:
-        return VirtualEvent(self._station, self.timeout_s)
-
-    def doorbell(self) -> VirtualDoorbell:
-        return VirtualDoorbell(self._station)
-
-    def describe_waiting(self) -> str:
-        return self._station.scheduler.timeline.describe()
-
-    def report_progress(self, step: int) -> None:
-        self._station.scheduler.running(self._station.rank).note = f"step {step}"
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         """End every rank of the world: `World.run` raises TransportError with `message`.
@@ -150,13 +101,8 @@ class VirtualPeer(Peer):
         raise TransportError(message)
 
     def close(self) -> None:
-        self._check_threads_ended()
+        self.threads.check_ended()
         self._closed = True
-
-    def _check_threads_ended(self) -> None:
-        running = [str(task) for task in self._spawned if task.state is not State.ENDED]
-        if running:
-            raise TransportError(f"the peer was closed before {'; '.join(running)}")
 
     def _meet(self, call: Call, timeout_s: float | None = None) -> Any:
         if self._closed:
@@ -178,3 +124,86 @@ class VirtualPeer(Peer):
             if ranks not in states and ranks:
                 states[ranks] = GroupState(tuple(self._state.ranks[rank] for rank in ranks))
         return [states[ranks] if rank in ranks else None for rank, ranks in enumerate(named)]
+
+
+class _Clock(Clock):
+    """The simulation's."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+
+    def now(self) -> float:
+        return self._station.scheduler.timeline.now_s
+
+    def elapse(self, seconds: float) -> None:
+        """Let `seconds` of virtual time pass for the calling task; others run meanwhile.
+
+        Raises:
+            ValueError: negative, infinite or not a number.
+        """
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a task can elapse a finite time of at least 0 s, not {seconds}")
+        self._station.scheduler.sleep(self._station.rank, seconds)
+
+    def sleep(self, seconds: float) -> None:
+        self.elapse(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> bool:
+        self._station.scheduler.call_later(self._station.rank, seconds, call)
+        return True
+
+
+class _Threads(Threads):
+    """Tasks of the simulation."""
+
+    shares_process = True
+
+    def __init__(self, peer: VirtualPeer, station: Station) -> None:
+        super().__init__(peer)
+        self._station = station
+        self._tasks: list[Task] = []
+
+    def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
+        """Run `call()` in another task of this rank, in virtual time beside the caller.
+
+        The task shares the rank's random states and, in a copy, the caller's context variables (so
+        `current_peer()` works). The world ends when all its tasks have ended: tell it to, and wait for it.
+        What it raises ends the world.
+
+        Args:
+            name: its role on this rank, for reports.
+            call: what it runs.
+            stop: not needed, as no task outlives its world.
+
+        Returns:
+            Done when `call` has returned; its result is what it returned.
+        """
+        self._station.scheduler.running(self._station.rank)
+        request = VirtualRequest(self._station, self._peer.timeout_s, lambda: f"its task {name!r} to end")
+        task = self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
+        self._tasks.append(task)
+        return request
+
+    def event(self) -> VirtualEvent:
+        return VirtualEvent(self._station, self._peer.timeout_s)
+
+    def doorbell(self) -> VirtualDoorbell:
+        return VirtualDoorbell(self._station)
+
+    def check_ended(self) -> None:
+        running = [str(task) for task in self._tasks if task.state is not State.ENDED]
+        if running:
+            raise TransportError(f"the peer was closed before {'; '.join(running)}")
+
+
+class _Status(Status):
+    """What the simulation knows of every task."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+
+    def describe(self) -> str:
+        return self._station.scheduler.timeline.describe()
+
+    def note_step(self, step: int) -> None:
+        self._station.scheduler.running(self._station.rank).note = f"step {step}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.errors import TransportError
-from hocket.transport.peer import NOT_TOGETHER
+from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.virtual.request import Station, VirtualRequest
 
 __all__ = ["Call", "Rendezvous", "name_ranks"]
@@ -100,7 +100,7 @@ class Rendezvous:
         for rank, call in zip(self._ranks, calls, strict=True):
             callers.setdefault(call.what, []).append(rank)
         parts = [f"{name_ranks(ranks)} called {what}" for what, ranks in callers.items()]
-        return f"the ranks disagree in a collective, {self._where}: {'; '.join(parts)}: {NOT_TOGETHER}"
+        return f"the ranks disagree in a collective, {self._where}: {'; '.join(parts)}: {RANKS_DIVERGED}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

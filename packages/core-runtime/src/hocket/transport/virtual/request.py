@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.errors import TransportError
 from hocket.transport.network import NetworkModel
-from hocket.transport.peer import Request
+from hocket.transport.request import Request
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.task import Signal

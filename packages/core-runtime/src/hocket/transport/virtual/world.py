@@ -34,7 +34,7 @@ class World:
         elapsed_s: virtual seconds that the last run took, until its last rank ended.
         num_messages: point-to-point messages that it sent.
         num_bytes: their bytes together.
-        killed: the ranks that `Peer.kill` ended in it, in the order of their deaths.
+        killed: the ranks that faults killed in it, in the order of their deaths.
     """
 
     def __init__(

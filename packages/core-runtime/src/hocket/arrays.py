@@ -1,0 +1,33 @@
+"""Arrays in host memory, and the rows of a mixing matrix: what kernels, topologies and transports share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Buffer", "MixingRows", "is_same_memory"]
+
+Array = NDArray[Any]
+
+#: What a lane sends and receives: C-contiguous, where `Peer.device` says. On "cpu" that is a NumPy array.
+Buffer = Array
+
+
+class MixingRows(NamedTuple):
+    """The rows of a mixing matrix without its zeros: what each rank of a lane adds up, in the order of addition.
+
+    Attributes:
+        starts: int64 [ranks + 1]; row i has the entries from starts[i] up to starts[i + 1], at least one.
+        sources: int64 [entries], whose vector it is.
+        weights: float64 [entries], rounded to the vectors' dtype before they are used.
+    """
+
+    starts: Array
+    sources: Array
+    weights: Array
+
+
+def is_same_memory(one: Array, other: Array) -> bool:
+    """Return whether two arrays, contiguous and of the same shape and dtype, are the same memory, if any."""
+    return one.nbytes > 0 and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]
