@@ -34,13 +34,16 @@ def hocket(*args: str, cwd: Path, command: list[str] = HOCKET) -> subprocess.Com
     )
 
 
-def refused(*args: str, cwd: Path) -> str:
-    """Run `hocket`, check that it refuses, and return the one message."""
-    ended = hocket(*args, cwd=cwd)
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-    [message] = ended.stderr.strip("\0\n").splitlines()
+def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """Run `hocket` in this process, check that it refuses, and return the one message."""
+    monkeypatch.setattr(sys, "argv", ["hocket", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capfd.readouterr()
+    assert ended.value.code == 2
+    # What is started may have been said, and nothing else.
+    assert all(line.startswith("starting ") for line in shown.out.splitlines()), shown.out
+    [message] = shown.err.splitlines()
     assert message.startswith("hocket: ")
     return message.removeprefix("hocket: ")
 
@@ -64,28 +67,42 @@ def refused(*args: str, cwd: Path) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_a_mistake_found_without_torch(args: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_or_an_override(
+    args: list[str],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "negative.yaml").write_text("recipe: sgd\nranks: -1\n")
     (tmp_path / "late.yaml").write_text("recipe: sgd\ndelays: {name: file, file: late.csv}\n")
     (tmp_path / "late.csv").write_text("rank,step,seconds\n0;0;0.5\n")
     (tmp_path / "broken.yaml").write_text("a: [1, 2\nb: 3\n")
     beginning, _, ending = expected.partition("...")
-    message = refused("run", *args, cwd=tmp_path)
+    message = refused("run", *args, monkeypatch=monkeypatch, capfd=capfd)
     assert message.startswith(beginning)
     assert message.endswith(ending.strip() if ending.strip() else message)
     if not ending and "..." not in expected:
         assert message == expected
 
 
-def refused_here(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
-    """Do what `refused` does in this process, where torch is imported already."""
-    monkeypatch.setattr(sys, "argv", ["hocket", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    shown = capfd.readouterr()
-    assert (ended.value.code, shown.out) == (2, "")
-    [message] = shown.err.splitlines()
-    return message.removeprefix("hocket: ")
+WITHOUT_TORCH = """
+import sys
+from hocket.cli.main import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    ended = hocket("run", "sgd", "epoch=3", cwd=tmp_path, command=command)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    [message] = ended.stderr.splitlines()
+    assert message.startswith("hocket: override 'epoch=3': epoch: unknown key; ")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +132,7 @@ def test_a_mistake_found_before_ranks_are_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("")
-    message = refused_here("run", "sgd", "-n", "2", *args, monkeypatch=monkeypatch, capfd=capfd)
+    message = refused("run", "sgd", "-n", "2", *args, monkeypatch=monkeypatch, capfd=capfd)
     assert expected in message
     assert not (tmp_path / "runs").exists()
 
@@ -143,9 +160,12 @@ def test_a_mistake_in_the_command_itself(args: list[str], expected: str, tmp_pat
     assert error.startswith(expected)
 
 
-def test_plan_answers_as_run_does(tmp_path: Path) -> None:
+def test_plan_answers_as_run_does(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for args in (["sdg"], ["sgd", "epoch=3"]):
-        assert refused("plan", *args, cwd=tmp_path) == refused("run", *args, cwd=tmp_path)
+        planned, run = (
+            refused(command, *args, monkeypatch=monkeypatch, capfd=capfd) for command in ("plan", "run")
+        )
+        assert planned == run
 
 
 @pytest.mark.skipif(not HOCKET_SCRIPT.exists(), reason="the script hocket is not installed beside Python")

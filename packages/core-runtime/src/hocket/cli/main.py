@@ -10,6 +10,7 @@ import click
 
 from hocket import __version__
 from hocket.errors import HocketError, UserError
+from hocket.training.startup import defer_dynamo
 
 __all__ = ["main"]
 
@@ -169,6 +170,7 @@ def main() -> None:
     """Run the command line; a user's mistake ends with one message and exit status 2."""
     from hocket.transport.joining import has_joined
 
+    defer_dynamo()
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:

@@ -13,6 +13,7 @@ from hocket.session.save_on_signal import listening
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot
+from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
 from hocket.transport.launching import note_pid
 from hocket.transport.virtual import World
@@ -47,4 +48,5 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
 
 
 if __name__ == "__main__":
+    defer_dynamo()
     run_rank(load_run(sys.argv[1]), Path(sys.argv[2]), resume="--resume" in sys.argv[3:])

@@ -82,10 +82,11 @@ def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: b
     run = replace(run, ranks=ranks or run.ranks or 1)
     assert run.ranks is not None
     run.check_size(run.ranks)
+    folder = folder_of(out, run)
+    _announce(run, folder, run.ranks)
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
-    folder = folder_of(out, run)
     status = 1
     with prepared(folder, run, resume):
         try:
@@ -96,6 +97,26 @@ def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: b
     if status == 0:
         _show_results(folder)
     return status
+
+
+def _announce(run: RunConfig, folder: Path, local: int) -> None:
+    """Say what is started, before torch is imported and ranks have joined.
+
+    Args:
+        run: with its number of ranks.
+        folder: of the results.
+        local: how many of the ranks are on this host.
+    """
+    where, each = f"{run.ranks} ranks over {run.transport.value}", " each"
+    if run.ranks == 1:
+        where, each = "one rank", ""
+    told = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
+    threads = str(told or threads_per_rank(local))
+    print(
+        f"starting {run.strategy.name or 'own strategy'}: task {run.task.name}, {where}, "
+        f"{'1 thread' if threads == '1' else f'up to {threads} threads'}{each}, results in {os.path.relpath(folder)}",
+        flush=True,
+    )
 
 
 def _start(run: RunConfig, folder: Path, resume: bool) -> int:
@@ -138,6 +159,9 @@ def _join(
         )
     run = replace(run, ranks=promised)
     run.check_size(promised)
+    folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
+    if launched_rank() == 0:
+        _announce(run, folder, local_ranks())
 
     import torch
 
@@ -146,7 +170,6 @@ def _join(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_per_rank(local_ranks()))
     first = join().rank == 0
-    folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
     with prepared(folder, run, resume) if first else contextlib.nullcontext():
         run_rank(run, folder, resume=resume)
     if first:

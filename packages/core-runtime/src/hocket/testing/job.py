@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import find_mpiexec
 from hocket.transport.peer import Peer, gather
@@ -97,6 +98,7 @@ class Job:
 def _serve() -> None:
     from hocket.transport import mpi
 
+    defer_dynamo()
     peer = mpi.join()
     peer.timeout_s = _TIMEOUT_S
     while True:
