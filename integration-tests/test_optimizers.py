@@ -13,8 +13,8 @@ from trial import Toy, batches, loss_of
 import hocket
 from hocket.cli.checking import check_run
 from hocket.cli.planning import plan_command
-from hocket.config.run import load_run
 from hocket.errors import AttachError
+from hocket.training.run import load_run
 
 TAKING = {"name": "momentum_correction", "compressor": {"name": "error_feedback", "compressor": "topk"}}
 CLIPPED = {"name": "local_clipping", "max_norm": 1.0, "compressor": TAKING}

@@ -14,7 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.config.optimizer import build_optimizer
-from hocket.config.run import load_run
+from hocket.training.run import load_run
 from hocket_crossover import LARS
 
 

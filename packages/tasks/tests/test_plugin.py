@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.config.run import build_task, load_run, resolved
 from hocket.plugin import Kind, Registry
+from hocket.training.run import build_task, load_run, resolved
 from hocket_tasks import plugin
 
 NAMES = ["bible", "fashion_mnist", "hyperplane", "videos"]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.cli.planning import plan_command
-from hocket.config.run import load_run
 from hocket.errors import CompositionError, ConfigError
 from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
 from hocket.task.models import build
+from hocket.training.run import load_run
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 from hocket.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.config.run import build_engine, build_task, load_run
 from hocket.errors import ConfigError, MissingPluginError
 from hocket.plugin import Registry
 from hocket.strategy import compose
+from hocket.training.run import build_engine, build_task, load_run
 
 
 def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigError] = ConfigError) -> str:

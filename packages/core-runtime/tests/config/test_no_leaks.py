@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.config.run import load_run
 from hocket.config.settings import ROOT_KEYS
 from hocket.config.source import SLOTS
 from hocket.errors import ConfigError
+from hocket.training.run import load_run
 
 _EXCHANGE_KEYS = ("collective", "over", "topology", "compressor", "segments", "every", "overlap")
 _WORDS = st.sampled_from(

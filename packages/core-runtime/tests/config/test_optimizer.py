@@ -9,8 +9,8 @@ import torch
 
 from hocket.config.optimizer import build_optimizer, complete_arguments
 from hocket.config.reference import Reference
-from hocket.config.run import load_run
 from hocket.errors import ConfigError
+from hocket.training.run import load_run
 
 
 def parameters() -> list[torch.nn.Parameter]:

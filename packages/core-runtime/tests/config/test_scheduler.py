@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from hocket.cli.ranking import run_virtual
-from hocket.config.run import RunConfig, load_run, resolved
 from hocket.config.scheduler import build_scheduler
 from hocket.errors import ConfigError
 from hocket.training import loop
+from hocket.training.run import RunConfig, load_run, resolved
 
 WARM_UP = {"name": "linearlr", "start_factor": 0.1, "total_iters": 6}
 DECAY = {"name": "multisteplr", "milestones": [4, 9], "gamma": 0.5}

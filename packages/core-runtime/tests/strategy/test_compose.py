@@ -310,7 +310,7 @@ class _OnlyEven:
 def test_composing_needs_no_torch() -> None:
     code = """if True:
         import sys
-        from hocket.config.run import load_run
+        from hocket.training.run import load_run
         from hocket.plugin import default_registry
         from hocket.strategy import compose
         compose("sgd"), load_run("agd", ["seed=1"]), default_registry().components()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.config.run import RunConfig, build_engine, build_task
 from hocket.task.api import Task
+from hocket.training.run import RunConfig, build_engine, build_task
 
 __all__ = ["check_run"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from hocket.checkpoint.folder import complete, latest_complete
-from hocket.config.run import RunConfig, load_run, resolved
 from hocket.config.source import SLOTS, parse_override
 from hocket.errors import UserError, some
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG
+from hocket.training.run import RunConfig, load_run, resolved
 
 __all__ = ["check_asked", "folder_of", "load_resumed", "prepared", "with_ranks"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from hocket.cli.table import show_table
 from hocket.cli.units import format_bytes, format_seconds
 from hocket.config.component import component_name, telling_fields
-from hocket.config.run import RunConfig, build_engine, load_run
 from hocket.config.settings import TransportName
+from hocket.training.run import RunConfig, build_engine, load_run
 
 if TYPE_CHECKING:
     from torch import nn

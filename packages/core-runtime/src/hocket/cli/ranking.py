@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from hocket.config.run import RunConfig, load_run
 from hocket.session.save_on_signal import listening
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot
+from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
 from hocket.transport.launching import note_pid

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
-from hocket.config.run import RunConfig, load_run
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.training import NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.observer import TERMINAL_VARIABLE
+from hocket.training.run import RunConfig, load_run
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.joining import launched_rank, launched_ranks, local_ranks
 from hocket.transport.launching import find_mpiexec, launch, threads_per_rank

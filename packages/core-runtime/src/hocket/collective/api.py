@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from hocket.config.document import Location
 from hocket.config.reference import Reference
-from hocket.config.schema import allowed_by, optional, read_value
+from hocket.config.schema import read_value
+from hocket.configured import allowed_by, optional
 from hocket.errors import ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint

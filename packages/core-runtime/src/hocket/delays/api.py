@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 __all__ = ["Delays", "check_seconds"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

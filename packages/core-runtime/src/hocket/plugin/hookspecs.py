@@ -8,7 +8,6 @@ from hocket.plugin.markers import hookspec
 
 if TYPE_CHECKING:
     from hocket.plugin.registrar import Registrar
-    from hocket.session import Session
 
 __all__ = ["hocket_register", "hocket_step_end"]
 
@@ -24,10 +23,10 @@ def hocket_register(registry: Registrar) -> None:
 
 
 @hookspec
-def hocket_step_end(session: Session, step: int) -> None:
+def hocket_step_end(session: object, step: int) -> None:
     """Observe the end of a training step, on the training thread.
 
     Args:
-        session: the session whose step ended; observers change nothing in it.
+        session: the `hocket.Session` whose step ended; observers change nothing in it.
         step: the step's number, from 0.
     """

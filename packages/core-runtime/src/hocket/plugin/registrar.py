@@ -6,22 +6,10 @@ import re
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hocket.errors import ConfigError
 from hocket.plugin.discovery import Plugin
 from hocket.plugin.kinds import Kind, check_component
-
-if TYPE_CHECKING:
-    from hocket.collective.api import Collective
-    from hocket.compressor.api import Compressor
-    from hocket.delays.api import Delays
-    from hocket.engine.api import Engine
-    from hocket.segment.partition import Segmentation
-    from hocket.strategy.samples import SampleExchange
-    from hocket.strategy.scope import Scope
-    from hocket.task.api import Task
-    from hocket.topology.api import Topology
 
 __all__ = ["Benchmark", "RecipeFile", "Registrar", "Registration", "Tables"]
 
@@ -90,39 +78,39 @@ class Registrar:
         self._plugin = plugin
         self._tables = tables
 
-    def topology(self, name: str, component: type[Topology] | str) -> None:
+    def topology(self, name: str, component: type | str) -> None:
         """Provide a topology: who hears from whom, in each round."""
         self._add(Kind.TOPOLOGY, name, component)
 
-    def collective(self, name: str, component: type[Collective] | str) -> None:
+    def collective(self, name: str, component: type | str) -> None:
         """Provide a collective: how contributions are combined."""
         self._add(Kind.COLLECTIVE, name, component)
 
-    def compressor(self, name: str, component: type[Compressor] | str) -> None:
+    def compressor(self, name: str, component: type | str) -> None:
         """Provide a compressor: in what form values travel."""
         self._add(Kind.COMPRESSOR, name, component)
 
-    def scope(self, name: str, component: type[Scope] | str) -> None:
+    def scope(self, name: str, component: type | str) -> None:
         """Provide a scope: among which ranks an exchange takes place."""
         self._add(Kind.SCOPE, name, component)
 
-    def segmentation(self, name: str, component: type[Segmentation] | str) -> None:
+    def segmentation(self, name: str, component: type | str) -> None:
         """Provide a segmentation: in what pieces a model is exchanged."""
         self._add(Kind.SEGMENTATION, name, component)
 
-    def samples(self, name: str, component: type[SampleExchange] | str) -> None:
+    def samples(self, name: str, component: type | str) -> None:
         """Provide a sample exchange: how training samples move between ranks."""
         self._add(Kind.SAMPLES, name, component)
 
-    def engine(self, name: str, component: type[Engine] | str) -> None:
+    def engine(self, name: str, component: type | str) -> None:
         """Provide an engine: how a batch flows through the model."""
         self._add(Kind.ENGINE, name, component)
 
-    def task(self, name: str, component: type[Task] | str) -> None:
+    def task(self, name: str, component: type | str) -> None:
         """Provide a task: data, model and loss."""
         self._add(Kind.TASK, name, component)
 
-    def delays(self, name: str, component: type[Delays] | str) -> None:
+    def delays(self, name: str, component: type | str) -> None:
         """Provide delays: which rank of a run is held up in which step, for how long."""
         self._add(Kind.DELAYS, name, component)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 __all__ = [
     "ALIGNMENT_BYTES",

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-import hocket
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.engine.api import Attachment, Engine, MakeOptimizer
 from hocket.engine.data_parallel import DataParallel
 from hocket.errors import AttachError
+from hocket.plugin import core_version
 from hocket.segment.storage import ParameterStorage
 from hocket.session.base import TrainingSession
 from hocket.session.handshake import agree
@@ -189,7 +189,7 @@ def _facts(
     optimizers = Optimizers(given)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
-        "hocket-core": hocket.__version__,
+        "hocket-core": core_version(),
         "torch": torch.__version__,
         "strategy": {key: value for key, value in strategy.resolved().items() if key != "name"},
         "engine": repr(engine),

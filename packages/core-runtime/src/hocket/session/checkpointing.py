@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hocket
 from hocket import randomness
 from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, on_rank_0
@@ -20,7 +19,7 @@ from hocket.checkpoint.mean import mean_of_section, why_no_mean
 from hocket.checkpoint.tensor_file import StateFile, describe, write_state
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
-from hocket.plugin import default_registry
+from hocket.plugin import core_version, default_registry
 from hocket.session.handshake import flattened
 from hocket.session.state import load_into
 
@@ -189,7 +188,7 @@ def _manifest(session: TrainingSession, sizes: Sequence[int]) -> Manifest:
 
 def _versions() -> dict[str, str]:
     plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
-    return {**plugins, "hocket-core": hocket.__version__, "torch": torch.__version__}
+    return {**plugins, "hocket-core": core_version(), "torch": torch.__version__}
 
 
 def _check_run(manifest: Manifest, file: StateFile) -> None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from hocket.collective.api import Collective
 from hocket.compressor.api import Compressor
 from hocket.compressor.none import NoCompression
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
 from hocket.topology.api import Topology

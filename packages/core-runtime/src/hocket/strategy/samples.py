@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 from hocket.strategy.placement import Placement
 
 __all__ = ["Group", "GroupBy", "Leaders", "Scope", "World"]

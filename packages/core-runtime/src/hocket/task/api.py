@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 __all__ = ["Task", "TaskData"]
 

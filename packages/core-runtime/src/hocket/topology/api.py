@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import MixingRows
-from hocket.config.configured import Configured
+from hocket.configured import Configured
 
 __all__ = ["Neighbours", "Topology"]
 

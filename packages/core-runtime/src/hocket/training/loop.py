@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.checkpoint.tensor_file import write_tensors
 from hocket.config.optimizer import build_optimizer
-from hocket.config.run import RunConfig, build_engine, build_task
 from hocket.config.scheduler import build_scheduler
 from hocket.session import TrainingSession, attach
 from hocket.task import Task, TaskData
@@ -25,6 +24,7 @@ from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
 from hocket.training.results import Results
+from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "train"]

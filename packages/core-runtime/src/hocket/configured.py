@@ -1,17 +1,19 @@
-"""What every dataclass does whose fields are configuration: choices are members of their Enum, however it was built."""
+"""Base of every dataclass whose fields are configuration, and what a field's type allows, in words."""
 
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from enum import Enum
 from functools import cache, wraps
 from typing import Any
 
-from hocket.config.schema import allowed_by
 from hocket.errors import ConfigError, suggest
 
-__all__ = ["Configured"]
+__all__ = ["Configured", "allowed_by", "choices_or", "optional"]
+
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 
 
 class Configured:
@@ -78,3 +80,37 @@ def _converted(component: str, name: str, hint: Any, value: Any) -> Any:
             return member
     near = suggest(str(value), [str(member.value) for member in members])
     raise ConfigError(f"{component}({name}={value!r}): {name} must be {allowed_by(hint)}.{near}")
+
+
+def optional(hint: Any) -> tuple[Any, bool]:
+    """Return a type without None, and whether None was in it."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        if len(rest) == 1 and len(rest) < len(typing.get_args(hint)):
+            return rest[0], True
+    return hint, False
+
+
+def allowed_by(hint: Any) -> str:
+    """Return what a type allows, in words, for instance `one of error, skip` or `an integer or null`."""
+    choices, rest = choices_or(hint)
+    if choices is not None:
+        return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in choices)}"
+    inner, nullable = optional(hint)
+    if typing.get_origin(inner) is list:
+        words = f"a list, of which each is {allowed_by(typing.get_args(inner)[0])}"
+    elif isinstance(inner, type) and issubclass(inner, Enum):
+        words = "one of " + ", ".join(str(member.value) for member in inner)
+    else:
+        words = _WORDS.get(typing.get_origin(inner) or inner, str(inner))
+    return f"{words} or null" if nullable else words
+
+
+def choices_or(hint: Any) -> tuple[type[Enum] | None, Any]:
+    """Split a union of an Enum and one other type; return None and the hint where it is none."""
+    if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
+        choices = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]
+        rest = [arg for arg in typing.get_args(hint) if arg not in choices]
+        if len(choices) == len(rest) == 1:
+            return choices[0], rest[0]
+    return None, hint
