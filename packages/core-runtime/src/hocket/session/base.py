@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.engine.api import Loss, StepResult
 from hocket.errors import HocketError, SessionError
-from hocket.session.batches import SessionData
 from hocket.session.checkpointing import Resumed, load_session, save_session
+from hocket.session.data import Epochs, SessionData
 from hocket.session.exchanging import Counters
 from hocket.session.optimizers import Optimizers
-from hocket.session.passes import Passes
 from hocket.session.save_on_signal import SavePoint
-from hocket.session.streaming import StreamedSamples
+from hocket.session.streams import StreamedSamples
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer, gather
 
@@ -65,7 +64,7 @@ class TrainingSession(ABC):
         skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
         replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
-        passes: over `data`: how many have ended, and the one under way.
+        epochs: passes over `data`: how many have ended, and the one under way.
         run_id: what no other session has; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
     """
@@ -85,7 +84,7 @@ class TrainingSession(ABC):
         self.step = 0
         self.skipped_steps = 0
         self.counters = Counters()
-        self.passes = Passes()
+        self.epochs = Epochs()
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
         self.control = peer.lane("session")
@@ -213,7 +212,7 @@ class TrainingSession(ABC):
         """
         strategy = self.strategy
         if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
-            self.passes.meet(self.peer)
+            self.epochs.meet(self.peer)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""

@@ -107,7 +107,7 @@ def load_session(session: TrainingSession, folder: Path, more: Mapping[str, Any]
             collectively(peer, lambda: _load_mean(session, files, more))
         if peer.rank == 0:
             _tell(folder, path, manifest, files, peer.size)
-    return Resumed(path, session.step, session.passes.ended, exact)
+    return Resumed(path, session.step, session.epochs.ended, exact)
 
 
 def _state_of(session: TrainingSession, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _state_of(session: TrainingSession, more: Mapping[str, Any]) -> dict[str, An
         },
         **session.state_dict(),
         "random": randomness.to_plain(randomness.read(cuda=True)),
-        "passes": session.passes.state_dict(),
+        "passes": session.epochs.state_dict(),
         "more": {name: _state_of_given(name, given) for name, given in more.items()},
     }
 
@@ -148,7 +148,7 @@ def _load_own(session: TrainingSession, file: StateFile, more: Mapping[str, Any]
     for name, given in more.items():
         load_into(given, saved[name], f"{file.path}: more/{name}")
     now = randomness.from_plain(file.read("random"))
-    session.passes.load_state_dict(file.read("passes"), now)
+    session.epochs.load_state_dict(file.read("passes"), now)
     randomness.write(now)
 
 
@@ -160,7 +160,7 @@ def _load_mean(session: TrainingSession, files: Sequence[StateFile], more: Mappi
     saved = mean_of_section(files, "more")
     for name, given in more.items():
         load_into(given, saved[name], f"{first.path}: more/{name}")
-    session.passes.ended = first.read("passes")["ended"]
+    session.epochs.ended = first.read("passes")["ended"]
 
 
 def _load_numbers(session: TrainingSession, file: StateFile) -> None:

@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from hocket.errors import SessionError
+from hocket.progress import ProgressEngine
 from hocket.session.parameters import ParameterExchange
 
-__all__ = ["ForwardMerge", "ModuleHook"]
+__all__ = ["ForwardMerge", "ProgressHooks"]
 
 
 class ForwardMerge:
@@ -169,3 +170,34 @@ class ModuleHook:
             "a model in a session with overlap cannot be pickled (torch.save(model)): save model.state_dict(), or "
             "close the session first"
         )
+
+
+class ProgressHooks:
+    """Advances unfinished exchanges whenever a layer begins its forward, or has its gradient.
+
+    Without it a message that needs both ends, as MPI's large ones do, would stand still while the model computes.
+
+    Source: GossipGraD (Daily et al. 2018), sec. 5.1, which calls MPI_Testall between layers.
+
+    Args:
+        model: the attached model.
+        progress: advances what is under way.
+        backward: whether in backward, too. Where gradients are exchanged their own hooks do so.
+    """
+
+    def __init__(self, model: nn.Module, progress: ProgressEngine, *, backward: bool) -> None:
+        def advance(*_: Any) -> None:
+            progress.advance()
+
+        self._handles: list[Any] = []
+        for module in model.modules():
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if own:
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(module, advance)))
+                if backward:
+                    self._handles.append(own[0].register_post_accumulate_grad_hook(advance))
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()

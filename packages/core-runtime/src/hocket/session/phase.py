@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from hocket.session.forward_merge import ForwardMerge
+from hocket.session.forward_merge import ForwardMerge, ProgressHooks
 from hocket.session.opening import Opening
 from hocket.session.optimizers import Optimizers
-from hocket.session.pass_progress import PassProgress
 from hocket.session.takeover import Takeover
 from hocket.session.weights import BatchWeights
 from hocket.strategy.exchange import GRADIENTS, Overlap
@@ -57,7 +56,7 @@ class OpenPhase:
         self.opened = opening.opened
         self._model = model
         self._progress = opening.progress
-        self._hooks: list[ForwardMerge | PassProgress] = []
+        self._hooks: list[ForwardMerge | ProgressHooks] = []
         self._closure_lane: Lane | None = None
         # Found by following every rank's gradient, once, and not in each step with a closure.
         self._keeps_gradients_equal: bool | None = None
@@ -72,7 +71,7 @@ class OpenPhase:
         if overlaps - {Overlap.NONE}:
             # Set after those, so that a merge comes first.
             backward = Overlap.DELAYED in overlaps and self.gradients is None
-            self._hooks.append(PassProgress(self._model, self._progress, backward=backward))
+            self._hooks.append(ProgressHooks(self._model, self._progress, backward=backward))
         if self.gradients is not None:
             self.gradients.hook()
 

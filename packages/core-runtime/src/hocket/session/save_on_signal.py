@@ -84,7 +84,7 @@ class SavePoint:
 
     def _reach_in_forward(self, model: torch.nn.Module, _: object) -> None:
         """Do so before the next forward, in a loop that does not ask `session.data` for batches."""
-        if model.training and torch.is_grad_enabled() and not self.session.passes.under_way:
+        if model.training and torch.is_grad_enabled() and not self.session.epochs.under_way:
             self.reach()
 
     def _save(self) -> None:

@@ -448,7 +448,7 @@ class Session(TrainingSession):
                 "accumulated so far are no part of a checkpoint"
             )
         self._end_partial_step()
-        if self.passes.under_way:
+        if self.epochs.under_way:
             self.end_batch()
         # Here, so that what is sent is counted in what is saved.
         self._storage.check(take_values=True)

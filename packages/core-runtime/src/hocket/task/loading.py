@@ -1,6 +1,6 @@
 """`hocket.loader`: a DataLoader whose ranks share the samples out.
 
-Which share it reads it learns from the session that reads it (`hocket.session.reading`), so that it can be made before
+Which share it reads it learns from the session that reads it (`hocket.session.loader`), so that it can be made before
 `attach` and after; read without a session, from the launcher.
 """
 
@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from hocket import draws
 from hocket.errors import UserError
-from hocket.session.reading import Reading, reading_in_force
+from hocket.session.loader import LoaderReading, reading_in_force
 from hocket.task.indices import (
     Alone,
     DealtBatches,
@@ -122,7 +122,7 @@ class Loader(DataLoader[Any]):
                 reading.note(self, weight)
             yield batch
 
-    def _begin(self, reading: Reading | None) -> Iterator[_Weighted]:
+    def _begin(self, reading: LoaderReading | None) -> Iterator[_Weighted]:
         """Begin an epoch."""
         rank, size = self._bound(reading)
         epoch = self._next_epoch if reading is None else reading.epoch
@@ -134,7 +134,7 @@ class Loader(DataLoader[Any]):
             reading.facts.append(facts)
         return self._read(rank, size, epoch, facts)
 
-    def _bound(self, reading: Reading | None) -> tuple[int, int]:
+    def _bound(self, reading: LoaderReading | None) -> tuple[int, int]:
         """Return which share this rank reads, and of how many."""
         if reading is not None:
             share = (reading.rank, reading.size)

@@ -117,7 +117,7 @@ class _Run:
         self._last_row: dict[str, Any] = {}
         if resume:
             self._resume()
-        epochs = run.epochs - session.passes.ended
+        epochs = run.epochs - session.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
         if resume and session.rank == 0 and session.step >= self._steps:
@@ -154,7 +154,7 @@ class _Run:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
         session, batch_size = self._session, self._run.batch_size
         batches = loader(self._data.train, batch_size, seed=self._run.seed)
-        for epoch in range(session.passes.ended, self._run.epochs):
+        for epoch in range(session.epochs.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):

@@ -1,6 +1,6 @@
-"""Passes over samples that travel between ranks: no batch is read before the one that came last has been used.
+"""Cursors over samples that travel between ranks: no batch is read before the previous one has been used.
 
-A stream knows its place by itself. What it reads from its loader depends on the random states at the beginning, which
+A stream saves its own position. What it reads from its loader depends on the random states at the beginning, which
 are kept, and put in force again before a resumed stream reads.
 """
 
@@ -13,36 +13,31 @@ import torch
 
 from hocket import randomness
 from hocket.randomness import RandomState
-from hocket.session.passes import END, own_generators
-from hocket.session.reading import Reading
+from hocket.session.loader import END, Cursor, LoaderReading, own_generators
 from hocket.strategy.samples import SampleExchange, SampleStream
 from hocket.transport.peer import Peer
 
-__all__ = ["StreamPass", "StreamedSamples"]
+__all__ = ["StreamCursor", "StreamedSamples"]
 
 #: What comes next has not been asked for.
 _UNREAD: Any = object()
 
 
-class StreamPass:
-    """One pass over a stream; like `hocket.session.passes.Pass`, but that `following` is read when it is looked at.
+class StreamCursor(Cursor):
+    """A position in one pass over a stream, which reads `following` when it is looked at.
+
+    Nothing says how many samples a batch has that came from another rank, so `weight` stays None.
 
     Args:
         stream: begins an epoch now; collective.
-        reading: is in force whenever the stream is read.
+        reading: in force whenever the stream is read.
         saved: what `state_dict` returned, to continue.
     """
 
-    #: Nothing says how many samples a batch has that came from another rank.
-    weight: float | None = None
-
     def __init__(
-        self, stream: SampleStream, reading: Reading, saved: Mapping[str, Any] | None = None
+        self, stream: SampleStream, reading: LoaderReading, saved: Mapping[str, Any] | None = None
     ) -> None:
-        self.reading = reading
-        self.superseded = False
-        self.num_steps = self.num_read = 0
-        self.last: Any = END
+        super().__init__(reading)
         self._stream = stream
         if saved is not None:
             stream.load_state_dict(saved["before_newest"])
@@ -54,7 +49,7 @@ class StreamPass:
         if saved is not None:
             self.num_steps, self.num_read = saved["num_steps"], saved["num_read"]
             if self.num_read:
-                self.last, self._following = self._following, _UNREAD
+                self._hand_out()
 
     @property
     def following(self) -> Any:
@@ -68,16 +63,10 @@ class StreamPass:
                 self._before_newest = before
         return self._following
 
-    def advance(self) -> bool:
-        """Hand out the next batch, in `last`; return False, and leave that as it is, where there is none."""
-        self.num_steps += 1
-        if self.following is END:
-            return False
+    def _hand_out(self) -> None:
         self.last, self._following = self._following, _UNREAD
-        return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to continue after the batch that was handed out last."""
         return {
             "num_steps": self.num_steps,
             "num_read": self.num_read,
@@ -86,7 +75,7 @@ class StreamPass:
 
 
 class StreamedSamples:
-    """The one stream of a session.
+    """The samples of a session that travel between ranks.
 
     Args:
         exchange: moves the samples.
@@ -98,7 +87,7 @@ class StreamedSamples:
     def __init__(self, exchange: SampleExchange, loader: Any, peer: Peer, rank: int, size: int) -> None:
         self.loader = loader
         # A loader is read in its first epoch, and again, as it was then, when a run is resumed.
-        self._reading = Reading(rank, size, epoch=0)
+        self._reading = LoaderReading(rank, size, epoch=0)
         self._stream = exchange.wrap(loader, peer)
         self._start: RandomState | None = None
         self._generators: list[torch.Tensor] = []
@@ -107,16 +96,16 @@ class StreamedSamples:
         with self._reading:
             return len(self._stream)
 
-    def begin(self) -> StreamPass:
+    def begin(self) -> StreamCursor:
         """Begin a pass."""
         if self._start is None:
             self._start = randomness.read(cuda=True)
             self._generators = [generator.get_state() for generator in own_generators(self.loader)]
-        return StreamPass(self._stream, self._reading)
+        return StreamCursor(self._stream, self._reading)
 
     def resume(
         self, state: Mapping[str, Any], current: Mapping[str, Any] | None, now: RandomState
-    ) -> StreamPass:
+    ) -> StreamCursor:
         """Continue a pass, or begin the next one.
 
         Args:
@@ -133,7 +122,7 @@ class StreamedSamples:
             with self._reading:
                 for _ in self._stream:
                     pass  # at an epoch's end, or left early
-        resumed = StreamPass(self._stream, self._reading, current)
+        resumed = StreamCursor(self._stream, self._reading, current)
         randomness.write(now)
         return resumed
 

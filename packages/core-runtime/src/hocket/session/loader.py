@@ -1,0 +1,333 @@
+"""Cursors over loaders, read one batch ahead, at which another process can continue where this one was.
+
+What a loader gives depends on what it draws: torch's DataLoader takes the seeds of its sampler and of its workers
+from torch's global generator when a pass begins, and a dataset that is read in the training process draws for each
+batch. So a cursor remembers the random states at its start, and those before the newest batch was read. A resumed one
+begins the pass again from the former, leaves out what was handed out already, and reads the newest batch from the
+latter. A loader with `state_dict` and `load_state_dict`, such as torchdata's StatefulDataLoader, loads its state
+instead.
+
+Without a `state_dict`, two cases stay out of reach: samplers that draw from the global generators batch by batch while
+workers read ahead of training, and what persistent workers carry from one pass to the next. With one, a rank without
+any data is: it is lent another rank's next batch in place of its first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hocket import randomness
+from hocket.errors import CheckpointError, DisagreementError
+from hocket.randomness import RandomState
+
+__all__ = [
+    "END",
+    "Cursor",
+    "LoaderCursor",
+    "LoaderReading",
+    "check_facts",
+    "fingerprint",
+    "own_generators",
+    "reading_in_force",
+    "warn_of_shares",
+]
+
+_log = logging.getLogger("hocket")
+
+_here = threading.local()
+
+#: What comes after the last batch.
+END: Any = object()
+
+
+def reading_in_force() -> LoaderReading | None:
+    """Return the reading on whose behalf this thread reads a loader; None outside of a session's pass."""
+    return getattr(_here, "reading", None)
+
+
+class LoaderReading:
+    """A session's reading of a loader: which share of the samples, and how much each batch counts.
+
+    In force within its `with` statement. A loader of `hocket.loader` looks it up whenever it is read, also through
+    other iterables: `session.data(tqdm(loader))`, `session.data(zip(one, other))`.
+
+    Args:
+        rank, size: which share of the samples is read, and of how many.
+        epoch: the number of the pass, from 0, from which the order of its samples is drawn.
+
+    Attributes:
+        facts: what loaders have said of themselves, in which all ranks must agree: JSON values by name.
+        unweighed: whether batches counted differently, and nobody could tell which one is which.
+    """
+
+    def __init__(self, rank: int, size: int, epoch: int) -> None:
+        self.rank, self.size, self.epoch = rank, size, epoch
+        self.facts: list[dict[str, Any]] = []
+        self.unweighed = False
+        self._noted: list[tuple[int, float]] = []
+        self._in_step = True
+        self._outer: LoaderReading | None = None
+
+    def __enter__(self) -> None:
+        self._outer = reading_in_force()
+        _here.reading = self
+
+    def __exit__(self, *_: object) -> None:
+        _here.reading = self._outer
+
+    def note(self, loader: object, weight: float) -> None:
+        """Note that a loader gives a batch, and how much it counts."""
+        self._noted.append((id(loader), weight))
+
+    def take_weight(self) -> float | None:
+        """Return how much the batch counts that has just been read; None where no loader has said so."""
+        noted, self._noted = self._noted, []
+        # A loader that was read twice at once, or not at all, is read ahead: its weights are other batches'.
+        self._in_step &= len({loader for loader, _ in noted}) == len(noted)
+        weights = {weight for _, weight in noted}
+        if self._in_step and len(weights) == 1:
+            return weights.pop()
+        self.unweighed |= bool(weights - {1.0})
+        return None
+
+
+class Cursor(ABC):
+    """A position in one pass over batches.
+
+    Args:
+        reading: in force whenever the loader is read.
+
+    Attributes:
+        last: the batch that was handed out last; END before the first.
+        first: the first that this process has read, until somebody sets it to END.
+        num_steps: how many have been handed out, repetitions of the last one included.
+        num_read: how many the loader has given.
+        weight: how much the last batch counts; None where its loader has not said so.
+        superseded: whether another pass of the session has begun since.
+    """
+
+    def __init__(self, reading: LoaderReading) -> None:
+        self.reading = reading
+        self.last: Any = END
+        self.first: Any = END
+        self.num_steps = self.num_read = 0
+        self.weight: float | None = None
+        self.superseded = False
+
+    @property
+    @abstractmethod
+    def following(self) -> Any:
+        """The next batch; END where there is none."""
+
+    def advance(self) -> bool:
+        """Hand out the next batch, in `last`; return False, and leave that as it is, where there is none."""
+        self.num_steps += 1
+        if self.following is END:
+            return False
+        self._hand_out()
+        return True
+
+    @abstractmethod
+    def _hand_out(self) -> None:
+        """Move the next batch, which there is, to `last`."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to continue after the batch that was handed out last."""
+
+
+class LoaderCursor(Cursor):
+    """A position in one pass over a loader.
+
+    Args:
+        loader: any iterable of batches.
+        reading: in force whenever the loader is read.
+        saved: what `state_dict` returned, to continue.
+        now: the random states that training goes on from, with `saved`.
+
+    Raises:
+        CheckpointError: the loader is not the one that was saved.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        reading: LoaderReading,
+        saved: Mapping[str, Any] | None = None,
+        now: RandomState | None = None,
+    ) -> None:
+        super().__init__(reading)
+        self._loader: Any = loader
+        self._weight_following: float | None = None
+        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._loader_state: Any = None
+        if saved is None:
+            self._generators = [generator.get_state() for generator in own_generators(loader)]
+            self._start = self._before_newest = randomness.read(cuda=True)
+            with reading:
+                self._batches = iter(loader)
+            self.first = self._following = self._read()
+        else:
+            assert now is not None
+            self._continue(saved)
+            randomness.write(now)
+
+    @property
+    def following(self) -> Any:
+        return self._following
+
+    def _hand_out(self) -> None:
+        self.weight = self._weight_following
+        self.last, self._following = self._following, self._read()
+
+    def _read(self) -> Any:
+        before = randomness.read(self._before_newest, cuda=True)
+        state = self._loader.state_dict() if self._has_state else None
+        with self.reading:
+            batch = next(self._batches, END)
+        self._weight_following = self.reading.take_weight()
+        if batch is not END:
+            self.num_read += 1
+            self._before_newest, self._loader_state = before, state
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "num_steps": self.num_steps,
+            "num_read": self.num_read,
+            "start": randomness.to_plain(self._start),
+            "before_newest": randomness.to_plain(self._before_newest),
+            "generators": self._generators,
+            "loader": self._loader_state,
+        }
+
+    def _continue(self, saved: Mapping[str, Any]) -> None:
+        self._start, self._generators = randomness.from_plain(saved["start"]), saved["generators"]
+        self._before_newest = randomness.from_plain(saved["before_newest"])
+        num_read, self.num_steps = saved["num_read"], saved["num_steps"]
+        jumps = num_read > 0 and self._has_state
+        generators = own_generators(self._loader)
+        if len(generators) != len(self._generators) or jumps != (saved["loader"] is not None):
+            raise CheckpointError(
+                "the loader has a state_dict or a generator of its own, and had none when the checkpoint was saved, or "
+                "the other way round: continue with the same kind of loader"
+            )
+        randomness.write(self._start)
+        for generator, state in zip(generators, self._generators, strict=True):
+            generator.set_state(state)
+        if jumps:
+            self._loader.load_state_dict(saved["loader"])
+        with self.reading:
+            self._batches = iter(self._loader)
+        self.first = END
+        for number in range(0 if jumps else num_read - 1):
+            with self.reading:
+                batch = next(self._batches, END)
+            self.reading.take_weight()
+            self.first = batch if number == 0 else self.first
+            if batch is END:
+                raise CheckpointError(
+                    f"the loader had given {num_read} batches when the checkpoint was saved, and has only {number} "
+                    "now: continue with the same data and batch size"
+                )
+        randomness.write(self._before_newest)
+        self._following = self._read()
+        self.first = self._following if self.first is END else self.first
+        self.num_read = num_read
+        if self.num_steps >= num_read > 0:
+            self._hand_out()
+
+
+def own_generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators that a DataLoader was given in place of the global one, each once."""
+    owners = (loader, getattr(loader, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def fingerprint(batch: Any) -> int | None:
+    """Return a checksum of a batch's numbers and text; None where it holds nothing that can be compared."""
+    checksum, found = 0, False
+    for piece in _pieces(batch):
+        checksum, found = zlib.crc32(piece, checksum), True
+    return checksum if found else None
+
+
+def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
+    """Warn where shares of the samples are the same, or the ranks of one share read different ones.
+
+    Args:
+        told: by rank, the share that it reads and its first batch's fingerprint.
+    """
+    known = [(rank, share, mark) for rank, (share, mark) in enumerate(told) if mark is not None]
+    first: dict[int, tuple[int, int]] = {}
+    for rank, share, mark in known:
+        other, expected = first.setdefault(share, (rank, mark))
+        if mark != expected:
+            _log.warning(
+                "ranks %d and %d hold parts of one model replica and are given different batches: use hocket.loader, "
+                "or read share session.data_rank of session.data_size",
+                other,
+                rank,
+            )
+            return
+    for mark in dict.fromkeys(mark for _, mark in first.values()):
+        same = [rank for rank, own in first.values() if own == mark]
+        if len(same) > 1:
+            everyone = len(same) == len({share for share, _ in told})
+            who = f"all {len(told)} ranks" if everyone else f"ranks {', '.join(map(str, same))}"
+            _log.warning("%s are given the same batches: use hocket.loader, or say same_batches=True", who)
+
+
+def check_facts(told: Sequence[list[dict[str, Any]]]) -> None:
+    """Refuse loaders that would not share the samples out, because they differ between ranks.
+
+    Args:
+        told: by rank, the facts of the loaders of `hocket.loader` that it reads.
+
+    Raises:
+        DisagreementError: names the first that differs.
+    """
+    for rank, own in enumerate(told):
+        if len(own) != len(told[0]):
+            raise DisagreementError(
+                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 {len(told[0])}: all "
+                "ranks have to read the same ones"
+            )
+        for mine, expected in zip(own, told[0], strict=True):
+            for key in {**expected, **mine}:
+                if mine.get(key) != expected.get(key):
+                    raise DisagreementError(
+                        f"hocket.loader: {key} is {mine.get(key)} on rank {rank} and {expected.get(key)} on rank 0, so "
+                        "that the ranks' samples would overlap: give all ranks the same dataset, arguments and sampler"
+                    )
+
+
+def _pieces(value: Any) -> Iterator[Any]:
+    """Yield the bytes of everything in a batch that has a content."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            yield plain.reshape(-1).view(torch.uint8).numpy()
+    elif isinstance(value, np.ndarray):
+        if value.dtype != object:
+            yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    elif isinstance(value, str | bytes | bool | int | float | np.generic):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield from _pieces(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _pieces(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _pieces([getattr(value, field.name) for field in dataclasses.fields(value)])
