@@ -1,30 +1,30 @@
-"""What ranks do in these tests, virtual ones and processes alike; checked by each rank itself or by `check_solo`."""
+"""What ranks do in these tests, virtual ones and processes alike, and checked by each rank itself."""
 
 from __future__ import annotations
 
-import ctypes
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
 
 import numpy as np
-from solo import Solo
 
 from hocket.arrays import Array
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.schedule import (
     Compute,
+    Execution,
     NoOp,
     Schedule,
+    activation_broadcast,
     binomial_broadcast,
+    chain,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
 )
-from hocket.transport.host import doorbell
+from hocket.transport.host import wake
 from hocket.transport.peer import Peer
 
 ENGINES: dict[str, Callable[[], ProgressEngine]] = {"thread": ThreadProgress, "inline": InlineProgress}
@@ -36,55 +36,46 @@ ALLREDUCES: dict[str, Callable[[int, int, Array], Schedule]] = {
 }
 
 
-@dataclass
-class Told:
-    """What a rank says of its partial allreduces.
+class CalledSum:
+    """A sum that whoever starts calls all others to; each rank contributes 1, and notes the sums.
 
-    Attributes:
-        computed: the sum of all it wanted to contribute.
-        taken: what each round took.
-        results: each round's sum.
-        waiting: what no round took.
+    Source: the solo allreduce of eager-SGD (Li et al.), sec. 4.1.
     """
 
-    computed: list[float]
-    taken: list[list[float]]
-    results: list[list[float]]
-    waiting: list[float]
+    def __init__(self, peer: Peer, progress: ProgressEngine, count: int = 5, allreduce: str = "tree") -> None:
+        self.sums: list[float] = []
+        data = np.zeros(count)
+
+        def note(round: int) -> None:
+            assert (data == data[0]).all()
+            self.sums.append(float(data[0]))
+
+        schedule = chain(
+            ("activation", activation_broadcast(peer.rank, peer.size)),
+            ("contribution", _computation(lambda round: data.fill(1.0))),
+            ("sum", ALLREDUCES[allreduce](peer.rank, peer.size, data)),
+            ("result", _computation(note)),
+            persistent=True,
+        )
+        self.run = Execution(schedule, peer, progress, "called")
 
 
-def solo_rounds(peer: Peer, seed: int, rounds: int, count: int, allreduce: str, slow: float) -> Told:
-    """Compute for random times and contribute, round after round; one rank in three is `slow` times as slow."""
+def _computation(call: Callable[[int], None]) -> Schedule:
+    return Schedule((Compute("compute", call=call),), ("compute",))
+
+
+def called_rounds(peer: Peer, seed: int, rounds: int, count: int, allreduce: str, slow: float) -> list[float]:
+    """Compute for random times, round after round; one rank in three is `slow` times as slow. Return the sums."""
     draw = random.Random(f"{seed} {peer.rank}")
     pace = draw.choice([1.0, 1.0, slow])
     progress = ThreadProgress()
-    solo = Solo(peer, progress, count, allreduce=ALLREDUCES[allreduce])
-    computed = np.zeros(count)
+    called = CalledSum(peer, progress, count, allreduce)
     for round in range(rounds):
         compute(peer, pace * draw.random() * 1e-3)
-        data = np.array([float(draw.randrange(1000)) for _ in range(count)])
-        computed += data
-        of, total = solo(data, round)
-        assert of >= round
-        assert np.array_equal(total, solo.results[of])
+        called.run.start(round).wait()
+        assert called.run.num_ended > round
     progress.close()
-    told = (computed, solo.taken, solo.results, solo.waiting)
-    return Told(*[np.asarray(what).tolist() for what in told])
-
-
-def check_solo(told: list[Told], rounds: int) -> None:
-    """Compare what all ranks told.
-
-    Integers in float64 add up exactly, in any order.
-    """
-    assert [len(rank.results) for rank in told] == [rounds] * len(told)  # however many initiators a round had
-    for round in range(rounds):
-        contributed = np.sum([rank.taken[round] for rank in told], axis=0)
-        for rank in told:
-            np.testing.assert_array_equal(rank.results[round], contributed)
-    contributed = sum(np.sum(rank.taken, axis=0) for rank in told)
-    waiting = np.sum([rank.waiting for rank in told], axis=0)
-    np.testing.assert_array_equal(contributed + waiting, np.sum([rank.computed for rank in told], axis=0))
+    return called.sums
 
 
 def allreduce_rounds(peer: Peer, seed: int, engine: str, kind: str, count: int, dtype: str) -> list[str]:
@@ -92,7 +83,7 @@ def allreduce_rounds(peer: Peer, seed: int, engine: str, kind: str, count: int, 
     draw = random.Random(f"{seed} {peer.rank}")
     progress = ENGINES[engine]()
     data = np.zeros(count, dtype)
-    run = progress.open(ALLREDUCES[kind](peer.rank, peer.size, data), peer, "sum")
+    run = Execution(ALLREDUCES[kind](peer.rank, peer.size, data), peer, progress, "sum")
     told = []
     for round in range(4):
         everybodys = [_numbers(seed, rank, round, count, dtype) for rank in range(peer.size)]
@@ -111,7 +102,7 @@ def broadcast_rounds(peer: Peer, engine: str, count: int) -> None:
     progress = ENGINES[engine]()
     for root in range(peer.size):
         data = np.arange(count) * (peer.rank == root)
-        run = progress.open(binomial_broadcast(peer.rank, peer.size, data, root), peer, f"from {root}")
+        run = Execution(binomial_broadcast(peer.rank, peer.size, data, root), peer, progress, f"from {root}")
         run.start(0).wait()
         np.testing.assert_array_equal(data, np.arange(count))
         run.close()
@@ -122,7 +113,7 @@ def large_messages(peer: Peer) -> None:
     """Sum 8 MB, of which each message needs both ends at work until it is through."""
     progress = ThreadProgress()
     data = np.full(1_000_003, float(peer.rank))
-    run = progress.open(recursive_doubling_allreduce(peer.rank, peer.size, data), peer, "large")
+    run = Execution(recursive_doubling_allreduce(peer.rank, peer.size, data), peer, progress, "large")
     expected = sum(range(peer.size)) / peer.size
     for round in range(3):
         expected *= peer.size
@@ -131,30 +122,10 @@ def large_messages(peer: Peer) -> None:
     progress.close()
 
 
-def solo_without_bells(peer: Peer, rounds: int) -> Told:
-    """As `solo_rounds`, where no rank is within earshot of another."""
-    with patch.object(doorbell, "_host", lambda: ["a host of its own", str(peer.rank)]):
-        return solo_rounds(peer, 4, rounds, 5, "recursive doubling", 10.0)
-
-
-def holds_the_gil(peer: Peer, name: str) -> float:
-    """Return how long rank 0's rounds take, in seconds, while rank 1 holds its GIL for 1 s."""
-    progress = ThreadProgress()
-    solo = Solo(peer, progress, 5, allreduce=ALLREDUCES[name], remembers=False)
-    solo(np.ones(5), 0)
-    peer.allgather_bytes(b"")
-    seconds = 0.0
-    if peer.rank == 1:
-        time.sleep(0.2)  # its progress thread has done with round 0
-        ctypes.PyDLL(None).usleep(1_000_000)
-    elif peer.rank == 0:
-        time.sleep(0.4)  # rank 1 has begun
-        begin_s = time.monotonic()
-        for round in range(solo.num_rounds, solo.num_rounds + 10):
-            solo(np.ones(5), round)
-        seconds = time.monotonic() - begin_s
-    progress.close()
-    return seconds
+def called_without_wakes(peer: Peer, rounds: int) -> list[float]:
+    """As `called_rounds`, where no rank can wake another, as between hosts."""
+    with patch.object(wake, "_host", lambda: ["a host of its own", str(peer.rank)]):
+        return called_rounds(peer, 4, rounds, 5, "recursive doubling", 10.0)
 
 
 def fail_on_rank_1(peer: Peer) -> None:
@@ -166,7 +137,7 @@ def fail_on_rank_1(peer: Peer) -> None:
 
     progress = ThreadProgress()
     divide = Schedule((NoOp("go"), Compute("divide", ("go",), call=fail)), ("divide",), trigger="go")
-    run = progress.open(divide, peer, "gradients.0[3]")
+    run = Execution(divide, peer, progress, "gradients.0[3]")
     run.start(2)
     time.sleep(30.0)
 
@@ -174,8 +145,7 @@ def fail_on_rank_1(peer: Peer) -> None:
 def idle(peer: Peer) -> float:
     """Return the CPU seconds of half a second in which nothing happens, 1 s after something did."""
     progress = ThreadProgress()
-    solo = Solo(peer, progress, 5)
-    solo(np.ones(5), 0)
+    CalledSum(peer, progress).run.start(0).wait()
     time.sleep(1.0)
     before_s = time.process_time()
     time.sleep(0.5)
@@ -186,8 +156,7 @@ def idle(peer: Peer) -> float:
 
 def leave_without_closing(peer: Peer) -> None:
     """Come to the end of the script with a progress thread."""
-    solo = Solo(peer, ThreadProgress(), 5)
-    solo(np.ones(5), 0)
+    CalledSum(peer, ThreadProgress()).run.start(0).wait()
 
 
 def compute(peer: Peer, seconds: float) -> None:

@@ -6,24 +6,23 @@ import threading
 
 import numpy as np
 import pytest
-from bodies import ENGINES
-from solo import Solo
+from bodies import ENGINES, CalledSum
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, TransportError
-from hocket.progress import ProgressEngine, Run, ThreadProgress
-from hocket.schedule import Compute, NoOp, Receive, Schedule, recursive_doubling_allreduce
+from hocket.progress import ProgressEngine, ThreadProgress
+from hocket.schedule import Compute, Execution, NoOp, Receive, Schedule, recursive_doubling_allreduce
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World, current_peer
 
 
-def _failing(progress: ProgressEngine, peer: Peer) -> Run:
+def _failing(progress: ProgressEngine, peer: Peer) -> Execution:
     def fail(round: int) -> None:
         if round == 1:
             raise ZeroDivisionError("as planned")
 
     operations = (NoOp("go"), Compute("divide", ("go",), call=fail))
-    return progress.open(Schedule(operations, ("divide",), trigger="go"), peer, "gradients.0[3]")
+    return Execution(Schedule(operations, ("divide",), trigger="go"), peer, progress, "gradients.0[3]")
 
 
 _FAILURE = r"rank 0: gradients.0\[3\], round 1, operation 'divide': ZeroDivisionError: as planned"
@@ -60,7 +59,9 @@ def test_a_wait_ends_with_an_error_that_says_for_whom(engine: str) -> None:
     def body() -> str:
         peer = current_peer()
         progress = ENGINES[engine]()
-        run = progress.open(recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, "parameters.0[1]")
+        run = Execution(
+            recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, progress, "parameters.0[1]"
+        )
         if peer.rank == 1:
             peer.clock.elapse(5.0)
             run.start(0).wait()
@@ -81,7 +82,7 @@ def test_a_wait_in_vain_is_a_deadlock() -> None:
     def body() -> None:
         peer = current_peer()
         progress = ThreadProgress()
-        run = progress.open(recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, "sum")
+        run = Execution(recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, progress, "sum")
         if peer.rank == 0:
             run.start(0).wait()
         progress.close()
@@ -93,7 +94,7 @@ def test_a_wait_in_vain_is_a_deadlock() -> None:
 def test_a_peer_is_not_closed_before_its_thread() -> None:
     peer = SinglePeer()
     progress = ThreadProgress()
-    Solo(peer, progress, 1)
+    CalledSum(peer, progress)
     with pytest.raises(TransportError, match="closed before its threads: progress"):
         peer.close()
     progress.close()
@@ -105,7 +106,7 @@ def test_a_virtual_peer_is_not_closed_before_its_thread() -> None:
     def body() -> None:
         peer = current_peer()
         progress = ThreadProgress()
-        Solo(peer, progress, 1)
+        CalledSum(peer, progress)
         with pytest.raises(TransportError, match=r"closed before rank 0 \[progress\]"):
             peer.close()
         progress.close()
@@ -120,7 +121,7 @@ def test_closing_withdraws_what_is_posted_ahead() -> None:
         progress = ThreadProgress()
         operations = (NoOp("go"), Receive("get", data=np.zeros(1), source=1 - peer.rank))
         schedule = Schedule(operations, ("get",), trigger="go", persistent=True)
-        run = progress.open(schedule, peer, "never")
+        run = Execution(schedule, peer, progress, "never")
         run.close()
         run.close()
         assert run.num_ended == 0

@@ -1,11 +1,8 @@
-"""What fires when, and what comes with rings, on one rank whose messages are made by hand."""
+"""What fires when, wake-ups and messages, on one rank whose messages are made by hand."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -14,22 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import TransportError
-from hocket.kernels import program as kernel
-from hocket.progress.execution import Execution
-from hocket.schedule import Add, Compute, Copy, Logic, Mutex, NoOp, Operation, Receive, Schedule, Send
-from hocket.transport.signals import Connection, Ring
+from hocket.progress import InlineProgress
+from hocket.schedule import Add, Compute, Execution, Logic, NoOp, Operation, Receive, Schedule, Send
+from hocket.transport.lane import Lane
+from hocket.transport.signals import Connection
 from hocket.transport.single import SinglePeer
 
+_ON_LANE = -1
 
-class Pipe(Connection):
-    """The bell of rank 0, which is heard and reached: a pipe without a reader but this test."""
 
-    largest_bytes = 64
+class Reached(Connection):
+    """A connection to rank 0, which hears and is heard; it notes what is rung."""
 
     def __init__(self) -> None:
-        self.reading, self.writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.has_room = True
-        self.rung: list[tuple[int, int, bytes | None]] = []
+        self.rung: list[tuple[int, int]] = []
 
     def reaches(self, rank: int) -> bool:
         return True
@@ -37,32 +33,33 @@ class Pipe(Connection):
     def hears(self, rank: int) -> bool:
         return True
 
-    def bell(self, rank: int) -> tuple[int, int]:
-        return self.writing, 7
-
-    def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
+    def ring(self, rank: int, message: int, round: int) -> bool:
         if self.has_room:
-            self.rung.append((message, round, data))
+            self.rung.append((message, round))
         return self.has_room
 
-    def close(self) -> None:
-        os.close(self.reading)
-        os.close(self.writing)
 
-    def read(self) -> list[int]:
-        """Return the words that have been written."""
-        return np.frombuffer(os.read(self.reading, 1 << 16), np.int64).tolist()
+class Inline(InlineProgress):
+    """An engine whose activities are advanced by the test alone."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+        self.lane: Lane = SinglePeer().lane("test")
+
+    def open(self, activity, peer, name):  # type: ignore[no-untyped-def]
+        activity.begin(self.lane, self.connection)
+
+    def nudge(self) -> None:
+        pass
 
 
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    with closing(Pipe()) as pipe:
-        yield pipe
-
-
-def execution(pipe: Connection, *operations: Operation, last: str, trigger: str | None = None) -> Execution:
+def execution(
+    connection: Reached, *operations: Operation, last: str, trigger: str | None = None
+) -> tuple[Execution, Lane]:
     schedule = Schedule(operations, (last,), trigger=trigger, persistent=True, num_tags=2)
-    return Execution(schedule, SinglePeer().lane("test"), pipe)
+    engine = Inline(connection)
+    return Execution(schedule, SinglePeer(), engine, "test"), engine.lane
 
 
 # ------------------------------------------------------------------------------------------------ what fires when
@@ -108,127 +105,120 @@ def test_operations_fire_as_their_dependencies_say(schedule: Schedule, rounds: i
         return replace(operation, call=lambda round: fired.append((round, operation.name)))
 
     noted = replace(schedule, operations=tuple(map(noting, schedule.operations)))
-    with closing(Pipe()) as pipe:
-        run = Execution(noted, SinglePeer().lane("test"), pipe)
-    run.wanted = rounds
-    assert run.advance([], everywhere=True)
-    assert not run.advance([], everywhere=True)
-    assert run.round == rounds
+    run = Execution(noted, SinglePeer(), Inline(Reached()), "test")
+    run.start(rounds - 1)
+    assert run.advance(everywhere=True)
+    assert not run.advance(everywhere=True)
+    assert run.num_ended == rounds
     assert fired == [(round, name) for round in range(rounds) for name in expected(schedule)]
 
 
-def test_a_computation_may_have_progress_made(pipe: Pipe) -> None:
+def test_a_computation_may_have_progress_made() -> None:
     made: list[int] = []
 
     def work(round: int) -> None:
         made.append(round)
-        run.advance([], everywhere=False)
+        run.advance(everywhere=False)
 
-    run = execution(pipe, NoOp("go"), Compute("work", ("go",), call=work), last="work", trigger="go")
-    run.wanted = 2
-    run.advance([], everywhere=False)
+    run, _ = execution(Reached(), NoOp("go"), Compute("work", ("go",), call=work), last="work", trigger="go")
+    run.start(1)
+    run.advance(everywhere=False)
     assert made == [0, 1]
 
 
-# ------------------------------------------------------------------------------------------- what goes without Python
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int16", "int32", "int64"])
-def test_adds_as_numpy_does(pipe: Pipe, dtype: str) -> None:
+def test_adds_as_numpy_does(dtype: str) -> None:
     rng = np.random.default_rng(0)
     total, addend = (rng.uniform(-100, 100, 1001).astype(dtype) for _ in range(2))
     wanted = total + addend
-    run = execution(
-        pipe, NoOp("go"), Add("add", ("go",), total=total, addend=addend), last="add", trigger="go"
-    )
-    run.wanted = 1
-    run.advance([], everywhere=True)
+    add = Add("add", ("go",), total=total, addend=addend)
+    run, _ = execution(Reached(), NoOp("go"), add, last="add", trigger="go")
+    run.start(0)
+    run.advance(everywhere=True)
     np.testing.assert_array_equal(total, wanted)
 
 
-def test_takes_what_has_accumulated(pipe: Pipe) -> None:
-    source, to, stamp, lock = np.arange(5.0), np.ones(5), np.zeros(1, np.int64), Mutex()
-    take = Copy("take", ("go",), source=source, to=to, clears=True, stamp=stamp, lock=lock)
-    run = execution(pipe, NoOp("go"), take, last="take", trigger="go")
-    for round in range(3):
-        run.wanted = round + 1
-        run.advance([], everywhere=True)
-        np.testing.assert_array_equal(to, (round + 1) * np.arange(5.0))
-        np.testing.assert_array_equal(source, np.zeros(5))
-        assert stamp == [round]
-        with lock:  # it has been given back
-            source += (round + 2) * np.arange(5.0)
+# -------------------------------------------------------------------------------------------- wake-ups and messages
 
 
-# ------------------------------------------------------------------------------------------------------- rings
-
-
-def test_sends_and_notices_are_written_to_the_bell(pipe: Pipe) -> None:
-    data = np.array([3, 4])
+def test_a_notice_is_a_wake_up_and_data_a_message_with_one() -> None:
+    connection, data = Reached(), np.array([3, 4])
     notice, message = Send("call", ("go",), tag=0), Send("send", ("go",), tag=1, data=data)
-    run = execution(pipe, NoOp("go"), notice, message, last="send", trigger="go")
-    run.wanted = 2
-    run.advance([], everywhere=True)
-    assert pipe.read() == [7, 0, 0, 0, 0, 7, 0, 1, 0, 16, 3, 4, 7, 0, 0, 1, 0, 7, 0, 1, 1, 16, 3, 4]
-    assert not pipe.rung
+    run, lane = execution(connection, NoOp("go"), notice, message, last="send", trigger="go")
+    run.start(1)
+    run.advance(everywhere=True)
+    assert connection.rung == [(0, 0), (1, _ON_LANE), (0, 1), (1, _ON_LANE)]
+    received = np.zeros(2, int)
+    lane.irecv(received, 0, 2 * 1 + 1).wait()
+    np.testing.assert_array_equal(received, data)
 
 
-def test_a_full_bell_is_rung_again(pipe: Pipe) -> None:
-    while True:
-        try:
-            os.write(pipe.writing, bytes(4096))
-        except BlockingIOError:
-            break
-    run = execution(pipe, NoOp("go"), Send("call", ("go",), tag=1), last="call", trigger="go")
-    run.wanted = 1
-    pipe.has_room = False
-    run.advance([], everywhere=True)
-    assert (run.round, run.in_flight) == (0, True)
-    pipe.has_room = True
-    assert run.advance([], everywhere=False)
-    assert (run.round, run.in_flight) == (1, False)
-    assert pipe.rung == [(1, 0, b"")]
+def test_a_wake_up_without_room_is_tried_again() -> None:
+    connection = Reached()
+    run, _ = execution(connection, NoOp("go"), Send("call", ("go",), tag=1), last="call", trigger="go")
+    run.start(0)
+    connection.has_room = False
+    run.advance(everywhere=True)
+    assert (run.num_ended, run.in_flight) == (0, True)
+    connection.has_room = True
+    assert run.advance(everywhere=False)
+    assert (run.num_ended, run.in_flight) == (1, False)
+    assert connection.rung == [(1, 0)]
 
 
-def test_what_comes_early_is_kept_for_its_round(pipe: Pipe) -> None:
-    data = np.zeros(1)
-    taken: list[float] = []
+def test_messages_are_looked_for_where_a_wake_up_tells_of_them() -> None:
+    data, taken = np.zeros(1), []
     receive = Receive("receive", data=data, tag=1)
     take = Compute("take", ("receive",), call=lambda round: taken.append(data[0]))
-    run = execution(pipe, receive, take, last="take")
-    run.advance([_ring(2, 12.0), _ring(1, 11.0)], everywhere=False)
-    assert taken == []
-    assert run.awaited() == [(0, "receive")]
-    run.advance([_ring(0, 10.0)], everywhere=False)
+    run, lane = execution(Reached(), receive, take, last="take")
+    run.advance(everywhere=False)
+    for round in range(3):
+        lane.isend(np.array([10.0 + round]), 0, 2 * (1 + round) + 1)
+    run.advance(everywhere=False)
+    assert (taken, run.in_flight) == ([], False), "nothing has rung"
+    for _ in range(3):
+        run.note_rung(1, _ON_LANE)
+        run.advance(everywhere=False)
     assert taken == [10.0, 11.0, 12.0]
-    assert run.round == 3
+    run.note_rung(1, _ON_LANE)
+    run.advance(everywhere=False)
+    assert run.in_flight, "a message that has rung is not here yet: it is polled for"
 
 
-def test_a_notice_that_comes_while_its_receive_is_queued_counts_once(pipe: Pipe) -> None:
+def test_a_notice_that_comes_while_its_receive_is_queued_counts_once() -> None:
     both: list[int] = []
+
+    def work(round: int) -> None:
+        if not round:
+            run.note_rung(0, 0)  # while the receives behind it are queued
+
     operations = [
         NoOp("go"),
-        Compute("work"),
+        Compute("work", call=work),
         Receive("one", tag=0),
         Receive("two", tag=1),
         Compute("both", ("one", "two"), call=both.append),
     ]
-    run = execution(pipe, *operations, last="both", trigger="go")
-    work = kernel.go_on(run.program, np.empty(32, np.int64))  # as the bell does, until Python is needed
-    assert operations[work].name == "work"
-    run.advance([Ring(0, 0, 0, 0, b"")], everywhere=False)
+    run, _ = execution(Reached(), *operations, last="both", trigger="go")
+    run.advance(everywhere=False)
     assert both == []
-    run.advance([Ring(0, 0, 1, 0, b"")], everywhere=False)
+    run.note_rung(1, 0)
+    run.advance(everywhere=False)
     assert both == [0]
-    assert run.round == 1
+    assert run.num_ended == 1
 
 
-def test_a_message_of_another_length_is_refused(pipe: Pipe) -> None:
-    run = execution(pipe, Receive("receive", data=np.zeros(3), tag=1), last="receive")
-    run.advance([], everywhere=False)
-    with pytest.raises(TransportError, match="a message of 8 bytes came into a buffer of 24"):
-        run.advance([_ring(0, 1.0)], everywhere=False)
+def test_a_notice_of_a_later_round_counts_from_now_on() -> None:
+    heard: list[int] = []
+    operations = [Receive("hear"), Compute("note", ("hear",), call=heard.append)]
+    run, _ = execution(Reached(), *operations, last="note")
+    run.note_rung(0, 2)
+    run.advance(everywhere=False)
+    assert heard == [0, 1, 2]
 
 
-def _ring(round: int, value: float) -> Ring:
-    return Ring(0, 0, 1, round, np.float64(value).tobytes())
+def test_a_message_of_another_length_is_refused() -> None:
+    run, lane = execution(Reached(), Receive("receive", data=np.zeros(3), tag=1), last="receive")
+    lane.isend(np.ones(1), 0, 3)
+    with pytest.raises(TransportError, match=r"test, round 0, operation 'receive': .*8 bytes"):
+        run.advance(everywhere=False)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bodies import ALLREDUCES, ENGINES, allreduce_rounds, broadcast_rounds
+from bodies import ALLREDUCES, ENGINES, CalledSum, allreduce_rounds, broadcast_rounds, called_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.progress import InlineProgress, ThreadProgress
-from hocket.schedule import Compute, Gate, Logic, NoOp, Receive, Schedule, Send, recursive_doubling_allreduce
+from hocket.schedule import (
+    Compute,
+    Execution,
+    Gate,
+    Logic,
+    NoOp,
+    Receive,
+    Schedule,
+    Send,
+    recursive_doubling_allreduce,
+)
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World, current_peer
 
@@ -45,7 +55,9 @@ def test_runs_go_on_side_by_side(engine: str) -> None:
         progress = ENGINES[engine]()
         datas = [np.ones(3), np.ones(5)]
         runs = [
-            progress.open(recursive_doubling_allreduce(peer.rank, peer.size, data), peer, f"segment {number}")
+            Execution(
+                recursive_doubling_allreduce(peer.rank, peer.size, data), peer, progress, f"segment {number}"
+            )
             for number, data in enumerate(datas)
         ]
         order = [0, 1] if peer.rank % 2 else [1, 0]
@@ -66,7 +78,7 @@ def test_groups_count_their_own_ranks() -> None:
         assert group is not None
         progress = ThreadProgress()
         data = np.array([float(peer.rank)])
-        run = progress.open(recursive_doubling_allreduce(group.rank, group.size, data), group, "group")
+        run = Execution(recursive_doubling_allreduce(group.rank, group.size, data), group, progress, "group")
         run.start(0).wait()
         progress.close()
         return float(data[0])
@@ -95,7 +107,7 @@ def test_an_operation_fires_once_and_may_wait_for_any() -> None:
         persistent=True,
     )
     progress = InlineProgress()
-    run = progress.open(schedule, SinglePeer(), "run")
+    run = Execution(schedule, SinglePeer(), progress, "run")
     run.start(1).wait()
     assert run.num_ended == 2
     assert fired == [f"{name} {round}" for round in (0, 1) for name in ("a", "b", "any", "all")]
@@ -113,7 +125,7 @@ def test_a_gate_holds_a_round_back_until_it_is_open() -> None:
 
     schedule = Schedule((NoOp("go"), Gate("gate", ("go",), is_open=is_open)), ("gate",), trigger="go")
     progress = InlineProgress()
-    run = progress.open(schedule, SinglePeer(), "run")
+    run = Execution(schedule, SinglePeer(), progress, "run")
     run.start(0).wait()
     assert asked == [0]
     request = run.start(1)
@@ -150,7 +162,7 @@ def test_messages_of_the_next_round_wait_for_it() -> None:
                 Compute("see", ("get",), call=lambda round: seen.append((round, int(data[0])))),
             )
             schedule = Schedule(operations, ("see",), trigger="go")
-        run = progress.open(schedule, peer, "stream")
+        run = Execution(schedule, peer, progress, "stream")
         for round in range(20):
             peer.clock.elapse(0.1 * peer.rank)
             run.start(round).wait()
@@ -174,3 +186,65 @@ def test_inline_progress_advances_what_it_watches() -> None:
         assert received[0] == 1
 
     World(2).run(body)
+
+
+# ------------------------------------------------------------------------------------------- called by other ranks
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 9),
+    seed=st.integers(0, 10**6),
+    rounds=st.integers(1, 12),
+    allreduce=st.sampled_from(sorted(ALLREDUCES)),
+    slow=st.sampled_from([1.0, 10.0, 100.0]),
+)
+def test_each_round_has_everybody_once(
+    size: int, seed: int, rounds: int, allreduce: str, slow: float
+) -> None:
+    """However many start a round, and whoever has none of it in hand yet."""
+    told = World(size, seed=seed).run(lambda: called_rounds(current_peer(), seed, rounds, 3, allreduce, slow))
+    assert told == [[size] * rounds] * size
+
+
+def test_a_slow_rank_is_pulled_through_rounds_and_holds_nobody_up() -> None:
+    def body() -> tuple[float, int]:
+        peer = current_peer()
+        progress = ThreadProgress()
+        run = CalledSum(peer, progress).run
+        if peer.rank == 2:
+            peer.clock.elapse(1.0)
+        ended = run.num_ended
+        for round in range(10):
+            run.start(round).wait()
+        after_s = peer.clock.now()
+        progress.close()
+        return after_s, ended
+
+    fast, _, slow, _ = World(4).run(body)
+    assert fast[0] < 0.01
+    assert slow == (pytest.approx(1.0, abs=0.01), 10), "all rounds had ended before it came"
+
+
+def test_who_closes_first_goes_on_answering() -> None:
+    def body() -> float:
+        peer = current_peer()
+        progress = ThreadProgress()
+        called = CalledSum(peer, progress)
+        for round in range(5 if peer.rank == 0 else 1):
+            peer.clock.elapse(0.1)
+            called.run.start(round).wait()
+        progress.close()
+        assert called.sums == [3.0] * 5
+        return peer.clock.now()
+
+    assert min(World(3).run(body)) > 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_gives_the_same_run(seed: int) -> None:
+    def run() -> tuple[list[object], float]:
+        world = World(5, seed=seed)
+        return world.run(lambda: called_rounds(current_peer(), seed, 6, 2, "ring", 10.0)), world.elapsed_s
+
+    assert run() == run()

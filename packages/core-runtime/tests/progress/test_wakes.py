@@ -1,66 +1,56 @@
-"""No word is lost between the application and a thread that sleeps in compiled code."""
+"""Wake-ups between the ranks of a host: none is lost, none is cut in two."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from hocket.progress.driver import Driver
-from hocket.schedule import NoOp, Receive, Schedule
-from hocket.transport.host.doorbell import HostDoorbell
-from hocket.transport.peer import Peer
+from hocket.progress import ThreadProgress
+from hocket.transport.host.wake import HostWake
 from hocket.transport.signals import Connection, Ring
 from hocket.transport.single import SinglePeer
 
-# Ends with a notice of the rank itself.
-HEARS = Schedule((NoOp("go"), Receive("hear")), ("hear",), trigger="go", persistent=True)
 
+class _Two(SinglePeer):
+    """One of two ranks of this process, as far as `HostWake.connect` can tell."""
 
-class Bell(HostDoorbell):
-    """A bell that can be rung in another's name."""
-
-    def connect(self, peer: Peer, key: int) -> Connection:
-        return _Heard()
-
-    def ring_as(self, *ring: int) -> None:
-        os.write(self._writing, np.array(ring, np.int64).tobytes())
-
-    def fill(self) -> None:
-        while True:
-            try:
-                self.ring_as(0, 0, 0, 0, 0)
-            except BlockingIOError:
-                return
-
-
-class _Heard(Connection):
-    largest_bytes = 64
-
-    def reaches(self, rank: int) -> bool:
-        return False
-
-    def hears(self, rank: int) -> bool:
-        return True
-
-    def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
-        raise AssertionError("nobody is reached")
-
-
-class BellPeer(SinglePeer):
-    def __init__(self) -> None:
+    def __init__(self, rank: int, gathered: Callable[[bytes], list[bytes]]) -> None:
         super().__init__()
-        self.bell = Bell()
-        self.threads.doorbell = lambda: self.bell  # type: ignore[method-assign]
+        self.rank, self.size = rank, 2
+        self._gathered = gathered
+
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        return self._gathered(data)
 
 
 @pytest.fixture
-def peer() -> BellPeer:
-    return BellPeer()
+def two() -> Iterator[tuple[HostWake, Connection, HostWake]]:
+    """Two wakes, and the way from the first to the second."""
+    met, told = threading.Barrier(2), {}
+
+    def gather(rank: int) -> Callable[[bytes], list[bytes]]:
+        def gathered(value: bytes) -> list[bytes]:
+            told[rank] = value
+            met.wait()
+            values = [told[0], told[1]]
+            met.wait()
+            return values
+
+        return gathered
+
+    wakes = HostWake(), HostWake()
+    other = threading.Thread(target=lambda: wakes[1].connect(_Two(1, gather(1)), 7))
+    other.start()
+    connection = wakes[0].connect(_Two(0, gather(0)), 3)
+    other.join()
+    yield wakes[0], connection, wakes[1]
+    for wake in wakes:
+        wake.close()
 
 
 def within(call: Callable[[], Any], seconds: float = 10.0) -> Any:
@@ -73,63 +63,50 @@ def within(call: Callable[[], Any], seconds: float = 10.0) -> Any:
     return results[0]
 
 
-def test_the_ranks_own_ring_counts_where_others_have_filled_the_bell(peer: BellPeer) -> None:
-    driver = Driver(peer)
-    driver.open(HEARS, peer, "test")
-    driver.step(0)
-    peer.bell.fill()
-    driver.ring()
-    assert list(within(lambda: peer.bell.wait(None))) == []
-    driver.close()
+def test_a_wake_says_who_rang_for_what(two: tuple[HostWake, Connection, HostWake]) -> None:
+    _, connection, other = two
+    assert connection.reaches(1)
+    assert connection.hears(1)
+    assert not connection.reaches(0)
+    assert connection.ring(1, 5, 2**40)
+    assert connection.ring(1, 6, -1)
+    assert within(lambda: other.wait(None)) == [Ring(7, 5, 2**40), Ring(7, 6, -1)]
+    assert other.wait(0) == ()
 
 
-def test_rounds_are_told_of_from_when_the_application_closes(peer: BellPeer) -> None:
-    """The last round may end before the application waits for the end: then nobody would look whether it has closed."""
-    driver = Driver(peer)
-    attended = driver.open(HEARS, peer, "test")
-    attended.trigger(0)
-    driver.step(0)
-    attended.close()
-    driver.step(0)
-    assert not attended.closed
-    peer.bell.ring_as(0, 0, 0, 0, 0)  # the notice that ends the last round
-    within(lambda: driver.step(None))
-    assert attended.closed
-    driver.close()
+def test_a_full_wake_refuses_rings_and_loses_none(two: tuple[HostWake, Connection, HostWake]) -> None:
+    _, connection, other = two
+    count = 0
+    while connection.ring(1, count, 0):
+        count += 1
+    other.ring()  # by its own rank: it wakes anyway
+    rings = within(lambda: other.wait(None))
+    assert [ring.message for ring in rings] == list(range(count))
+    assert connection.ring(1, 0, 0)
 
 
-def test_what_ends_while_somebody_begins_to_wait_is_told(peer: BellPeer) -> None:
-    driver = Driver(peer)
-    over = [False]
-
-    class Lock:
-        """Has the driver tell of an end between the first and the second time that it is taken."""
-
-        def __init__(self, held: threading.Lock) -> None:
-            self.held, self.taken = held, 0
-
-        def __enter__(self) -> None:
-            self.taken += 1
-            if self.taken == 2:
-                over[0] = True
-                driver._tell()
-            self.held.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            self.held.release()
-
-    driver._lock = Lock(driver._lock)  # type: ignore[assignment]
-    assert driver.watch(lambda: over[0]) is None
-    driver.close()
+def test_a_closed_wake_is_rung_without_an_error(two: tuple[HostWake, Connection, HostWake]) -> None:
+    wake, connection, _ = two
+    sleeping = HostWake()
+    sleeping.close()
+    assert connection.ring(1, 0, 0)
+    wake.ring()
+    assert within(lambda: wake.wait(None)) == [Ring(-1, 0, 0)]
 
 
-def test_rings_for_others_are_returned(peer: BellPeer) -> None:
-    driver = Driver(peer)
-    driver.open(HEARS, peer, "test")
-    driver.step(0)
-    peer.bell.ring_as(0, 0, 0, 0, 0)  # for the program
-    peer.bell.ring_as(3, 1, 2, 5, 9, 1, 2)  # nine bytes, filled up to words
-    peer.bell.ring_as(3, 1, 2, 6, -1)
-    message = np.array([1, 2], np.int64).tobytes()[:9]
-    assert peer.bell.wait(0) == [Ring(3, 1, 2, 5, message), Ring(3, 1, 2, 6, None)]
-    driver.close()
+def test_what_ends_while_somebody_begins_to_wait_is_told() -> None:
+    """The last step comes just before the application begins to wait: nothing else would wake it."""
+    progress, peer = ThreadProgress(), SinglePeer()
+    ended = [False]
+
+    class Over:
+        """Ends while it is asked for the first time."""
+
+        def __call__(self) -> bool:
+            before, ended[0] = ended[0], True
+            return before
+
+    progress._begin(peer)
+    over = Over()
+    within(lambda: progress.wait_until(over, "it", "test", lambda: "it", 5.0))
+    progress.close()

@@ -12,7 +12,7 @@ from schema import load
 
 import hocket
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.schedule import ring_allreduce
+from hocket.schedule import Execution, ring_allreduce
 from hocket.testing.transport import TransportConformance
 
 ROUNDS, RANKS, COUNT = 5, 3, 6
@@ -44,7 +44,7 @@ def test_a_schedule_is_traced_message_by_message(engine: type[ProgressEngine], t
         trace = hocket.Trace(path)
         peer = trace.join(hocket.join())
         progress, data = engine(), np.ones(COUNT)
-        run = progress.open(ring_allreduce(peer.rank, peer.size, data), peer, "ring")
+        run = Execution(ring_allreduce(peer.rank, peer.size, data), peer, progress, "ring")
         for round in range(ROUNDS):
             data[:] = 1.0
             run.start(round).wait()

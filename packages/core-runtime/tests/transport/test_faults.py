@@ -113,16 +113,16 @@ class TestDelays:
         early = World(3).run(body)[0]
         assert world(3, Faults(delay_s=(5.0, 5.0))).run(body)[0] == pytest.approx(5.0 + early)
 
-    def test_a_delayed_send_wakes_a_sleeping_doorbell(self) -> None:
+    def test_a_delayed_send_wakes_a_sleeping_thread(self) -> None:
         def body() -> float:
             peer, word = my_peer(), np.zeros(1)
-            lane, bell = peer.lane("a"), peer.threads.doorbell()
+            lane, wake = peer.lane("a"), peer.threads.wake()
             if peer.rank == 0:
                 lane.isend(word, 1, 0)
                 return 0.0
             request = lane.irecv(word, 0, 0)
             while not request.done():
-                bell.wait(None)
+                wake.wait(None)
             return peer.clock.now()
 
         assert 5.0 < world(2, Faults(delay_s=(5.0, 5.0))).run(body)[1] < 5.1

@@ -14,7 +14,7 @@ from hocket.arrays import Array
 from hocket.collective.api import Outcome
 from hocket.errors import PeerLostError
 from hocket.progress import ProgressEngine
-from hocket.schedule import Compute, Schedule, activation_broadcast, chain
+from hocket.schedule import Compute, Execution, Schedule, activation_broadcast, chain
 from hocket.transport.peer import Peer
 from hocket_eager.initiative import Situation, initiative
 from hocket_eager.partial_sum import PartialSum
@@ -46,7 +46,7 @@ class Leaving:
             ("noted", _once(self._note)),
             persistent=True,
         )
-        self._run = progress.open(schedule, peer, f"{name} leaving")
+        self._run = Execution(schedule, peer, progress, f"{name} leaving")
 
     def tell(self) -> None:
         """Say that this rank leaves."""
@@ -108,7 +108,7 @@ class MessageSum(PartialSum):
             ("result", _once(self._publish)),
             persistent=True,
         )
-        self._run = progress.open(schedule, peer, name)
+        self._run = Execution(schedule, peer, progress, name)
 
     def propose(self, data: Array, step: int) -> None:
         self._send.add(data, step)

@@ -12,8 +12,8 @@ from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
 from hocket.collective.native import Completed
 from hocket.collective.packing import Packing
-from hocket.progress import ProgressEngine, Run
-from hocket.schedule import Compute, NoOp, Schedule, chain
+from hocket.progress import ProgressEngine
+from hocket.schedule import Compute, Execution, NoOp, Schedule, chain
 from hocket.segment.segment import Segment
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -37,7 +37,7 @@ class _Sum:
 
     total: Array
     contribution: Array
-    run: Run
+    run: Execution
     num_started: int = 0
 
 
@@ -75,7 +75,7 @@ class ScheduledAllreduceChannel(Channel):
 
         begin = Schedule((NoOp("go"), Compute("copy", ("go",), call=copy)), ("copy",), trigger="go")
         schedule = chain(("begin", begin), ("sum", build(self._peer.rank, self._peer.size, total)))
-        opened = _Sum(total, total, progress.open(schedule, self._peer, segment.name))
+        opened = _Sum(total, total, Execution(schedule, self._peer, progress, segment.name))
         return opened
 
     def start(self, segment: Segment, round: int) -> Request:

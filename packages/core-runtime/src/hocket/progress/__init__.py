@@ -1,8 +1,7 @@
-"""Who advances exchanges that only move when somebody looks at them, and who carries out schedules."""
+"""Engines that advance what is under way while nobody waits for it."""
 
-from hocket.progress.api import ProgressEngine
+from hocket.progress.engine import Activity, ProgressEngine
 from hocket.progress.inline import InlineProgress
-from hocket.progress.run import RoundRequest, Run
 from hocket.progress.thread import ThreadProgress
 
-__all__ = ["InlineProgress", "ProgressEngine", "RoundRequest", "Run", "ThreadProgress"]
+__all__ = ["Activity", "InlineProgress", "ProgressEngine", "ThreadProgress"]

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 
 from hocket.errors import ExchangeTimeoutError
-from hocket.progress.api import ProgressEngine
-from hocket.progress.driver import Driver
-from hocket.transport.peer import Peer
+from hocket.progress.engine import ProgressEngine
 from hocket.transport.threads import describe_wait
 from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 
@@ -20,30 +18,23 @@ __all__ = ["InlineProgress"]
 
 
 class InlineProgress(ProgressEngine):
-    """Schedules go on in `advance` and while their application waits for a round, and only then.
+    """Activities go on in `advance` and while their application waits for one, and only then.
 
     So a rank that computes answers nobody: partial collectives need `ThreadProgress`.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._driver: Driver | None = None
 
     def advance(self) -> None:
         super().advance()
         self.nudge()
 
     def nudge(self) -> None:
-        if self._driver is not None:
-            self._driver.check()
-            self._driver.step(0)
+        if self._wake is not None:
+            self.check()
+            self.step(0)
 
-    def wait_until(
-        self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None
-    ) -> None:
-        driver = self._driver
-        assert driver is not None
-        peer = driver.peer
+    def _wait(self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None) -> None:
+        peer = self._peer
+        assert peer is not None
         longest_s = peer.timeout_s if timeout_s is None else timeout_s
         start_s = peer.clock.now()
         reported = False
@@ -56,14 +47,4 @@ class InlineProgress(ProgressEngine):
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
             peer.status.check_lost()
-            driver.step(min(longest_s - waited_s, CHECK_EVERY_S))
-
-    def _driver_for(self, peer: Peer) -> Driver:
-        if self._driver is None:
-            self._driver = Driver(peer)
-        return self._driver
-
-    def _stop(self) -> None:
-        if self._driver is not None:
-            self._driver.close()
-            self._driver = None
+            self.step(min(longest_s - waited_s, CHECK_EVERY_S))

@@ -1,18 +1,20 @@
 """Progress from a thread of its own, which answers other ranks while the training thread computes.
 
-Source: eager-SGD (Li et al.), sec. 4.3: offloading "on an auxiliary thread".
+Source: eager-SGD (Li et al.), sec. 4.3: offloading "on an auxiliary thread"; GossipGraD (Daily et al. 2018), sec. 5.2:
+the training thread puts what is to be communicated into a queue, from which a communication thread takes it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
-from hocket.progress.api import ProgressEngine
-from hocket.progress.carried import CarriedRequest
-from hocket.progress.driver import Driver
+from hocket.progress.engine import ProgressEngine
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
+from hocket.transport.signals import Event, Wake
 
 __all__ = ["ThreadProgress"]
 
@@ -21,69 +23,128 @@ _TELLING_S = 5.0
 
 
 class ThreadProgress(ProgressEngine):
-    """Schedules are carried out by a progress thread, which sleeps while there is nothing to do.
+    """Activities go on in a progress thread, which sleeps while there is nothing to do.
 
     What fails there is raised by whatever the application does next with the engine; if that is nothing for 5 s, the
-    thread ends the job. The thread starts with the first schedule or carried request, and ends with `close` or with the
+    thread ends the job. The thread starts with the first activity or carried request, and ends with `close` or with the
     process.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._driver: Driver | None = None
+        self._handed_over: deque[_CarriedRequest] = deque()
+        self._carried: list[_CarriedRequest] = []
+        self._told: Event | None = None
         self._thread: Request | None = None
         self._stopping = False
 
     def advance(self) -> None:
         super().advance()
-        if self._driver is not None:
-            self._driver.check()
+        self.check()
 
     def carry(self, request: Request, peer: Peer, name: str) -> Request:
-        return CarriedRequest(request, self._driver_for(peer), self, name)
+        self._begin(peer)
+        carried = _CarriedRequest(request, self, name)
+        self._handed_over.append(carried)
+        self.nudge()
+        return carried
+
+    def check(self) -> None:
+        if self.error is not None and self._told is not None:
+            self._told.set()
+        super().check()
 
     def nudge(self) -> None:
-        if self._driver is not None:
-            self._driver.ring()
+        if self._wake is not None:
+            self._wake.ring()
 
-    def wait_until(
-        self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None
-    ) -> None:
-        assert self._driver is not None
-        event = self._driver.watch(over)
+    def _wait(self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None) -> None:
+        event = self._event_of(over)
         if event is not None:
             event.wait(describe, timeout_s)
 
-    def _driver_for(self, peer: Peer) -> Driver:
-        if self._driver is None:
-            self._driver = Driver(peer)
+    def _begin(self, peer: Peer) -> Wake:
+        wake = super()._begin(peer)
+        if self._thread is None:
+            self._told = peer.threads.event()
             self._thread = peer.threads.spawn("progress", self._live, self._ask_to_stop)
-        return self._driver
+        return wake
+
+    def _advance_carried(self) -> bool:
+        while self._handed_over:
+            self._carried.append(self._handed_over.popleft())
+        left = [carried for carried in self._carried if not carried.look()]
+        if len(left) < len(self._carried):
+            self._carried = left
+            self._tell()
+        return bool(left)
 
     def _live(self) -> None:
-        driver = self._driver
-        assert driver is not None
+        assert self._peer is not None
+        assert self._told is not None
         try:
             while not self._stopping:
-                driver.step(None)
+                self.step(None)
         except Exception as error:
-            driver.fail(error)
+            self.fail(error)
             try:
-                driver.told.wait(lambda: "its training thread to hear of a failure", _TELLING_S)
+                self._told.wait(lambda: "its training thread to hear of a failure", _TELLING_S)
             except PeerLostError:
                 return  # the training thread's waits end so, too
             except ExchangeTimeoutError:
-                driver.peer.abort(f"hocket: {driver.error}; all ranks end")
+                self._peer.abort(f"hocket: {self.error}; all ranks end")
 
     def _ask_to_stop(self) -> None:
         self._stopping = True
         self.nudge()
 
     def _stop(self) -> None:
-        if self._driver is None or self._thread is None:
-            return
-        self._ask_to_stop()
-        self._thread.wait()
-        self._driver.close()
-        self._driver = self._thread = None
-        self._stopping = False
+        if self._thread is not None:
+            self._ask_to_stop()
+            self._thread.wait()
+            self._thread = None
+            self._stopping = False
+        super()._stop()
+
+
+class _CarriedRequest(Request):
+    """The training thread's side of a request that only the progress thread touches.
+
+    MPI lets no two threads look at one request at once.
+
+    Args:
+        held: started, and only the progress thread's from now on.
+        progress: the engine whose thread it is.
+        name: stands in messages.
+    """
+
+    __slots__ = ("_held", "_name", "_over", "_progress")
+
+    def __init__(self, held: Request, progress: ThreadProgress, name: str) -> None:
+        self._held = held
+        self._progress = progress
+        self._name = name
+        self._over = False
+
+    def look(self) -> bool:
+        """Look at the request, in the progress thread, and return whether it is done."""
+        self._over = self._held.done()
+        return self._over
+
+    def done(self) -> bool:
+        self._progress.check()
+        return self._over
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        self._progress.wait_until(
+            lambda: self._over,
+            "the progress thread",
+            self._name,
+            lambda: f"the messages of {self._name}",
+            timeout_s,
+        )
+        return self._held.result
+
+    @property
+    def result(self) -> Any:
+        return self._held.result

@@ -1,29 +1,31 @@
-"""Collectives as data: schedules of sends, receives, computations and no-ops that a progress engine executes.
+"""Collectives as data: schedules of sends, receives, computations and no-ops, and the executor that runs them.
 
 Source: Li et al., eager-SGD, sec. 4.1.1.
 """
 
-from hocket.schedule.activation import activation_broadcast
-from hocket.schedule.allreduce import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
-from hocket.schedule.broadcast import binomial_broadcast
-from hocket.schedule.mutex import Mutex
-from hocket.schedule.operation import Add, Compute, Copy, Gate, Logic, NoOp, Operation, Receive, Send
-from hocket.schedule.rendering import render
-from hocket.schedule.schedule import Schedule, ScheduleError, chain
+from hocket.schedule.builders import (
+    activation_broadcast,
+    binomial_broadcast,
+    recursive_doubling_allreduce,
+    ring_allreduce,
+    tree_allreduce,
+)
+from hocket.schedule.executor import Execution
+from hocket.schedule.operations import Add, Compute, Gate, Logic, NoOp, Operation, Receive, Send
+from hocket.schedule.schedule import Schedule, ScheduleError, chain, render
 
 __all__ = [
     "Schedule",
     "ScheduleError",
+    "Execution",
     "Operation",
     "Logic",
     "NoOp",
     "Add",
     "Compute",
-    "Copy",
     "Gate",
     "Send",
     "Receive",
-    "Mutex",
     "chain",
     "render",
     "activation_broadcast",

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from hocket.arrays import Array
 from hocket.errors import HocketError, suggest
-from hocket.schedule.operation import Copy, NoOp, Operation, Receive, Send
+from hocket.schedule.operations import Add, Compute, Gate, NoOp, Operation, Receive, Send
 
-__all__ = ["Schedule", "ScheduleError", "chain"]
+__all__ = ["Schedule", "ScheduleError", "chain", "render"]
 
 
 class ScheduleError(HocketError):
@@ -113,20 +114,17 @@ class Schedule:
             messages.add(message)
 
     def _check_buffers(self) -> None:
-        """Check what compiled code relies on."""
         for operation in self.operations:
             where = f"operation {operation.name!r}"
-            arrays = (*operation.reads(), *operation.writes())
-            if not all(array.flags.c_contiguous for array in arrays):
-                raise ScheduleError(f"{where}: its data must be C-contiguous")
-            if not all(array.flags.writeable for array in operation.writes()):
-                raise ScheduleError(f"{where}: what it writes must be writable")
-            kinds = list(dict.fromkeys(f"{array.dtype}{list(array.shape)}" for array in arrays))
-            if len(kinds) > 1:
-                raise ScheduleError(f"{where}: its arrays differ, {' and '.join(kinds)}")
-            stamp = operation.stamp if isinstance(operation, Copy) else None
-            if stamp is not None and (stamp.dtype != "int64" or stamp.size != 1 or not stamp.flags.writeable):
-                raise ScheduleError(f"{where}: its stamp must be one writable int64")
+            if isinstance(operation, Add):
+                kinds = [f"{array.dtype}{list(array.shape)}" for array in (operation.total, operation.addend)]
+                if kinds[0] != kinds[1]:
+                    raise ScheduleError(f"{where}: its arrays differ, {' and '.join(kinds)}")
+            if isinstance(operation, Send | Receive) and operation.data is not None:
+                if not operation.data.flags.c_contiguous:
+                    raise ScheduleError(f"{where}: its data must be C-contiguous")
+                if isinstance(operation, Receive) and not operation.data.flags.writeable:
+                    raise ScheduleError(f"{where}: what it writes must be writable")
 
 
 def chain(*parts: tuple[str, Schedule], persistent: bool = False) -> Schedule:
@@ -169,3 +167,46 @@ def _moved(operation: Operation, part: str, previous: tuple[str, ...], num_tags:
     if isinstance(moved, Send | Receive):
         moved = replace(moved, tag=moved.tag + num_tags)
     return moved
+
+
+def render(schedule: Schedule) -> str:
+    """Return a line for each operation: its name, what it does, and after what.
+
+    For instance `stage 0: send     send 64 bytes to rank 1, tag 2     after start`.
+    """
+    rows = [
+        (operation.name, _what(operation, schedule), _after(operation)) for operation in schedule.operations
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _what(operation: Operation, schedule: Schedule) -> str:
+    match operation:
+        case Send(data=data, to=to, tag=tag):
+            what = f"send {_content(data)} to rank {to}, tag {tag}"
+        case Receive(data=data, source=source, tag=tag):
+            what = f"receive {_content(data)} from rank {source}, tag {tag}"
+        case Compute():
+            what = "compute"
+        case Add(total=total):
+            what = f"add {total.nbytes} bytes"
+        case Gate():
+            what = "wait until open"
+        case _:
+            what = "trigger" if operation.name == schedule.trigger else "nothing"
+    return f"{what} (last)" if operation.name in schedule.last else what
+
+
+def _content(data: Array | None) -> str:
+    return "a notice" if data is None else f"{data.nbytes} bytes"
+
+
+def _after(operation: Operation) -> str:
+    if not operation.after:
+        return ""
+    how = f"{operation.logic.value} of " if len(operation.after) > 1 else ""
+    return f"after {how}{', '.join(operation.after)}"

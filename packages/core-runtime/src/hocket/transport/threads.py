@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.transport.request import Request
-from hocket.transport.signals import Doorbell, Event
+from hocket.transport.signals import Event, Wake
 from hocket.transport.status import Status
 from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
 
@@ -65,11 +65,11 @@ class Threads:
         """Return an event that one thread of this rank sets and others wait for."""
         return ThreadEvent(self._peer)
 
-    def doorbell(self) -> Doorbell:
-        """Return a bell that other ranks can ring once it is connected to theirs, for one thread to sleep on."""
-        from hocket.transport.host.doorbell import HostDoorbell
+    def wake(self) -> Wake:
+        """Return a wake-up for one thread to sleep on; other ranks can ring it once it is connected to theirs."""
+        from hocket.transport.host.wake import HostWake
 
-        return HostDoorbell()
+        return HostWake()
 
     def check_ended(self) -> None:
         """Raise TransportError if a thread of `spawn` still runs."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hocket.transport.faults.doorbell import FaultyDoorbell
 from hocket.transport.faults.lane import FaultyLane
 from hocket.transport.faults.victim import Victim
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.signals import Doorbell, Event
+from hocket.transport.signals import Connection, Event, Ring, Wake
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.wrapper import WrapperPeer
@@ -84,7 +83,7 @@ class _Status(Status):
 
 
 class _Threads(Threads):
-    """Whose bells no other rank rings."""
+    """Threads that no other rank wakes."""
 
     def __init__(self, held: Threads) -> None:
         self._held = held
@@ -96,8 +95,28 @@ class _Threads(Threads):
     def event(self) -> Event:
         return self._held.event()
 
-    def doorbell(self) -> Doorbell:
-        return FaultyDoorbell(self._held.doorbell())
+    def wake(self) -> Wake:
+        return _FaultyWake(self._held.wake())
 
     def check_ended(self) -> None:
         self._held.check_ended()
+
+
+class _FaultyWake(Wake):
+    """A wake-up that holds a wake-up, out of the other ranks' reach: their rings would bypass the lanes' faults."""
+
+    def __init__(self, held: Wake) -> None:
+        self.hears_everything = held.hears_everything
+        self._held = held
+
+    def connect(self, peer: Peer, key: int) -> Connection:
+        return Connection()
+
+    def ring(self) -> None:
+        self._held.ring()
+
+    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+        return self._held.wait(timeout_s)
+
+    def close(self) -> None:
+        self._held.close()

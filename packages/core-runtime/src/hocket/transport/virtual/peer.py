@@ -13,7 +13,7 @@ from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
 from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
 from hocket.transport.virtual.request import Station, VirtualRequest
-from hocket.transport.virtual.signals import VirtualDoorbell, VirtualEvent
+from hocket.transport.virtual.signals import VirtualEvent, VirtualWake
 from hocket.transport.virtual.task import State, Task
 
 __all__ = ["GroupState", "VirtualPeer"]
@@ -187,8 +187,8 @@ class _Threads(Threads):
     def event(self) -> VirtualEvent:
         return VirtualEvent(self._station, self._peer.timeout_s)
 
-    def doorbell(self) -> VirtualDoorbell:
-        return VirtualDoorbell(self._station)
+    def wake(self) -> VirtualWake:
+        return VirtualWake(self._station)
 
     def check_ended(self) -> None:
         running = [str(task) for task in self._tasks if task.state is not State.ENDED]

@@ -14,7 +14,7 @@ from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.task import Signal
 
 if TYPE_CHECKING:
-    from hocket.transport.virtual.signals import VirtualDoorbell
+    from hocket.transport.virtual.signals import VirtualWake
 
 __all__ = ["Station", "VirtualReceive", "VirtualRequest"]
 
@@ -28,14 +28,14 @@ class Station:
         fabric: carries its messages.
         network: what they cost.
         rank: its rank in the world; every message to a reader names ranks by this one.
-        bells: rung whenever an operation of the rank ends.
+        wakes: rung whenever an operation of the rank ends.
     """
 
     scheduler: Scheduler
     fabric: Fabric
     network: NetworkModel
     rank: int
-    bells: list[VirtualDoorbell] = field(default_factory=list)
+    wakes: list[VirtualWake] = field(default_factory=list)
 
 
 class VirtualRequest(Request):
@@ -87,8 +87,8 @@ class VirtualRequest(Request):
 
     def _end(self) -> None:
         self._station.scheduler.timeline.fire(self._signal)
-        for bell in self._station.bells:
-            bell.ring()
+        for wake in self._station.wakes:
+            wake.ring()
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""Events and bells of virtual ranks: signals of the simulation."""
+"""Events and wake-ups of virtual ranks: signals of the simulation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
-from hocket.transport.signals import Connection, Doorbell, Event, Ring
+from hocket.transport.signals import Connection, Event, Ring, Wake
 from hocket.transport.virtual.task import Signal
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.virtual.request import Station
 
-__all__ = ["VirtualDoorbell", "VirtualEvent"]
+__all__ = ["VirtualEvent", "VirtualWake"]
 
 
 class VirtualEvent(Event):
@@ -35,18 +35,18 @@ class VirtualEvent(Event):
         station.scheduler.wait(station.rank, self._signal, describe, self._timeout_s, timeout_s)
 
 
-class VirtualDoorbell(Doorbell):
-    """A bell that the simulation itself rings when an operation of the rank ends."""
+class VirtualWake(Wake):
+    """A wake-up by the simulation itself, whenever an operation of the rank ends."""
 
     hears_everything = True
 
     def __init__(self, station: Station) -> None:
         self._station = station
         self._signal = Signal()
-        station.bells.append(self)
+        station.wakes.append(self)
 
-    def connect(self, peer: Peer, key: int) -> _NoNeed:
-        return _NoNeed()
+    def connect(self, peer: Peer, key: int) -> Connection:
+        return Connection()  # messages wake their receiver when they arrive
 
     def ring(self) -> None:
         if not self._signal.is_set:
@@ -66,19 +66,4 @@ class VirtualDoorbell(Doorbell):
         return ()
 
     def close(self) -> None:
-        self._station.bells.remove(self)
-
-
-class _NoNeed(Connection):
-    """Messages ring by themselves when they arrive."""
-
-    largest_bytes = 0
-
-    def reaches(self, rank: int) -> bool:
-        return False
-
-    def hears(self, rank: int) -> bool:
-        return False
-
-    def ring(self, rank: int, message: int, round: int, data: bytes | None = None) -> bool:
-        return True
+        self._station.wakes.remove(self)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hocket.arrays import Array
-from hocket.schedule.mutex import Mutex
 
-__all__ = ["Add", "Compute", "Copy", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
+__all__ = ["Add", "Compute", "Gate", "Logic", "NoOp", "Operation", "Receive", "Send"]
 
 
 class Logic(Enum):
@@ -38,14 +37,6 @@ class Operation:
     after: tuple[str, ...] = ()
     logic: Logic = Logic.ALL
 
-    def reads(self) -> tuple[Array, ...]:
-        """Return the arrays that it reads."""
-        return ()
-
-    def writes(self) -> tuple[Array, ...]:
-        """Return the arrays that it writes, of the shape and dtype of those that it reads."""
-        return ()
-
 
 @dataclass(frozen=True, eq=False)
 class NoOp(Operation):
@@ -54,7 +45,7 @@ class NoOp(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Compute(Operation):
-    """A call that does not block, done when it returns; it takes the GIL, which `Add` and `Copy` do not.
+    """A call that does not block, done when it returns.
 
     Attributes:
         call: given the round of the execution. Runs on the thread that advances the schedule.
@@ -65,7 +56,7 @@ class Compute(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Add(Operation):
-    """total += addend, done at once; without Python for float32, float64, int32 and int64.
+    """total += addend, done at once.
 
     Attributes:
         total, addend: C-contiguous, of one shape and dtype.
@@ -74,36 +65,6 @@ class Add(Operation):
     total: Array = field(kw_only=True)
     addend: Array = field(kw_only=True)
 
-    def reads(self) -> tuple[Array, ...]:
-        return self.total, self.addend
-
-    def writes(self) -> tuple[Array, ...]:
-        return (self.total,)
-
-
-@dataclass(frozen=True, eq=False)
-class Copy(Operation):
-    """to = source, done at once; without Python, so that a rank whose training thread holds the GIL takes part.
-
-    Attributes:
-        source, to: C-contiguous, of one shape and dtype.
-        clears: whether `source` becomes zero thereby: what accumulates there is taken once.
-        stamp: [1] int64, which becomes the execution's round; None for none.
-        lock: held meanwhile, against an application that touches the same; None for none.
-    """
-
-    source: Array = field(kw_only=True)
-    to: Array = field(kw_only=True)
-    clears: bool = False
-    stamp: Array | None = None
-    lock: Mutex | None = None
-
-    def reads(self) -> tuple[Array, ...]:
-        return (self.source,)
-
-    def writes(self) -> tuple[Array, ...]:
-        return (self.to, self.source) if self.clears else (self.to,)
-
 
 @dataclass(frozen=True, eq=False)
 class Gate(Operation):
@@ -111,7 +72,7 @@ class Gate(Operation):
 
     Attributes:
         is_open: given the round of the execution. Asked when the gate fires, and until it says yes whenever the
-            schedule is looked at (`Run.nudge`), on the thread that advances it; does not block.
+            schedule is looked at (`Execution.nudge`), on the thread that advances it; does not block.
     """
 
     is_open: Callable[[int], bool] = lambda round: True
@@ -143,9 +104,6 @@ class Send(_Message):
 
     to: int = 0
 
-    def reads(self) -> tuple[Array, ...]:
-        return () if self.data is None else (self.data,)
-
 
 @dataclass(frozen=True, eq=False)
 class Receive(_Message):
@@ -156,6 +114,3 @@ class Receive(_Message):
     """
 
     source: int = 0
-
-    def writes(self) -> tuple[Array, ...]:
-        return () if self.data is None else (self.data,)

@@ -1,11 +1,13 @@
-"""Allreduce as a schedule, for any number of ranks.
+"""Collectives as schedules, for any number of ranks: allreduces, a broadcast and an activation.
 
-Recursive doubling has the fewest stages, a ring sends the fewest bytes, and a tree of large arity has the fewest
-messages: with more ranks than cores, what counts is how often a rank must be woken.
+Of the allreduces, recursive doubling has the fewest stages, a ring sends the fewest bytes, and a tree of large arity
+has the fewest messages: with more ranks than cores, what counts is how often a rank must be woken.
 
-Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4;
+Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4;
 for numbers of ranks that are no power of two, the extra ranks hand their data to a neighbour first and get the result
-from it last.
+from it last. The activation is that of eager-SGD (Li et al.), sec. 4.1.1: "a modified version of the recursive doubling
+communication scheme ... equivalent to the union of P binomial trees". There partners are r xor 2^s, which exist for
+powers of two only; here the partner of stage s is r + 2^s modulo P, which makes the same trees for any P.
 """
 
 from __future__ import annotations
@@ -13,10 +15,16 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.schedule.operation import Add, NoOp, Operation, Receive, Send
+from hocket.schedule.operations import Add, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule
 
-__all__ = ["recursive_doubling_allreduce", "ring_allreduce", "tree_allreduce"]
+__all__ = [
+    "activation_broadcast",
+    "binomial_broadcast",
+    "recursive_doubling_allreduce",
+    "ring_allreduce",
+    "tree_allreduce",
+]
 
 
 def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
@@ -173,3 +181,58 @@ def tree_allreduce(rank: int, size: int, data: Array, arity: int = 2) -> Schedul
     for child in children:
         operations.append(Send(f"down {child}: send", ("down",), data=data, to=child))
     return Schedule(tuple(operations), (have,), trigger="start")
+
+
+def binomial_broadcast(rank: int, size: int, data: Array, root: int = 0) -> Schedule:
+    """Return this rank's part of a broadcast of `root`'s `data`, in ceil(log2 size) stages.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: sent by `root`, received into elsewhere; the same number of bytes on every rank.
+        root: whose data it is.
+
+    Returns:
+        A schedule with the trigger `start`, which on other ranks than the root holds the receive back until the
+        application allows `data` to be overwritten.
+    """
+    place = (rank - root) % size  # counted from the root, whose place is 0
+    operations: list[Operation] = [NoOp("start")]
+    have = "start"
+    # The lowest bit of a place is the stage at which it receives; the root has data from before the first.
+    reach = place & -place if place else 1 << (size - 1).bit_length()
+    if place:
+        have = "receive"
+        operations.append(Receive(have, ("start",), data=data, source=(place - reach + root) % size))
+    while reach > 1:
+        reach >>= 1
+        if place + reach < size:
+            to = (place + reach + root) % size
+            operations.append(Send(f"send to {to}", (have,), data=data, to=to))
+    return Schedule(tuple(operations), (have,), trigger="start")
+
+
+def activation_broadcast(rank: int, size: int) -> Schedule:
+    """Return this rank's part of the activation: it ends as soon as the rank is activated, by whomever.
+
+    Every rank can be the initiator, and several can at once: who receives at stage s forwards at the stages after s,
+    whoever is activated twice forwards once. The initiator sends ceil(log2 size) notices and everybody hears within as
+    many stages; with one initiator 2^ceil(log2 size) - 1 notices are sent, which is one per rank for powers of two.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+
+    Returns:
+        A schedule with the trigger `arrive` that ends with `active`.
+    """
+    num_stages = (size - 1).bit_length()
+    operations: list[Operation] = [NoOp("arrive")]
+    callers = ["arrive"]
+    for stage in range(num_stages):
+        to, source = (rank + (1 << stage)) % size, (rank - (1 << stage)) % size
+        operations.append(Send(f"call {stage}", tuple(callers), Logic.ANY, to=to, tag=stage))
+        operations.append(Receive(f"called {stage}", source=source, tag=stage))
+        callers.append(f"called {stage}")
+    operations.append(NoOp("active", tuple(callers), Logic.ANY))
+    return Schedule(tuple(operations), ("active",), trigger="arrive", num_tags=max(num_stages, 1))

@@ -1,0 +1,287 @@
+"""Advances what is under way while nobody waits for it: requests, and activities that other ranks wake."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+
+from hocket.errors import TransportError
+from hocket.progress.backoff import pause_s
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
+from hocket.transport.signals import Connection, Event, Wake
+
+__all__ = ["Activity", "ProgressEngine"]
+
+# A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
+# of a step; and any look has MPI go on with everything.
+_LOOKS_AT_A_TIME = 8
+
+
+class Activity(ABC):
+    """A schedule as an engine sees it: it goes on whenever another rank wakes this one, until it is closed."""
+
+    @abstractmethod
+    def begin(self, lane: Lane, connection: Connection) -> None:
+        """Begin to exchange messages on `lane` with ranks that `connection` may wake."""
+
+    @abstractmethod
+    def note_rung(self, message: int, round: int) -> None:
+        """Note a wake-up by another rank; see `Connection.ring`."""
+
+    @abstractmethod
+    def advance(self, everywhere: bool) -> bool:
+        """Do what can be done now; never blocks.
+
+        Args:
+            everywhere: look also for messages that have woken nobody.
+
+        Returns:
+            Whether anything has happened.
+
+        Raises:
+            TransportError: a message or a computation failed.
+        """
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> bool:
+        """Whether something is known to be under way whose end wakes nobody."""
+
+    @property
+    @abstractmethod
+    def unheard(self) -> bool:
+        """Whether some ranks cannot wake this one, so that their messages must be polled for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Answer the others until all have closed; collective, and nothing if it is closed."""
+
+
+class ProgressEngine(ABC):
+    """Advances requests between their start and somebody's wait, and the activities of this rank.
+
+    `step` is called by one thread at a time; `open`, `check`, `nudge` and `wait_until` by any thread of the rank.
+
+    Attributes:
+        error: what ended all activities; None while they go on.
+    """
+
+    def __init__(self) -> None:
+        self.error: TransportError | None = None
+        self._watched: deque[Request] = deque()
+        self._peer: Peer | None = None
+        self._wake: Wake | None = None
+        self._activities: dict[int, Activity] = {}
+        self._keys = itertools.count()
+        self._waiters: list[tuple[Callable[[], bool], Event]] = []
+        self._lock = threading.Lock()
+        self._in_flight = False
+        self._quiet_since_s: float | None = None
+
+    # ------------------------------------------------------------------------------- requests of the training thread
+
+    def watch(self, request: Request) -> None:
+        """Advance `request` in `advance` from now on, until it is done.
+
+        It stays the training thread's, in every mode: MPI lets no two threads look at one request at once.
+        """
+        self._watched.append(request)
+
+    def carry(self, request: Request, peer: Peer, name: str) -> Request:
+        """Have `request` advanced while the training thread computes, if this engine can; else return it as it is.
+
+        Args:
+            request: just started; used through what is returned from now on.
+            peer: this rank's endpoint.
+            name: stands in messages, for instance `gradients.0[3]`.
+        """
+        return request
+
+    def advance(self) -> None:
+        """Look at a few of what is under way, in turns; called where the training thread can spare microseconds.
+
+        Raises:
+            TransportError: an exchange failed.
+        """
+        for _ in range(min(len(self._watched), _LOOKS_AT_A_TIME)):
+            request = self._watched.popleft()
+            if not request.done():
+                self._watched.append(request)
+
+    # ------------------------------------------------------------------------------------------------- activities
+
+    def open(self, activity: Activity, peer: Peer, name: str) -> None:
+        """Advance `activity` from now on, and let the other ranks of `peer` wake it; collective among them.
+
+        Args:
+            activity: gets a lane of its own.
+            peer: this rank's endpoint.
+            name: stands in messages, for instance `gradients.0[3]`.
+        """
+        wake = self._begin(peer)
+        lane = peer.lane(name)
+        key = next(self._keys)
+        # Before the others learn how to ring, so that no ring is missed.
+        self._activities = {**self._activities, key: activity}
+        activity.begin(lane, wake.connect(peer, key))
+        wake.ring()
+
+    def forget(self, activity: Activity) -> None:
+        """Advance a closed activity no longer."""
+        self._activities = {key: other for key, other in self._activities.items() if other is not activity}
+
+    def check(self) -> None:
+        """Raise TransportError in the application if an activity has failed."""
+        if self.error is not None:
+            raise type(self.error)(str(self.error)) from self.error
+
+    @abstractmethod
+    def nudge(self) -> None:
+        """Have changes of the application looked at soon; never blocks."""
+
+    def wait_until(
+        self,
+        over: Callable[[], bool],
+        what: str,
+        name: str,
+        describe: Callable[[], str],
+        timeout_s: float | None,
+    ) -> None:
+        """Block until `over()`, which steps bring about, without burning a core.
+
+        Args:
+            over: says whether the wait has ended.
+            what, name: what is awaited of which exchange, for the other ranks' stall reports.
+            describe: says what is awaited and from whom; called for errors and reports only.
+            timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
+
+        Raises:
+            ExchangeTimeoutError: not in time; carries what `describe` says.
+            TransportError: an activity failed.
+        """
+        self.check()
+        if over():
+            return
+        assert self._peer is not None
+        self._peer.status.note_waiting(what, name)
+        self._wait(over, describe, timeout_s)
+        self._peer.status.note_computing()
+        self.check()
+
+    def close(self) -> None:
+        """Close what is still open, in the order in which it was opened, and stop; collective.
+
+        Raises:
+            ExchangeTimeoutError: a rank has not closed in time.
+            TransportError: an activity has failed.
+        """
+        for activity in list(self._activities.values()):
+            activity.close()
+        self._stop()
+
+    # --------------------------------------------------------------------------------------- from the stepping thread
+
+    def step(self, longest_s: float | None) -> None:
+        """Sleep until there is something to do, at most `longest_s`, and do it.
+
+        Raises:
+            TransportError: an activity failed.
+        """
+        assert self._wake is not None
+        if self._hear(self._wake, longest_s):
+            self._quiet_since_s = None
+        everywhere = self._wake.hears_everything or self._any_unheard()
+        in_flight = False
+        try:
+            for activity in self._activities.values():
+                if activity.advance(everywhere):
+                    self._tell()
+                in_flight |= activity.in_flight
+            in_flight |= self._advance_carried()
+        except TransportError as error:
+            self.fail(error)
+            raise
+        self._in_flight = in_flight
+
+    def fail(self, error: Exception) -> None:
+        """Have all that wait, and all that comes after, end with `error`."""
+        if self.error is None:
+            if not isinstance(error, TransportError):
+                assert self._peer is not None
+                error = TransportError(f"rank {self._peer.rank}: its progress failed: {error!r}")
+            self.error = error
+            self._tell()
+
+    # -------------------------------------------------------------------------------------------- how it does it
+
+    @abstractmethod
+    def _wait(self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None) -> None:
+        """Block until `over()` or an activity has failed; see `wait_until`."""
+
+    def _begin(self, peer: Peer) -> Wake:
+        """Return what steps sleep on, made for the first activity or carried request."""
+        if self._wake is None:
+            self._peer = peer
+            self._wake = peer.threads.wake()
+        return self._wake
+
+    def _stop(self) -> None:
+        """Stop carrying out activities; not collective."""
+        if self._wake is not None:
+            self._wake.close()
+        self._wake = self._peer = None
+
+    def _advance_carried(self) -> bool:
+        """Look at carried requests, and return whether any is left."""
+        return False
+
+    def _hear(self, wake: Wake, longest_s: float | None) -> bool:
+        """Sleep, give activities their wake-ups, and return whether there were any."""
+        polls = not wake.hears_everything and (self._in_flight or self._any_unheard())
+        rings = wake.wait(self._pause_s(longest_s) if polls else longest_s)
+        for ring in rings:
+            activity = self._activities.get(ring.key)
+            if activity is not None:
+                activity.note_rung(ring.message, ring.round)
+        return bool(rings)
+
+    def _any_unheard(self) -> bool:
+        return any(activity.unheard for activity in self._activities.values())
+
+    def _pause_s(self, longest_s: float | None) -> float:
+        """Return how long to sleep before the next look at what is under way."""
+        assert self._peer is not None
+        now_s = self._peer.clock.now()
+        if self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        pause = pause_s(now_s - self._quiet_since_s)
+        if longest_s is not None:
+            return min(pause, longest_s)
+        if pause == 0:
+            os.sched_yield()
+        return pause
+
+    def _event_of(self, over: Callable[[], bool]) -> Event | None:
+        """Return an event that is set once `over()` or an activity has failed; None if so already."""
+        assert self._peer is not None
+        with self._lock:
+            if over() or self.error is not None:
+                return None
+            event = self._peer.threads.event()
+            self._waiters.append((over, event))
+            return event
+
+    def _tell(self) -> None:
+        """Release the waits that have ended; called whenever something has happened."""
+        self._quiet_since_s = None
+        with self._lock:
+            ended = [event for over, event in self._waiters if self.error is not None or over()]
+            self._waiters = [waiter for waiter in self._waiters if waiter[1] not in ended]
+        for event in ended:
+            event.set()

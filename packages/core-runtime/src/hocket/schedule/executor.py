@@ -1,0 +1,375 @@
+"""Runs a schedule round after round, on the thread of a progress engine.
+
+Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persistent schedules, external activation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import Array
+from hocket.errors import PeerLostError, TransportError
+from hocket.progress import Activity, ProgressEngine
+from hocket.schedule.firing import Firing
+from hocket.schedule.operations import Add, Compute, Gate, Receive, Send
+from hocket.schedule.schedule import Schedule
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
+from hocket.transport.signals import Connection
+
+__all__ = ["Execution", "RoundRequest"]
+
+# The data of a round is sent under one of so many numbers, which every transport accepts. They come again only rounds
+# later, and then still in order between the same two ranks.
+_NUMBERS = 16_384
+# The round of a wake-up for data on the lane; a wake-up of any other round is a notice.
+_ON_LANE = -1
+
+
+class _Sending(NamedTuple):
+    """A message that is not sent, or whose receiver has not been woken; `ring` is None once it has."""
+
+    operation: int
+    request: Request | None
+    ring: tuple[int, int, int] | None
+
+
+class Execution(Activity):
+    """A schedule that runs round after round, on this rank and on the others of its peer; collective.
+
+    Rounds count from 0 and end in order. With a persistent schedule other ranks can start them too.
+    Buffers hold what the newest round has computed: with a persistent schedule the next round may begin, and
+    overwrite them, as soon as one has ended. Have the schedule's last computation copy what must last.
+
+    Between ranks that can wake each other a notice is a wake-up; everything else is a message on the lane, of which a
+    wake-up tells. `start`, `ended`, `wait`, `nudge` and `close` are the application's, the rest the engine's.
+
+    Args:
+        schedule: this rank's part.
+        peer: this rank's endpoint among the ranks that the schedule counts.
+        progress: the engine that advances it.
+        name: stands in messages, for instance `gradients.0[3]`.
+    """
+
+    def __init__(self, schedule: Schedule, peer: Peer, progress: ProgressEngine, name: str) -> None:
+        self._schedule, self._name, self._progress = schedule, name, progress
+        self._operations = schedule.operations
+        self._firing = Firing(schedule)
+        self._receives = {
+            (operation.source, operation.tag): i
+            for i, operation in enumerate(self._operations)
+            if isinstance(operation, Receive)
+        }
+        self._trigger = next(
+            (i for i, op in enumerate(self._operations) if op.name == schedule.trigger), None
+        )
+        self._round = 0
+        self._wanted = 0  # the application has triggered the rounds before this one
+        self._armed = False
+        self._gates: list[int] = []  # of this round, that were shut when they were asked
+        self._heard: Counter[int] = (
+            Counter()
+        )  # by receive, the newest round that a notice has come for, plus 1
+        self._notices: dict[int, tuple[Array, Request]] = {}  # receives of notices that come on the lane
+        self._receiving: dict[int, Request] = {}
+        self._sending: list[_Sending] = []
+        # By receive, wake-ups less messages found; a message can be found before its wake-up.
+        self._rung: Counter[int] = Counter()
+        self._num_done = 0
+        self._doing = ""  # for errors
+        self._triggered = np.zeros(peer.size, np.int64)
+        self._agreement: Request | None = None
+        self._final: int | None = None
+        self._closing = self._closed = False
+        self._lane: Lane
+        self._connection: Connection | None = None
+        progress.open(self, peer, name)
+
+    # -------------------------------------------------------------------------------- from any thread of the rank
+
+    @property
+    def num_ended(self) -> int:
+        """How many rounds have ended on this rank."""
+        return self._round
+
+    def start(self, round: int) -> RoundRequest:
+        """Say that the application has arrived at `round` (internal activation); never blocks.
+
+        If the round has ended without it, or is under way, that changes nothing.
+
+        Returns:
+            Done when the round has ended on this rank.
+
+        Raises:
+            TransportError: an execution has failed.
+        """
+        self._progress.check()
+        if round >= self._round:
+            self._wanted = max(self._wanted, round + 1)
+            self._progress.nudge()
+        return RoundRequest(self, round)
+
+    def nudge(self) -> None:
+        """Have the schedule's gates looked at soon; never blocks."""
+        self._progress.nudge()
+
+    def ended(self, round: int) -> bool:
+        """Return whether `round` has ended on this rank.
+
+        Raises:
+            TransportError: an execution has failed.
+        """
+        self._progress.check()
+        return self._round > round
+
+    def wait(self, round: int, timeout_s: float | None = None) -> None:
+        """Block until `round` has ended on this rank, without burning a core.
+
+        Raises:
+            ExchangeTimeoutError: not in time; names exchange, round and whose messages are missing.
+            TransportError: an execution has failed.
+        """
+        what = f"round {round}"
+        self._progress.wait_until(
+            lambda: self._round > round, what, self._name, lambda: self._describe(what), timeout_s
+        )
+
+    def close(self) -> None:
+        """Answer the others until all have closed, then give back what the schedule holds; collective.
+
+        The ranks tell each other how many rounds they have triggered. Each goes on until it has ended the most that
+        anybody has; then nothing can be under way any more, and what is posted ahead is withdrawn.
+
+        Raises:
+            ExchangeTimeoutError: a rank has not closed in time.
+            TransportError: an execution has failed.
+        """
+        if self._closed:
+            return
+        self._closing = True
+        self._progress.nudge()
+        what = "the end"
+        self._progress.wait_until(lambda: self._closed, what, self._name, lambda: self._describe(what), None)
+        self._progress.forget(self)
+        self._lane.close()
+
+    def _describe(self, what: str) -> str:
+        awaited = [
+            f"rank {source} ({self._operations[i].name!r})"
+            for (source, _), i in self._receives.items()
+            if i in self._receiving
+        ]
+        lacks = f"lacks a message of {', '.join(awaited)}" if awaited else "has not begun here"
+        return f"{what} of {self._name}, of which here round {self._round} {lacks}"
+
+    # ------------------------------------------------------------------------------------- from the engine's thread
+
+    def begin(self, lane: Lane, connection: Connection) -> None:
+        self._lane = lane
+        for (source, _), i in self._receives.items():
+            operation = self._operations[i]
+            if isinstance(operation, Receive) and operation.data is None and not connection.hears(source):
+                self._post_notice(i, operation)
+        self._connection = connection
+
+    def note_rung(self, message: int, round: int) -> None:
+        i = self._receives[divmod(message, self._schedule.num_tags)]
+        if round == _ON_LANE:
+            self._rung[i] += 1
+        else:
+            self._hear(i, round)
+
+    @property
+    def in_flight(self) -> bool:
+        posted = self._receiving.keys() | self._notices.keys()
+        return not self._closed and (
+            bool(self._sending)
+            or any(rung > 0 and i in posted for i, rung in self._rung.items())
+            or (self._agreement is not None and self._final is None)
+        )
+
+    @property
+    def unheard(self) -> bool:
+        connection = self._connection
+        if self._closed or connection is None:
+            return False
+        return any(not connection.hears(source) for source, _ in self._receives)
+
+    def advance(self, everywhere: bool) -> bool:
+        if self._closed or self._connection is None:
+            return False
+        num_done = self._num_done
+        try:
+            self._doing = "receive"
+            self._look(everywhere)
+            self._look_for_sent()
+            self._look_at_gates()
+            self._go_on()
+            return (self._closing and self._close()) or self._num_done > num_done
+        except PeerLostError:
+            raise
+        except Exception as error:
+            raise TransportError(
+                f"rank {self._lane.rank}: {self._name}, round {self._round}, operation {self._doing!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _look(self, everywhere: bool) -> None:
+        """Take in what has come on the lane: everything, or where a wake-up has told of it."""
+        rung = [i for i, count in self._rung.items() if count > 0]
+        for i in (*self._notices, *self._receiving) if everywhere else rung:
+            if i in self._notices:
+                buffer, request = self._notices[i]
+                if request.done():
+                    self._rung[i] -= 1
+                    round = int(buffer[0])
+                    operation = self._operations[i]
+                    assert isinstance(operation, Receive)
+                    self._post_notice(i, operation)
+                    self._hear(i, round)
+            elif i in self._receiving and self._receiving[i].done():
+                self._rung[i] -= 1
+                del self._receiving[i]
+                self._finish(i)
+
+    def _look_for_sent(self) -> None:
+        sending, self._sending = self._sending, []
+        for message in sending:
+            self._doing = self._operations[message.operation].name
+            if self._is_sent(message):
+                self._finish(message.operation)
+
+    def _look_at_gates(self) -> None:
+        """Ask the gates of this round again."""
+        gates, self._gates = self._gates, []
+        for i in gates:
+            self._perform(i)
+
+    def _go_on(self) -> None:
+        """Perform what has fired, round after round, until something is awaited."""
+        firing = self._firing
+        while True:
+            if not self._armed and (self._schedule.persistent or self._round < self._wanted):
+                self._armed = True
+                firing.arm()
+            if self._armed and self._round < self._wanted and self._trigger is not None:
+                firing.fire(self._trigger)
+            while firing.queue:
+                self._perform(firing.queue.popleft())
+            if not (self._armed and firing.over) or self._sending or self._receiving:
+                return
+            self._armed = False
+            self._gates = []
+            self._round += 1
+
+    def _perform(self, i: int) -> None:
+        """Do what an operation does, and finish it if that is all."""
+        operation = self._operations[i]
+        self._doing = operation.name
+        finished = True
+        match operation:
+            case Send():
+                finished = self._is_sent(self._send(i, operation))
+            case Receive(data=None):
+                finished = self._heard[i] > self._round and i not in self._firing.done
+            case Receive(data=data, source=source, tag=tag) if data is not None:
+                self._receiving[i] = self._lane.irecv(data, source, self._number(tag))
+                finished = False
+            case Compute(call=call):
+                call(self._round)
+            case Add(total=total, addend=addend):
+                np.add(total, addend, out=total)
+            case Gate(is_open=is_open):
+                finished = is_open(self._round)
+                if not finished:
+                    self._gates.append(i)
+        if finished:
+            self._finish(i)
+
+    def _finish(self, i: int) -> None:
+        self._num_done += 1
+        self._firing.finish(i)
+
+    def _send(self, i: int, operation: Send) -> _Sending:
+        """Begin to send data or a notice."""
+        to, tag, data = operation.to, operation.tag, operation.data
+        assert self._connection is not None
+        reached = self._connection.reaches(to)
+        number = self._lane.rank * self._schedule.num_tags + tag
+        if data is None:
+            if reached:
+                return _Sending(i, None, (to, number, self._round))
+            return _Sending(i, self._lane.isend(np.array([self._round]), to, tag), None)
+        request = self._lane.isend(data, to, self._number(tag))
+        return _Sending(i, request, (to, number, _ON_LANE) if reached else None)
+
+    def _is_sent(self, message: _Sending) -> bool:
+        """Return whether a message is sent; keep it to look again if not."""
+        assert self._connection is not None
+        if message.ring is not None and not self._connection.ring(*message.ring):
+            self._sending.append(message)
+            return False
+        if message.request is None or message.request.done():
+            return True
+        self._sending.append(message._replace(ring=None))
+        return False
+
+    def _number(self, tag: int) -> int:
+        """Return under which number data is sent on the lane; notices have those below `num_tags`."""
+        num_tags = self._schedule.num_tags
+        return num_tags * (1 + self._round % max(_NUMBERS // num_tags, 2)) + tag
+
+    def _post_notice(self, i: int, operation: Receive) -> None:
+        """Post the receive of the next notice.
+
+        One receive takes the notices of all rounds, so that none is left behind by a round that did not need it.
+        """
+        buffer = np.zeros(1, np.int64)
+        self._notices[i] = buffer, self._lane.irecv(buffer, operation.source, operation.tag)
+
+    def _hear(self, i: int, round: int) -> None:
+        """Take in a notice, of which the newest counts."""
+        self._heard[i] = max(self._heard[i], round + 1)
+        firing = self._firing
+        fired = self._armed and i in firing.fired and i not in firing.done
+        if fired and self._heard[i] > self._round:
+            self._finish(i)
+
+    def _close(self) -> bool:
+        """Go on with closing, and return whether that is done."""
+        if self._agreement is None:
+            own = np.zeros_like(self._triggered)
+            own[self._lane.rank] = self._wanted
+            self._agreement = self._lane.iallreduce(own, self._triggered)
+        if self._final is None and self._agreement.done():
+            self._final = int(self._triggered.max())
+        if self._final is not None and self._round >= self._final:
+            for request in (*self._receiving.values(), *(request for _, request in self._notices.values())):
+                request.withdraw()
+            self._closed = True
+        return self._closed
+
+
+class RoundRequest(Request):
+    """The future of one round; its result is the round's number."""
+
+    __slots__ = ("_execution", "_round")
+
+    def __init__(self, execution: Execution, round: int) -> None:
+        self._execution = execution
+        self._round = round
+
+    def done(self) -> bool:
+        return self._execution.ended(self._round)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self._execution.wait(self._round, timeout_s)
+        return self._round
+
+    @property
+    def result(self) -> int:
+        return self._round
