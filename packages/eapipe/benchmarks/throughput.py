@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.functional import cross_entropy
 
 import hocket
-from hocket.engine import Loss
+from hocket.session.api import Loss
 from hocket.transport import join
 from hocket.transport.launching import find_mpiexec, launch
 from hocket.transport.peer import Peer, gather

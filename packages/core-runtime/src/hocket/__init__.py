@@ -18,7 +18,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.session import Session, attach
+    from hocket.session.attach import attach
+    from hocket.session.session import Session
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
     from hocket.task.loading import loader
@@ -43,10 +44,10 @@ __all__ = [
 
 _HOMES = {
     "Observer": ("hocket.trace", "Observer"),
-    "Session": ("hocket.session", "Session"),
+    "Session": ("hocket.session.session", "Session"),
     "Strategy": ("hocket.strategy", "Strategy"),
     "Trace": ("hocket.trace", "Trace"),
-    "attach": ("hocket.session", "attach"),
+    "attach": ("hocket.session.attach", "attach"),
     "compose": ("hocket.strategy", "compose"),
     "loader": ("hocket.task.loading", "loader"),
     "join": ("hocket.transport", "join"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.engine.api import Engine, Loss, Stepper, StepResult
-from hocket.engine.data_parallel import DataParallel
-from hocket.session import Session
+from hocket.session.api import Loss, StepResult, TrainStep
+from hocket.session.engine import DataParallel, ReplicaEngine
+from hocket.session.session import Session
 from hocket.testing.engine import EngineConformance
 
 
@@ -21,13 +21,13 @@ class TestDataParallel(EngineConformance):
     engines = (DataParallel(),)
 
 
-class InTwoHalves(Stepper):
+class InTwoHalves:
     """A batch in two micro-batches whose gradients are added up: another right way to make a step."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         session, (inputs, target) = self.session, batch
         session.optimizer.zero_grad()
         first = len(target) // 2
@@ -45,13 +45,13 @@ class InTwoHalves(Stepper):
 
 
 @dataclass(frozen=True)
-class Custom(Engine):
+class Custom(ReplicaEngine):
     """An engine from its step, so that each mistake below is a line or two."""
 
-    stepper: Callable[[Session], Stepper]
+    train_step: Callable[[Session], TrainStep]
 
-    def open(self, session: Session) -> Stepper:
-        return self.stepper(session)
+    def open(self, session: Session) -> TrainStep:
+        return self.train_step(session)
 
 
 class TestMicroBatches(EngineConformance):
@@ -61,13 +61,13 @@ class TestMicroBatches(EngineConformance):
     test_an_output_may_be_of_several_tensors = None
 
 
-class Plain(Stepper):
+class Plain:
     """What the engines below get wrong."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.model, self.optimizer = session, session.model, session.optimizer
 
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         self.optimizer.zero_grad()
         output = self.model(batch[0])
         value = loss(output, batch[1])
@@ -79,7 +79,7 @@ class Plain(Stepper):
 class Forgetting(Plain):
     """Leaves out zero_grad, as if backward overwrote."""
 
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         output = self.model(batch[0])
         value = loss(output, batch[1])
         value.backward()
@@ -88,7 +88,7 @@ class Forgetting(Plain):
 
 
 class WithGraph(Plain):
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         self.optimizer.zero_grad()
         output = self.model(batch[0])
         value = loss(output, batch[1])
@@ -98,9 +98,9 @@ class WithGraph(Plain):
 
 
 class Twice(Plain):
-    def step(self, batch: Any, loss: Loss) -> StepResult:
-        super().step(batch, loss)
-        return super().step(batch, loss)
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
+        super().__call__(batch, loss)
+        return super().__call__(batch, loss)
 
 
 class Behind(Plain):
@@ -108,17 +108,17 @@ class Behind(Plain):
 
     previous: Any = None
 
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         previous, self.previous = self.previous or batch, batch
-        return super().step(previous, loss)
+        return super().__call__(previous, loss)
 
 
 class Swallowing(Plain):
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         try:
-            return super().step(batch, loss)
+            return super().__call__(batch, loss)
         except ArithmeticError:
-            return super().step(batch, lambda output, target: output.sum())
+            return super().__call__(batch, lambda output, target: output.sum())
 
 
 class Alone(Plain):
@@ -133,19 +133,19 @@ class Alone(Plain):
 class Cutting(Plain):
     """Drops the last sample of a batch."""
 
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         inputs, target = batch
-        return super().step((inputs[:-1], target[:-1]), loss)
+        return super().__call__((inputs[:-1], target[:-1]), loss)
 
 
 class Evaluating(Plain):
-    def step(self, batch: Any, loss: Loss) -> StepResult:
+    def __call__(self, batch: Any, loss: Loss) -> StepResult:
         self.model.train()
-        return super().step(batch, loss)
+        return super().__call__(batch, loss)
 
 
 @pytest.mark.parametrize(
-    ("stepper", "test"),
+    ("train_step", "test"),
     [
         (Forgetting, "test_steps_are_those_of_one_process_on_the_joined_batches"),
         (Alone, "test_steps_are_those_of_one_process_on_the_joined_batches"),
@@ -158,18 +158,18 @@ class Evaluating(Plain):
         (Alone, "test_a_step_with_nan_on_one_rank_is_skipped_on_all"),
     ],
 )
-def test_the_suite_fails_for_what_breaks_the_contract(stepper: type[Stepper], test: str) -> None:
+def test_the_suite_fails_for_what_breaks_the_contract(train_step: type[Plain], test: str) -> None:
     with pytest.raises(AssertionError):
-        getattr(EngineConformance(), test)(Custom(stepper), 2)
+        getattr(EngineConformance(), test)(Custom(train_step), 2)
 
 
 @pytest.mark.parametrize(
-    ("stepper", "error", "test"),
+    ("train_step", "error", "test"),
     [
         (Plain, AttributeError, "test_an_output_may_be_of_several_tensors"),
         (Evaluating, AssertionError, "test_modes_stay_as_they_are"),
     ],
 )
-def test_so_it_does_on_two_ranks(stepper: type[Stepper], error: type[Exception], test: str) -> None:
+def test_so_it_does_on_two_ranks(train_step: type[Plain], error: type[Exception], test: str) -> None:
     with pytest.raises(error):
-        getattr(EngineConformance(), test)(Custom(stepper))
+        getattr(EngineConformance(), test)(Custom(train_step))

@@ -13,7 +13,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
 from hocket.errors import AttachError
-from hocket.session import Session
+from hocket.session.session import Session
 from hocket.topology.irregular import IrregularDirected
 
 SIZE, STEPS = 5, 6

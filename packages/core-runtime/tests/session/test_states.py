@@ -12,7 +12,7 @@ from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, SessionError
-from hocket.session.opening import Opening
+from hocket.session.phases import Opening
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:

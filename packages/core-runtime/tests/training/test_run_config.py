@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.config.reference import Reference
 from hocket.config.settings import OnNonfinite, TransportName
-from hocket.engine.data_parallel import DataParallel
+from hocket.session.engine import DataParallel
 from hocket.strategy import compose
 from hocket.task import Digits
 from hocket.training.run import RunConfig, build_engine, build_task, load_run, resolved

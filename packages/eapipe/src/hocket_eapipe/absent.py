@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hocket.errors import CheckpointError
-from hocket.session.attaching import broadcast_model
+from hocket.session.ranks import broadcast_model
 from hocket.transport.lane import Lane
 from hocket_eapipe.mesh import Mesh
 

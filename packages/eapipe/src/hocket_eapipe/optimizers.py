@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.engine import MakeOptimizer
 from hocket.errors import AttachError
+from hocket.session.api import MakeOptimizer
 
 __all__ = ["Follower"]
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from hocket.arrays import Array
 from hocket.messages import Form, as_bytes, put_together, take_apart
-from hocket.session.exchanging import Counters
+from hocket.session.exchange import Counters
 from hocket.transport.lane import Lane
 from hocket.transport.request import Request
 

@@ -7,16 +7,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from hocket import draws
-from hocket.engine import Engine
+from hocket.session.engine import Engine
 from hocket_eapipe.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.engine import Attachment, Loss, PlannedStage, Stepper
-    from hocket.engine.api import Batch
-    from hocket.session import Session, TrainingSession
+    from hocket.session.api import Attachment, Batch, Loss, TrainingSession
+    from hocket.session.engine import PlannedStage
 
 __all__ = ["Balance", "Buffers", "Pipeline", "Policy"]
 
@@ -108,14 +107,6 @@ class Pipeline(Engine):
         from hocket_eapipe.session import PipelineSession
 
         return PipelineSession(self, given)
-
-    def open(self, session: Session) -> Stepper:
-        """Refuse: a pipeline has a session of its own.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("a pipeline shares the model out: hocket.attach(..., engine=Pipeline(...)) opens it")
 
     def mesh(self, ranks: int) -> Mesh:
         """Return who holds which stage.

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from hocket.checkpoint.tensor_file import StateFile
-from hocket.engine import Attachment, Loss, StepResult
 from hocket.errors import AttachError, CheckpointError, CompositionError
-from hocket.session import Session, TrainingSession
-from hocket.session.attaching import attach_replica, broadcast_model
-from hocket.session.base import State
+from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession
+from hocket.session.ranks import broadcast_model
+from hocket.session.session import Session
 from hocket.session.state import load_into
 from hocket.transport.peer import Peer
 from hocket_eapipe.absent import AbsentStages
@@ -125,7 +124,7 @@ class PipelineSession(TrainingSession):
         if not parameters:
             return Stage(module, None, Fixed(), place)
         leader = Follower(self.optimizer, parameters, given.make_optimizer)
-        session = attach_replica(
+        session = Session(
             replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
         )
         undo.callback(session.abandon)

@@ -13,8 +13,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from hocket import draws
-from hocket.engine import Loss
-from hocket.session import Session
+from hocket.session.api import Loss
+from hocket.session.session import Session
 from hocket.session.state import load_beside_model, state_of
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights

@@ -19,7 +19,7 @@ def check_run(run: RunConfig) -> Task:
 
     from hocket.config.optimizer import build_optimizer
     from hocket.config.scheduler import build_scheduler
-    from hocket.session.taken_terms import check_taken_terms
+    from hocket.session.refusals import check_taken_terms
 
     task = build_task(run)
     build_engine(run)

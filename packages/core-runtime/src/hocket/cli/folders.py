@@ -119,7 +119,7 @@ def _differing(
     earlier: Mapping[str, Any], asked: Mapping[str, Any], keys: Sequence[str]
 ) -> list[tuple[str, Any, Any]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""
-    from hocket.session.handshake import flattened
+    from hocket.session.ranks import flattened
 
     was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, asked))
     absent = "nothing"

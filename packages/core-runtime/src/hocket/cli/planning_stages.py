@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from hocket.cli.table import show_table
 from hocket.cli.units import format_bytes
 from hocket.config.optimizer import build_optimizer
-from hocket.engine import Engine, PlannedStage
+from hocket.session.engine import Engine, PlannedStage
 from hocket.task.api import Task
 from hocket.training.run import RunConfig
 

@@ -42,7 +42,7 @@ def hocket_register(registry: Registrar) -> None:
     registry.segmentation("model", "hocket.segment.partition:Model")
     registry.segmentation("layers", "hocket.segment.partition:Layers")
     registry.segmentation("bytes", "hocket.segment.partition:Bytes")
-    registry.engine("data_parallel", "hocket.engine.data_parallel:DataParallel")
+    registry.engine("data_parallel", "hocket.session.engine:DataParallel")
     registry.task("digits", "hocket.task.digits:Digits")
     registry.delays("fixed", "hocket.delays.chosen:Fixed")
     registry.delays("random_subset", "hocket.delays.chosen:RandomSubset")

@@ -20,11 +20,11 @@ from hocket.checkpoint.tensor_file import StateFile, describe, write_state
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plugin import core_version, default_registry
-from hocket.session.handshake import flattened
+from hocket.session.ranks import flattened
 from hocket.session.state import load_into
 
 if TYPE_CHECKING:
-    from hocket.session.base import TrainingSession
+    from hocket.session.api import TrainingSession
 
 __all__ = ["Resumed", "load_session", "save_session"]
 

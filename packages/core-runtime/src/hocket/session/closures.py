@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from hocket.session.exchanging import OpenExchange
+from hocket.session.exchange import OpenExchange
 from hocket.transport.lane import Lane
 
 __all__ = ["Before", "SharedClosure"]

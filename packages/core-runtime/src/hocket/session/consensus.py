@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.segment.segment import wire_dtype
-from hocket.session.base import State
+from hocket.session.api import State
 from hocket.session.optimizers import Optimizers
 from hocket.transport.lane import Lane
 

@@ -31,7 +31,7 @@ from hocket.session.streams import StreamCursor, StreamedSamples
 from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
-    from hocket.session.base import TrainingSession
+    from hocket.session.api import TrainingSession
     from hocket.transport.peer import Peer
 
 __all__ = ["Epochs", "SessionData"]

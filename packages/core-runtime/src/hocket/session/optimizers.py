@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hocket.errors import AttachError, ReplacedError
-from hocket.session.scaling import watch_skips
+from hocket.session.grad_scaler import watch_skips
 
 __all__ = ["Closure", "Optimizers", "StepHooks", "Stepped"]
 

@@ -1,10 +1,10 @@
 """The parameters' moment: what is exchanged after the optimizer's step.
 
 - Overlap none: sent and merged before `optimizer.step()` returns.
-- Overlap forward: sent when the next forward begins, in the order of the segments (see `turns`), and merged segment by
-  segment before that first reads them (see `forward_merge`), or before another step of the optimizer. What is written
-  into parameters after a step (pruning masks, clipped weights) is a part of what is sent. Ranks that share memory
-  merge it where it is, all segments at once. Where nothing is written, bit for bit the numbers of overlap none.
+- Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
+  segment by segment before that first reads them (see `forward`), or before another step of the optimizer. What is
+  written into parameters after a step (pruning masks, clipped weights) is a part of what is sent. Ranks that share
+  memory merge it where it is, all segments at once. Where nothing is written, bit for bit the numbers of overlap none.
 - Overlap delayed: sent after a step, and merged after the next one's optimizer step as
   x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
 
@@ -25,14 +25,51 @@ from torch import Tensor
 from hocket.errors import NonFiniteError, some
 from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchanging import OpenExchange
-from hocket.session.unrounded import Unrounded
+from hocket.session.exchange import OpenExchange
 from hocket.strategy.exchange import Overlap
 
 __all__ = ["ParameterExchange", "ParameterMoment", "PushSums"]
 
 #: An exchange's push-sum weights, and the values for which parameters are too short, by the segment's index.
 PushSums = tuple[dict[int, float], dict[int, Tensor]]
+
+
+class Unrounded:
+    """The value x of a segment, of which its parameters hold x, or x / w, as well as they can.
+
+    Rounded to the parameter's own dtype in every round, as x, as x / w and as x again, it would drift away.
+
+    Args:
+        parameters: flat, of a shorter dtype.
+        dtype: of x.
+
+    Attributes:
+        value: x, flat.
+    """
+
+    def __init__(self, parameters: Tensor, dtype: torch.dtype) -> None:
+        self._parameters = parameters
+        self.value = parameters.to(dtype)
+
+    def bias(self, weight: float) -> None:
+        """Make parameters, which hold x / w, hold x; what others have written into them since is taken as it is."""
+        written = self._parameters != (self.value / weight).to(self._parameters.dtype)
+        self.value = torch.where(written, self._parameters.to(self.value.dtype) * weight, self.value)
+        self.show()
+
+    def step(self) -> Tensor:
+        """Add to x what the optimizer has added to the parameters, which hold x, and return it."""
+        self.value += self._parameters.to(self.value.dtype) - self.value.to(self._parameters.dtype)
+        return self.value
+
+    def debias(self, weight: float) -> None:
+        """Make parameters, which hold x, hold x / w."""
+        self.step()
+        self._parameters.copy_(self.value / weight)
+
+    def show(self) -> None:
+        """Make parameters hold x."""
+        self._parameters.copy_(self.value)
 
 
 class ParameterExchange:

@@ -1,13 +1,32 @@
-"""The ranks that a session is attached on, and where they are."""
+"""The ranks that a session is attached on: where they are, what they agree in, and rank 0's values for all of them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hocket.checkpoint.tree import flatten, unflatten
+from hocket.errors import AttachError, DisagreementError
+from hocket.session.optimizers import Optimizers
 from hocket.strategy.placement import Placement
-from hocket.transport.peer import Peer
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer, gather
 
-__all__ = ["Ranks", "find_ranks"]
+__all__ = [
+    "Ranks",
+    "agree",
+    "broadcast_model",
+    "broadcast_optimizers",
+    "differing",
+    "find_ranks",
+    "flattened",
+]
 
 
 @dataclass(frozen=True)
@@ -33,3 +52,104 @@ def find_ranks(peer: Peer) -> Ranks:
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)
     assert host is not None  # this rank is its own neighbour
     return Ranks(peer, host, placement)
+
+
+def agree(peer: Peer, facts: Mapping[str, Any], refusal: str | None = None) -> None:
+    """Compare `facts` over all ranks; collective.
+
+    Args:
+        peer: the world.
+        facts: JSON-able values by name, nested mappings allowed.
+        refusal: why this rank cannot go on, whatever the others have.
+
+    Raises:
+        AttachError: on every rank: a rank cannot go on; with its reason.
+        DisagreementError: on every rank; names the facts that differ, and on which ranks.
+    """
+    refusals = gather(peer, refusal)
+    if refusal is not None:
+        raise AttachError(refusal)
+    for rank, told in enumerate(refusals):
+        if told is not None:
+            raise AttachError(f"rank {rank} cannot attach: {told}")
+    differences = differing(peer, facts)
+    if differences:
+        raise DisagreementError("the ranks were started differently:\n" + differences)
+
+
+def differing(peer: Peer, facts: Mapping[str, Any]) -> str:
+    """Compare `facts` over all ranks; collective.
+
+    Args:
+        peer: the ranks.
+        facts: JSON-able values by name, nested mappings allowed.
+
+    Returns:
+        A line for each of the first facts that differ, with its values and their ranks; empty where none does.
+    """
+    if peer.size == 1:
+        return ""
+    mine = json.dumps(facts, sort_keys=True, default=str).encode()
+    told = peer.allgather_bytes(mine)
+    if all(other == told[0] for other in told):
+        return ""
+    flat = [flattened(json.loads(other)) for other in told]
+    keys = sorted({key for facts_of_rank in flat for key in facts_of_rank})
+    lines = []
+    for key in keys:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, facts_of_rank in enumerate(flat):
+            ranks_by_value.setdefault(json.dumps(facts_of_rank.get(key, "nothing")), []).append(rank)
+        if len(ranks_by_value) > 1:
+            told_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
+            lines.append(f"  {key}: {told_here}")
+    return "\n".join(lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else []))
+
+
+def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values in nested mappings and lists, by the keys that lead to them, joined by dots."""
+    if isinstance(value, list):
+        value = {str(index): child for index, child in enumerate(value)}
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, child in value.items():
+        flat.update(flattened(child, f"{prefix}.{key}" if prefix else key))
+    return flat
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+@torch.no_grad()
+def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
+    """Give every rank of a lane the parameters and buffers that `root` has; collective."""
+    if lane.size > 1:
+        for tensor in (*model.parameters(), *model.buffers()):
+            _broadcast_tensor(tensor.data, lane, root)
+
+
+@torch.no_grad()
+def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
+    """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
+    if not any(gather(peer, any(optimizer.state for optimizer in optimizers.every))):
+        return
+    structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
+    described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+    structure, described = gather(peer, [structure, described])[0]
+    for name, dtype, shape in described:
+        if peer.rank != 0:
+            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        _broadcast_tensor(tensors[name], lane, 0)
+    if peer.rank != 0:
+        optimizers.load_state_dict(unflatten(structure, tensors.__getitem__))
+
+
+def _broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
+    data = tensor.detach().to("cpu").contiguous().resolve_neg()
+    # As bytes: NumPy does not know every dtype of torch.
+    raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()
+    lane.ibroadcast(raw, root).wait()
+    if data.data_ptr() != tensor.data_ptr():
+        tensor.copy_(data)

@@ -27,7 +27,7 @@ from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:
-    from hocket.session.base import TrainingSession
+    from hocket.session.api import TrainingSession
 
 __all__ = ["ENDED_STATUS", "SavePoint", "listening"]
 

@@ -11,26 +11,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.tensor_file import StateFile
-from hocket.engine.api import Loss, Stepper, StepResult
 from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
-from hocket.session.base import State, TrainingSession
+from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession, TrainStep
 from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
-from hocket.session.exchanging import Counters
-from hocket.session.handshake import differing
-from hocket.session.opening import Opening
+from hocket.session.exchange import Counters
+from hocket.session.grad_scaler import scaler_in_use, scaler_steps
 from hocket.session.optimizers import Closure, StepHooks
-from hocket.session.phase import OpenPhase
-from hocket.session.phasing import LateGradients, send_residuals
-from hocket.session.ranks import Ranks
+from hocket.session.phases import Opening, OpenPhase
+from hocket.session.ranks import broadcast_model, broadcast_optimizers, differing, find_ranks
 from hocket.session.refusals import refuse_closure
-from hocket.session.scaling import scaler_in_use, scaler_steps
+from hocket.session.stale_gradients import LateGradients, send_residuals
 from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
-from hocket.trace import Observer
 
 __all__ = ["Session"]
 
@@ -43,32 +39,38 @@ class Session(TrainingSession):
     Attributes:
         phase: the exchanges that are open.
         late: gradients that earlier phases have left for the next step.
-        stepper: what `train_batch` does; the engine sets it.
+        train_step: what `train_batch` does; the engine sets it.
     """
 
-    stepper: Stepper
+    train_step: TrainStep
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        strategy: Strategy,
-        ranks: Ranks,
-        storage: ParameterStorage,
-        on_nonfinite: str,
-        initial_equal: bool,
-        observer: Observer | None = None,
-    ) -> None:
-        super().__init__(model, optimizers, strategy, ranks.peer)
-        self._ranks = ranks
-        self._storage = storage
-        self._on_nonfinite = on_nonfinite
-        self._weights = BatchWeights(storage.parameters.values())
+    def __init__(self, given: Attachment) -> None:
+        """Attach; collective. Nothing is left behind where it fails."""
+        observer = given.observer
+        peer = given.peer if observer is None else observer.join(given.peer)
+        super().__init__(given.model, given.optimizers, given.strategy, peer)
         self._observer = observer
-        #: Whether the replicas hold the same bits now, if exchanges keep them so.
-        self._initial_equal = initial_equal
-        self.late = LateGradients(storage.parameters)
         self._observers = default_registry().hook
+        self._on_nonfinite = given.on_nonfinite
+        try:
+            self._attach(given.initial)
+        except BaseException:
+            if observer is not None:
+                observer.abandon()
+            raise
+
+    def _attach(self, initial: str) -> None:
+        if initial == "rank0":
+            lane = self.peer.lane("attach")
+            broadcast_model(self.model, lane)
+            broadcast_optimizers(self.optimizers, self.peer, lane)
+            lane.close()
+        self._ranks = find_ranks(self.peer)
+        self._storage = storage = ParameterStorage(self.model, self._ranks.host)
+        self._weights = BatchWeights(storage.parameters.values())
+        #: Whether the replicas hold the same bits now, if exchanges keep them so.
+        self._initial_equal = self.size == 1 or initial == "rank0"
+        self.late = LateGradients(storage.parameters)
         self._stepped_in_batch = False
         self._warned_of_skipped_batch = False
         self._held = {id(parameter) for parameter in storage.parameters.values()}
@@ -79,7 +81,7 @@ class Session(TrainingSession):
         #: Whether this step is left out.
         self._skipping = False
         self._before: Before | None = None
-        self.phase = self._open(strategy.at(0))
+        self.phase = self._open(self.strategy.at(0))
         # Last, so that what fails above leaves no hook.
         self._step_hooks = StepHooks(self.optimizers, self)
         try:
@@ -148,7 +150,7 @@ class Session(TrainingSession):
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
-        return self.stepper.step(batch, loss)
+        return self.train_step(batch, loss)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The contract of `hocket.engine.api` as tests, on 1, 2 and 4 virtual ranks.
+"""The contract of `hocket.session.engine` as tests, on 1, 2 and 4 virtual ranks.
 
 An engine's tests are a subclass of `EngineConformance` with one line:
 
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hocket
-from hocket.engine.api import Engine, Stepper, StepResult
-from hocket.session import Session
+from hocket.session.api import StepResult, TrainStep
+from hocket.session.engine import ReplicaEngine
+from hocket.session.session import Session
 
 __all__ = ["EngineConformance"]
 
@@ -42,7 +43,7 @@ class EngineConformance:
         engines: what is tested, with different fields.
     """
 
-    engines: ClassVar[tuple[Engine, ...]]
+    engines: ClassVar[tuple[ReplicaEngine, ...]]
 
     sizes: ClassVar[tuple[int, ...]] = (1, 2, 4)
 
@@ -52,32 +53,34 @@ class EngineConformance:
         if "size" in metafunc.fixturenames:
             metafunc.parametrize("size", self.sizes)
 
-    def test_it_is_a_configuration(self, engine: Engine) -> None:
+    def test_it_is_a_configuration(self, engine: ReplicaEngine) -> None:
         assert dataclasses.is_dataclass(engine)
         assert dataclasses.replace(engine) == engine
         assert hash(dataclasses.replace(engine)) == hash(engine)
 
-    def test_steps_are_those_of_one_process_on_the_joined_batches(self, engine: Engine, size: int) -> None:
+    def test_steps_are_those_of_one_process_on_the_joined_batches(
+        self, engine: ReplicaEngine, size: int
+    ) -> None:
         data = [[_batch(rank, step) for step in range(_STEPS)] for rank in range(size)]
 
-        def rank_body(session: Session, stepper: Stepper) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             for batch in session.data(data[session.rank]):
-                stepper.step(batch, cross_entropy)
+                train_step(batch, cross_entropy)
 
         expected = _reference([_joined([of_rank[step] for of_rank in data]) for step in range(_STEPS)])
         for _, parameters in _on_ranks(engine, size, rank_body):
             torch.testing.assert_close(parameters, expected, rtol=1e-12, atol=1e-13)
 
     def test_every_sample_counts_once_where_ranks_have_uneven_batches(
-        self, engine: Engine, size: int
+        self, engine: ReplicaEngine, size: int
     ) -> None:
         """Rank r has r steps less than rank 0, and r samples more in each of its batches."""
         counts = [max(0, _STEPS - rank) for rank in range(size)]
         data = [[_batch(rank, step, 4 + rank) for step in range(count)] for rank, count in enumerate(counts)]
 
-        def rank_body(session: Session, stepper: Stepper) -> int:
+        def rank_body(session: Session, train_step: TrainStep) -> int:
             for batch in session.data(data[session.rank], weight=lambda batch: len(batch[1])):
-                stepper.step(batch, cross_entropy)
+                train_step(batch, cross_entropy)
             return session.step
 
         steps = [[of_rank[step] for of_rank in data if step < len(of_rank)] for step in range(_STEPS)]
@@ -86,14 +89,14 @@ class EngineConformance:
             assert num_steps == _STEPS
             torch.testing.assert_close(parameters, expected, rtol=1e-12, atol=1e-13)
 
-    def test_the_result_is_of_this_ranks_batch(self, engine: Engine, size: int) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> None:
+    def test_the_result_is_of_this_ranks_batch(self, engine: ReplicaEngine, size: int) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             for step in range(_STEPS):
                 batch = _batch(session.rank, step)
                 with torch.no_grad():
                     output = session.model(batch[0])
                     loss = cross_entropy(output, batch[1])
-                result = stepper.step(batch, cross_entropy)
+                result = train_step(batch, cross_entropy)
                 assert isinstance(result, StepResult)
                 assert result.loss.shape == ()
                 assert not result.loss.requires_grad, "a loss with a graph keeps the batch's memory"
@@ -103,20 +106,20 @@ class EngineConformance:
 
         _on_ranks(engine, size, rank_body)
 
-    def test_a_call_is_a_step(self, engine: Engine, size: int) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> None:
+    def test_a_call_is_a_step(self, engine: ReplicaEngine, size: int) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             stepped = []
             handle = session.optimizer.register_step_post_hook(lambda *_: stepped.append(session.step))
             for step in range(_STEPS):
-                stepper.step(_batch(session.rank, step), cross_entropy)
+                train_step(_batch(session.rank, step), cross_entropy)
                 assert session.step == step + 1
                 assert len(stepped) == step + 1
             handle.remove()
 
         _on_ranks(engine, size, rank_body)
 
-    def test_the_loss_sees_every_sample_once_and_in_order(self, engine: Engine, size: int) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> None:
+    def test_the_loss_sees_every_sample_once_and_in_order(self, engine: ReplicaEngine, size: int) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             seen: list[_Batch] = []
 
             def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ class EngineConformance:
             for step in range(_STEPS):
                 seen.clear()
                 batch = _batch(session.rank, step)
-                result = stepper.step(batch, loss)
+                result = train_step(batch, loss)
                 assert result is not None
                 outputs, targets = _joined(seen)
                 assert torch.equal(targets, batch[1])
@@ -134,17 +137,17 @@ class EngineConformance:
 
         _on_ranks(engine, size, rank_body)
 
-    def test_an_error_in_the_loss_reaches_the_caller(self, engine: Engine, size: int) -> None:
+    def test_an_error_in_the_loss_reaches_the_caller(self, engine: ReplicaEngine, size: int) -> None:
         mistake = ArithmeticError("the loss of rank 0 fails")
 
-        def rank_body(session: Session, stepper: Stepper) -> BaseException | None:
+        def rank_body(session: Session, train_step: TrainStep) -> BaseException | None:
             def loss(output: Tensor, target: Tensor) -> Tensor:
                 if session.rank == 0 and session.step == 1:
                     raise mistake
                 return cross_entropy(output, target)
 
             for step in range(_STEPS):
-                stepper.step(_batch(session.rank, step), loss)
+                train_step(_batch(session.rank, step), loss)
             return None
 
         raised = None
@@ -154,14 +157,14 @@ class EngineConformance:
             raised = error
         assert raised is mistake
 
-    def test_a_step_with_nan_on_one_rank_is_skipped_on_all(self, engine: Engine, size: int) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> int:
+    def test_a_step_with_nan_on_one_rank_is_skipped_on_all(self, engine: ReplicaEngine, size: int) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> int:
             def loss(output: Tensor, target: Tensor) -> Tensor:
                 bad = session.rank == size - 1 and session.step == 1
                 return cross_entropy(output, target) * (float("nan") if bad else 1.0)
 
             for step in range(_STEPS):
-                stepper.step(_batch(session.rank, step), loss)
+                train_step(_batch(session.rank, step), loss)
             return session.skipped_steps
 
         steps = [step for step in range(_STEPS) if step != 1]
@@ -170,12 +173,12 @@ class EngineConformance:
             assert num_skipped == 1
             torch.testing.assert_close(parameters, expected, rtol=1e-12, atol=1e-13)
 
-    def test_an_output_may_be_of_several_tensors(self, engine: Engine) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> None:
+    def test_an_output_may_be_of_several_tensors(self, engine: ReplicaEngine) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             def loss(output: dict[str, Any], target: Tensor) -> Tensor:
                 return cross_entropy(output["logits"], target) + output["hidden"][0].square().mean()
 
-            result = stepper.step(_batch(session.rank, 0), loss)
+            result = train_step(_batch(session.rank, 0), loss)
             assert result is not None
             assert result.output.keys() == {"logits", "hidden"}
             assert not result.output["logits"].requires_grad
@@ -183,11 +186,11 @@ class EngineConformance:
 
         _on_ranks(engine, 2, rank_body, model=_Dictionary)
 
-    def test_modes_stay_as_they_are(self, engine: Engine) -> None:
-        def rank_body(session: Session, stepper: Stepper) -> None:
+    def test_modes_stay_as_they_are(self, engine: ReplicaEngine) -> None:
+        def rank_body(session: Session, train_step: TrainStep) -> None:
             for training in (False, True):
                 session.model.train(training)
-                stepper.step(_batch(session.rank, 0), cross_entropy)
+                train_step(_batch(session.rank, 0), cross_entropy)
                 assert all(module.training is training for module in session.model.modules())
                 assert torch.is_grad_enabled()
 
@@ -247,9 +250,9 @@ def _reference(batches: Sequence[_Batch]) -> Tensor:
 
 
 def _on_ranks(
-    engine: Engine,
+    engine: ReplicaEngine,
     size: int,
-    body: Callable[[Session, Stepper], T],
+    body: Callable[[Session, TrainStep], T],
     *,
     model: Callable[[], nn.Module] = _mlp,
     **attach: Any,

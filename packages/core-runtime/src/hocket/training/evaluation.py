@@ -14,7 +14,7 @@ from hocket.task import Task
 from hocket.task.samples import BatchedSamples
 
 if TYPE_CHECKING:
-    from hocket.session import TrainingSession
+    from hocket.session.api import TrainingSession
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
 

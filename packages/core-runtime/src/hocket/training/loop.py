@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from hocket.checkpoint.tensor_file import write_tensors
 from hocket.config.optimizer import build_optimizer
 from hocket.config.scheduler import build_scheduler
-from hocket.session import TrainingSession, attach
+from hocket.session.api import TrainingSession
+from hocket.session.attach import attach
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace

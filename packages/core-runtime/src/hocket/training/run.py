@@ -19,7 +19,7 @@ from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
 
 if TYPE_CHECKING:
-    from hocket.engine.api import Engine
+    from hocket.session.engine import Engine
     from hocket.task.api import Task
 
 __all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]

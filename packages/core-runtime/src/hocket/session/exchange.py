@@ -11,7 +11,7 @@ from typing import Any
 from hocket.collective.api import Channel, Outcome
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.session.turns import Turns
+from hocket.session.send_window import Turns
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock

@@ -6,31 +6,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.checkpoint.tree import flatten, unflatten
-from hocket.engine.api import Attachment, Engine, MakeOptimizer
-from hocket.engine.data_parallel import DataParallel
 from hocket.errors import AttachError
 from hocket.plugin import core_version
-from hocket.segment.storage import ParameterStorage
-from hocket.session.base import TrainingSession
-from hocket.session.handshake import agree
+from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
+from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
-from hocket.session.ranks import find_ranks
-from hocket.session.refusals import check, needs_closure, refuse_closure
+from hocket.session.ranks import agree
+from hocket.session.refusals import check, check_taken_terms, needs_closure, refuse_closure
 from hocket.session.session import Session
-from hocket.session.taken_terms import check_taken_terms
 from hocket.strategy import Strategy, compose
 from hocket.trace import Observer
 from hocket.transport import join
-from hocket.transport.lane import Lane
-from hocket.transport.peer import Peer, gather
+from hocket.transport.peer import Peer
 
-__all__ = ["attach", "attach_replica", "broadcast_model"]
+__all__ = ["attach"]
 
 
 @overload
@@ -129,54 +122,6 @@ def attach(
     )
 
 
-def attach_replica(given: Attachment) -> Session:
-    """Attach a strategy to a model that is whole on every rank, and its optimizer; collective."""
-    peer, observer = given.peer, given.observer
-    if observer is not None:
-        peer = observer.join(peer)
-    try:
-        if given.initial == "rank0":
-            lane = peer.lane("attach")
-            broadcast_model(given.model, lane)
-            _broadcast_optimizers(Optimizers(given.optimizers), peer, lane)
-            lane.close()
-        ranks = find_ranks(peer)
-        storage = ParameterStorage(given.model, ranks.host)
-        equal = peer.size == 1 or given.initial == "rank0"
-        session = Session(
-            given.model, given.optimizers, given.strategy, ranks, storage, given.on_nonfinite, equal, observer
-        )
-    except BaseException:
-        if observer is not None:
-            observer.abandon()
-        raise
-    return session
-
-
-@torch.no_grad()
-def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
-    """Give every rank of a lane the parameters and buffers that `root` has; collective."""
-    if lane.size > 1:
-        for tensor in (*model.parameters(), *model.buffers()):
-            _broadcast_tensor(tensor.data, lane, root)
-
-
-@torch.no_grad()
-def _broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
-    """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
-    if not any(gather(peer, any(optimizer.state for optimizer in optimizers.every))):
-        return
-    structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
-    described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
-    structure, described = gather(peer, [structure, described])[0]
-    for name, dtype, shape in described:
-        if peer.rank != 0:
-            tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-        _broadcast_tensor(tensors[name], lane, 0)
-    if peer.rank != 0:
-        optimizers.load_state_dict(unflatten(structure, tensors.__getitem__))
-
-
 def _facts(
     model: nn.Module,
     given: Sequence[Optimizer],
@@ -212,12 +157,3 @@ def _facts(
 
 def _description(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
-    data = tensor.detach().to("cpu").contiguous().resolve_neg()
-    # As bytes: NumPy does not know every dtype of torch.
-    raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()
-    lane.ibroadcast(raw, root).wait()
-    if data.data_ptr() != tensor.data_ptr():
-        tensor.copy_(data)

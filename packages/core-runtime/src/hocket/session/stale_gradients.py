@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from hocket.segment.segment import Segment, wire_dtype
-from hocket.session.exchanging import OpenExchange
+from hocket.session.exchange import OpenExchange
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 
 if TYPE_CHECKING:
-    from hocket.session.takeover import Takeover
+    from hocket.session.optimizer_terms import Takeover
 
 __all__ = ["LateGradients", "send_residuals"]
 

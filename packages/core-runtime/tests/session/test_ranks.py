@@ -12,7 +12,7 @@ from toys import flat, mlp, on_ranks
 
 import hocket
 from hocket.errors import DisagreementError
-from hocket.session.handshake import agree
+from hocket.session.ranks import agree
 
 
 class _Numbers(dict[str, Any]):

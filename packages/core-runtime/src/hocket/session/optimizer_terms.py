@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchanging import OpenExchange
+from hocket.session.exchange import OpenExchange
 from hocket.session.optimizers import Optimizers
 from hocket.transport.peer import Peer
 

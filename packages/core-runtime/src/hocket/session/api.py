@@ -7,27 +7,89 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hocket.checkpoint.tensor_file import StateFile
-from hocket.engine.api import Loss, StepResult
 from hocket.errors import HocketError, SessionError
 from hocket.session.checkpointing import Resumed, load_session, save_session
 from hocket.session.data import Epochs, SessionData
-from hocket.session.exchanging import Counters
+from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
 from hocket.session.save_on_signal import SavePoint
 from hocket.session.streams import StreamedSamples
 from hocket.strategy.strategy import Strategy
+from hocket.trace import Observer
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["State", "TrainingSession"]
+__all__ = [
+    "Attachment",
+    "Batch",
+    "Loss",
+    "MakeOptimizer",
+    "State",
+    "StepResult",
+    "TrainStep",
+    "TrainingSession",
+]
+
+
+#: From the model's output and the batch's target to a scalar, the mean over the batch.
+Loss = Callable[[Any, Any], Tensor]
+
+#: (input, target), as a loader yields them.
+Batch = tuple[Any, Any]
+
+#: From parameter groups, as torch's optimizers take them, to an optimizer over them.
+MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one batch gave.
+
+    Attributes:
+        loss: the batch's mean loss, a scalar without graph, on the model's device.
+        output: the model's output, without graph.
+    """
+
+    loss: Tensor
+    output: Any
+
+
+#: Runs one batch, as the loader yields it, through the model and steps the optimizer; returns what the batch gave, None
+#: where another rank has the model's output. The loss is called with the model's output and the target.
+TrainStep = Callable[[Batch, Loss], StepResult | None]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `hocket.attach` was given; checked, and the same on all ranks.
+
+    Attributes:
+        model, optimizers, strategy: as they were given; the model with this rank's own values.
+        peer: all ranks.
+        initial: `rank0` or `keep`.
+        on_nonfinite: `error` or `skip`.
+        observer: is told of exchanges, waits and phases; None where nobody asks.
+        make_optimizer: makes, of parameter groups, another optimizer like the given one, for engines that keep several
+            copies of the weights; None where the engine is to copy the given one.
+    """
+
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    strategy: Strategy
+    peer: Peer
+    initial: str
+    on_nonfinite: str
+    observer: Observer | None
+    make_optimizer: MakeOptimizer | None
 
 
 class State(Enum):
@@ -72,7 +134,7 @@ class TrainingSession(ABC):
     replicas_equal: bool
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], strategy: Strategy, peer: Peer
+        self, model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy, peer: Peer
     ) -> None:
         self.model = model
         self.optimizers = Optimizers(optimizers)
@@ -92,7 +154,7 @@ class TrainingSession(ABC):
         self.save_point: SavePoint | None = None
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> Optimizer:
         """The optimizer that was attached; the first of several."""
         return self.optimizers.given[0]
 

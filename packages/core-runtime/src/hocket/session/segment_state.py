@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchanging import OpenExchange
+from hocket.session.exchange import OpenExchange
 
 __all__ = ["GradientPlace", "SegmentPlace", "Stage"]
 

@@ -1,0 +1,128 @@
+"""Engines: each owns how a batch becomes a step of the optimizer. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.configured import Configured
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from hocket.session.api import Attachment, Batch, Loss, StepResult, TrainingSession, TrainStep
+    from hocket.session.session import Session
+
+__all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
+
+
+class Engine(Configured, ABC):
+    """How a batch becomes a step; a frozen dataclass whose fields are its configuration."""
+
+    @abstractmethod
+    def attach(self, given: Attachment) -> TrainingSession:
+        """Make a session whose `train_batch` is this engine's step; collective.
+
+        Raises:
+            AttachError: the engine cannot carry the model or the optimizer.
+            CompositionError: it cannot do with the strategy, or with so many ranks.
+        """
+
+    def check_size(self, ranks: int) -> None:
+        """Refuse a number of ranks for which the engine is not defined.
+
+        Raises:
+            ValueError: says for which it is.
+        """
+
+    def data_size(self, ranks: int) -> int:
+        """Return among how many replicas of the model the samples are shared out, and the strategy exchanges."""
+        return ranks
+
+    def plan_stages(
+        self, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss, ranks: int
+    ) -> tuple[PlannedStage, ...]:
+        """Plan what each part of the model costs whoever holds it; nothing where every rank holds a whole one.
+
+        Args:
+            model: on the CPU, with values; what is called is a copy of it.
+            optimizer: over its parameters.
+            example: a batch, of which shapes and dtypes are looked at.
+            loss: as in training.
+            ranks: how many.
+        """
+        return ()
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A part of the model, and what it costs whoever holds it.
+
+    Attributes:
+        name: of its first and its last module.
+        num_parameters: trainable numbers.
+        weights_bytes: all copies of its parameters and buffers.
+        optimizer_bytes: what the optimizers keep for all of them.
+        activations_bytes: what the batches under way keep for their backwards, at most.
+        peak_bytes: of tensors that are held at once, at most: all of these, and the gradients and other tensors that a
+            pass holds while it runs.
+        sent_bytes: activations and their gradients that leave it, per batch.
+    """
+
+    name: str
+    num_parameters: int
+    weights_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    peak_bytes: int
+    sent_bytes: int
+
+
+class ReplicaEngine(Engine):
+    """An engine whose ranks each hold a whole model."""
+
+    def attach(self, given: Attachment) -> TrainingSession:
+        from hocket.session.session import Session
+
+        session = Session(given)
+        try:
+            session.train_step = self.open(session)
+        except BaseException:
+            session.abandon()
+            raise
+        return session
+
+    @abstractmethod
+    def open(self, session: Session) -> TrainStep:
+        """Make ready to step the session's model; collective."""
+
+
+@dataclass(frozen=True)
+class DataParallel(ReplicaEngine):
+    """zero_grad, forward, backward, step."""
+
+    def open(self, session: Session) -> TrainStep:
+        from hocket.session.api import StepResult
+
+        model, optimizers = session.model, session.optimizers
+
+        def step(batch: Batch, loss: Loss) -> StepResult:
+            inputs, target = batch
+            optimizers.zero_grad()
+            output = model(inputs)
+            value = loss(output, target)
+            value.backward()
+            optimizers.step()
+            return StepResult(value.detach(), _without_graph(output))
+
+        return step
+
+
+def _without_graph(output: Any) -> Any:
+    """Return a model's output, any nesting of tuples, lists and dictionaries, with each tensor detached."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(Tensor, Tensor.detach, output)
