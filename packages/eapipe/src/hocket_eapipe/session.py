@@ -14,9 +14,9 @@ from torch import Tensor
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession
+from hocket.session.checkpoint import load_into
 from hocket.session.ranks import broadcast_model
 from hocket.session.session import Session
-from hocket.session.state import load_into
 from hocket.transport.peer import Peer
 from hocket_eapipe.absent import AbsentStages
 from hocket_eapipe.optimizers import Follower

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from hocket import draws
 from hocket.session.api import Loss
 from hocket.session.session import Session
-from hocket.session.state import load_beside_model, state_of
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
@@ -170,7 +169,7 @@ class Stage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it keeps beside the module's own tensors, while no batch is under way."""
-        session = {} if self.session is None else state_of(self.session)
+        session = {} if self.session is None else self.session.state_dict()
         return {
             "session": {key: session[key] for key in session if key != "model"},
             "weights": self.weights.state_dict(),
@@ -179,7 +178,9 @@ class Stage:
     def load_state_dict(self, state: dict[str, Any], where: str) -> None:
         """Continue from what `state_dict` returned; `where` it comes from is for errors."""
         if self.session is not None:
-            load_beside_model(self.session, state["session"].__getitem__, f"{where}: {self.place.title}")
+            self.session.replica_state.load_beside_model(
+                state["session"].__getitem__, f"{where}: {self.place.title}"
+            )
         self.weights.load_state_dict(state["weights"])
 
     def _run(self, batch: int, micro: int, value: Any) -> tuple[_Pending, Any]:

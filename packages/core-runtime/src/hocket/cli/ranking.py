@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hocket.session.save_on_signal import listening
+from hocket.session.save_point import listening
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot

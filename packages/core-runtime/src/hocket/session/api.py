@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.tensor_file import StateFile
 from hocket.errors import HocketError, SessionError
-from hocket.session.checkpointing import Resumed, load_session, save_session
+from hocket.session.checkpoint import Checkpoints, Resumed
 from hocket.session.data import Epochs, SessionData
 from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
-from hocket.session.save_on_signal import SavePoint
+from hocket.session.save_point import SavePoint
 from hocket.session.streams import StreamedSamples
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
@@ -304,7 +304,7 @@ class TrainingSession(ABC):
                 of later steps or gets another job's, or gradients are being accumulated.
         """
         self.require("session.save", State.ATTACHED, State.IN_STEP)
-        return save_session(self, Path(folder), keep, more)
+        return Checkpoints(self, Path(folder), more).save(keep)
 
     def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
         """Save and end all ranks when SIGTERM or SIGUSR1 comes; collective, right after `attach` or `load`.
@@ -349,7 +349,7 @@ class TrainingSession(ABC):
                 left as it was.
         """
         self.require("session.load", State.ATTACHED, State.IN_STEP)
-        return load_session(self, Path(folder), more)
+        return Checkpoints(self, Path(folder), more).load()
 
     @abstractmethod
     def end_step_to_save(self) -> None:

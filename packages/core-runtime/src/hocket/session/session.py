@@ -15,6 +15,7 @@ from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhere
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
 from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession, TrainStep
+from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
 from hocket.session.exchange import Counters
@@ -24,7 +25,6 @@ from hocket.session.phases import Opening, OpenPhase
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, differing, find_ranks
 from hocket.session.refusals import refuse_closure
 from hocket.session.stale_gradients import LateGradients, send_residuals
-from hocket.session.state import load_mean, load_own, state_of, tensors_of
 from hocket.session.weights import BatchWeights
 from hocket.strategy.strategy import Strategy
 
@@ -462,14 +462,20 @@ class Session(TrainingSession):
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return tensors_of(self.model)
 
+    @property
+    def replica_state(self) -> ReplicaState:
+        """What this rank's replica continues from."""
+        return ReplicaState(self.model, self.optimizers, self.phase, self.late)
+
     def state_dict(self) -> dict[str, Any]:
-        return state_of(self)
+        return self.replica_state.state_dict()
 
     def load_state(self, file: StateFile) -> None:
-        load_own(self, file)
+        self.replica_state.load(file)
 
     def load_mean(self, files: Sequence[StateFile]) -> None:
-        load_mean(self, files)
+        self.replica_state.load_mean(files)
+        self.begin_equal()
 
     # ---- closing -----------------------------------------------------------------------------------------------
 

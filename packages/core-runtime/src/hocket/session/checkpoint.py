@@ -1,0 +1,390 @@
+"""Checkpoints of a session: what a replica keeps, the order in which ranks write and read, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket import randomness
+from hocket.checkpoint import folder as folders
+from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
+from hocket.checkpoint.mean import mean_of_section, mean_of_tensor, why_no_mean
+from hocket.checkpoint.tensor_file import StateFile, describe, write_state
+from hocket.checkpoint.tree import flatten
+from hocket.errors import CheckpointError, HocketError
+from hocket.plugin import core_version, default_registry
+from hocket.session.ranks import flattened
+
+if TYPE_CHECKING:
+    from hocket.session.api import TrainingSession
+    from hocket.session.optimizers import Optimizers
+    from hocket.session.phases import OpenPhase
+    from hocket.session.stale_gradients import LateGradients
+
+__all__ = ["Checkpoints", "ReplicaState", "Resumed", "load_into", "tensors_of"]
+
+_log = logging.getLogger("hocket")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a session continues from.
+
+    Attributes:
+        path: the checkpoint's directory.
+        step: how many steps had ended.
+        epoch: how many passes over `session.data` had ended: the number of the one to continue, or to begin, from 0.
+        exact: whether everything was restored, rank by rank; else the ranks continue from the replicas' mean, and
+            the pass that was under way begins again.
+    """
+
+    path: Path
+    step: int
+    epoch: int
+    exact: bool
+
+
+class Checkpoints:
+    """Saves a session's state into a folder, and loads it from there; collective.
+
+    Args:
+        session: what is saved, or continues.
+        folder: of checkpoints, on a disk that all ranks share.
+        more: what else has `state_dict` and `load_state_dict`, by name.
+    """
+
+    def __init__(self, session: TrainingSession, folder: Path, more: Mapping[str, Any]) -> None:
+        self._session, self._folder, self._more = session, folder, more
+        self._peer = session.peer
+
+    def save(self, keep: int | None) -> Path:
+        """Carry out `session.save`."""
+        session, peer, folder = self._session, self._peer, self._folder
+        session.end_step_to_save()
+        step = session.step
+        steps = session.gather(step)
+        if any(of_rank != step for of_rank in steps):
+            told = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
+            raise CheckpointError(
+                f"the ranks save different steps: {told}. All ranks save after the same step"
+            )
+
+        with contextlib.ExitStack() as stack:  # what rank 0 holds meanwhile
+
+            def begin() -> tuple[str, str]:
+                path = stack.enter_context(folders.begin(folder, step, session.run_id, session.saved))
+                return path.name, session.run_id
+
+            name, run = on_rank_0(peer, begin)
+            path = folder / name
+            sizes = collectively(
+                peer, lambda: write_state(path / rank_file(peer.rank), self._state_dict(), run)
+            )
+
+            def end() -> str:
+                self._manifest(sizes).write(path)
+                session.saved = folders.finish(path)
+                if keep is not None:
+                    folders.keep_newest(folder, keep, run)
+                stack.close()  # before any rank goes on
+                return session.saved.name
+
+            return folder / on_rank_0(peer, end)
+
+    def load(self) -> Resumed:
+        """Carry out `session.load`."""
+        session, peer = self._session, self._peer
+        path = Path(on_rank_0(peer, lambda: str(folders.latest_complete(self._folder))))
+        with contextlib.ExitStack() as stack:
+            files: list[StateFile] = []
+
+            def check() -> None:
+                manifest = Manifest.read(path)
+                ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
+                files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
+                for file in files:
+                    _check_run(manifest, file)
+                self._check(manifest, files[0])
+
+            collectively(peer, check)
+            manifest = Manifest.read(path)
+            exact = manifest.ranks == peer.size
+            session.enter_phase_of(manifest.step)
+            if exact:
+                collectively(peer, lambda: self._load_own(files[0]))
+                session.replicas_equal = manifest.replicas_equal
+            else:
+                collectively(peer, lambda: self._load_mean(files))
+            if peer.rank == 0:
+                self._tell(path, manifest, files)
+        return Resumed(path, session.step, session.epochs.ended, exact)
+
+    def _state_dict(self) -> dict[str, Any]:
+        """Return this rank's state by sections."""
+        session, counters = self._session, self._session.counters
+        return {
+            "session": {
+                "step": session.step,
+                "skipped_steps": session.skipped_steps,
+                "bytes_sent": counters.bytes_sent,
+                "exchanges": counters.exchanges,
+                "under_way_s": counters.overlap.under_way_s,
+                "exposed_wait_s": counters.overlap.exposed_wait_s,
+            },
+            **session.state_dict(),
+            "random": randomness.to_plain(randomness.read(cuda=True)),
+            "passes": session.epochs.state_dict(),
+            "more": {name: _state_of_given(name, given) for name, given in self._more.items()},
+        }
+
+    def _load_own(self, file: StateFile) -> None:
+        """Continue where this rank was."""
+        session = self._session
+        self._load_numbers(file)
+        session.load_state(file)
+        self._load_more(file.read("more"), file.path)
+        now = randomness.from_plain(file.read("random"))
+        session.epochs.load_state_dict(file.read("passes"), now)
+        randomness.write(now)
+
+    def _load_mean(self, files: Sequence[StateFile]) -> None:
+        """Continue from the mean of another number of ranks."""
+        first = files[0]
+        self._load_numbers(first)
+        self._session.load_mean(files)
+        self._load_more(mean_of_section(files, "more"), first.path)
+        self._session.epochs.ended = first.read("passes")["ended"]
+
+    def _load_numbers(self, file: StateFile) -> None:
+        saved, session, counters = file.read("session"), self._session, self._session.counters
+        session.step, session.skipped_steps = saved["step"], saved["skipped_steps"]
+        counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
+        overlap = counters.overlap
+        overlap.under_way_s, overlap.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
+
+    def _load_more(self, saved: Mapping[str, Any], path: Path) -> None:
+        for name, given in self._more.items():
+            load_into(given, saved[name], f"{path}: more/{name}")
+
+    def _manifest(self, sizes: Sequence[int]) -> Manifest:
+        session = self._session
+        return Manifest(
+            run=session.run_id,
+            step=session.step,
+            ranks=session.size,
+            replicas_equal=session.replicas_equal,
+            optimizer=session.optimizers.kind,
+            strategy=session.describe(),
+            versions=_versions(),
+            files={rank_file(rank): size for rank, size in enumerate(sizes)},
+        )
+
+    def _check(self, manifest: Manifest, file: StateFile) -> None:
+        """Refuse a checkpoint of something else, before anything is changed."""
+        session, where = self._session, file.path.parent
+        if manifest.ranks == session.size:
+            _compare(f"{where}: strategy", flattened(session.describe()), flattened(manifest.strategy))
+        _compare(f"{where}: optimizer", {"": session.optimizers.kind}, {"": manifest.optimizer})
+        expected = {
+            name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()
+        }
+        found = {name: file.describe(name) for name in file.names("model")}
+        _compare(f"{file.path}", expected, found)
+        if self._more.keys() != set(file.keys("more")):
+            saved, given = (
+                ", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), self._more)
+            )
+            raise CheckpointError(
+                f"{where} holds, beside model and optimizer, {saved}; session.load was given {given}"
+            )
+
+    def _tell(self, path: Path, manifest: Manifest, files: Sequence[StateFile]) -> None:
+        """Say what is not as it was."""
+        for left in folders.incomplete(self._folder):
+            _log.warning("%s is incomplete, a save was cut off: it is left out", left)
+        running = _versions()
+        for package, version in manifest.versions.items():
+            if running.get(package, version) != version:
+                _log.warning("%s was saved with %s %s, and %s runs", path, package, version, running[package])
+        if manifest.ranks != self._peer.size:
+            reason = why_no_mean(files, "optimizer")
+            _log.warning(
+                "%s is of %d ranks, and %d run: they continue from the replicas' mean, %s the optimizer's state%s; the "
+                "pass over the data that was under way begins again, with new random draws, and what exchanges kept "
+                "between rounds is dropped",
+                path,
+                manifest.ranks,
+                self._peer.size,
+                "without" if reason else "with the mean of",
+                f" ({reason})" if reason else "",
+            )
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Everything that a rank's replica continues from.
+
+    Attributes:
+        model: its parameters and buffers, in their own memory.
+        optimizers: those that are attached.
+        phase: the exchanges that are open.
+        late: gradients that earlier phases have left for the next step.
+    """
+
+    model: nn.Module
+    optimizers: Optimizers
+    phase: OpenPhase
+    late: LateGradients
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by sections; tensors are the session's own, not copies."""
+        # First: it may still write parameters.
+        parameters = self.phase.parameters.state_dict()
+        return {
+            "model": tensors_of(self.model),
+            "optimizer": self.optimizers.state_dict(),
+            "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
+            "parameters": parameters,
+            "late": self.late.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load(self, file: StateFile) -> None:
+        """Continue where this rank was.
+
+        Args:
+            file: this rank's.
+
+        Raises:
+            CheckpointError: something does not take its state.
+        """
+        for name, target in flatten({"model": tensors_of(self.model)})[1].items():
+            target.copy_(file.tensor(name))
+        self.load_beside_model(file.read, str(file.path))
+
+    def load_beside_model(self, read: Callable[[str], Any], where: str) -> None:
+        """Continue where this rank was, but for the model's own tensors.
+
+        Args:
+            read: returns a section of what `state_dict` returned.
+            where: it comes from, for errors.
+
+        Raises:
+            CheckpointError: something does not take its state.
+        """
+        load_into(self.optimizers, read("optimizer"), f"{where}: optimizer")
+        exchanges = read("exchanges")
+        for opened in self.phase.opened:
+            name = opened.exchange.name
+            if name not in exchanges:
+                raise CheckpointError(
+                    f"{where}: exchanges/{name} is missing: this rank takes part in it now, and did not when it was "
+                    "saved. Place the ranks on hosts as they were"
+                )
+            load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
+        self.phase.parameters.load_state_dict(read("parameters"))
+        self.late.load_state_dict(read("late"))
+
+    @torch.no_grad()
+    def load_mean(self, files: Sequence[StateFile]) -> None:
+        """Continue from the mean of another number of ranks.
+
+        Args:
+            files: of all ranks that have saved.
+
+        Raises:
+            CheckpointError: something does not take its state.
+        """
+        first = files[0]
+        push_sums = [_push_sums(file) for file in files]
+        for name, target in flatten({"model": tensors_of(self.model)})[1].items():
+            kept, _ = push_sums[0].get(name, (None, 1.0))
+            if kept is not None:
+                target.copy_(mean_of_tensor(files, kept))
+            else:
+                weights = [of_rank.get(name, (None, 1.0))[1] for of_rank in push_sums]
+                target.copy_(mean_of_tensor(files, name, weights))
+        if not why_no_mean(files, "optimizer"):
+            load_into(self.optimizers, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
+        exchanges = first.read("exchanges")
+        for opened in self.phase.opened:
+            if opened.exchange.name in exchanges:
+                opened.count_on(exchanges[opened.exchange.name]["round"])
+        self.late.load_state_dict(mean_of_section(files, "late"))
+
+
+def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """Return a model's parameters and buffers by name, in their own memory."""
+    return {
+        "parameters": {name: p.detach() for name, p in model.named_parameters()},
+        "buffers": dict(model.named_buffers()),
+    }
+
+
+def load_into(given: Any, state: Any, where: str) -> None:
+    """Let an object take its state; what it refuses is a CheckpointError that begins with `where`."""
+    try:
+        given.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"{where}: {type(given).__name__} does not take it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
+    """Return where x is, if anywhere, and w, by the name of each tensor that holds x / w of push-sum.
+
+    The mean is sum(x) / sum(w), and sum(w) is how many ranks there are.
+    """
+    return {
+        f"model/parameters/{name}": (
+            f"parameters/{exchange}/values/{name}" if name in state["values"] else None,
+            weight,
+        )
+        for exchange, state in file.read("parameters").items()
+        for name, weight in state["weights"].items()
+    }
+
+
+def _state_of_given(name: str, given: Any) -> Any:
+    try:
+        return given.state_dict()
+    except HocketError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"more/{name}: {type(given).__name__}.state_dict failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _versions() -> dict[str, str]:
+    plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
+    return {**plugins, "hocket-core": core_version(), "torch": torch.__version__}
+
+
+def _check_run(manifest: Manifest, file: StateFile) -> None:
+    """Refuse a checkpoint of which another job has written a part."""
+    if file.run != manifest.run:
+        raise CheckpointError(
+            f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs have "
+            "written into one checkpoint, or files were moved. Use another checkpoint"
+        )
+
+
+def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    differing = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
+    if differing:
+        key = differing[0]
+        others = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
+        raise CheckpointError(
+            f"{what}{key and ': '}{key}: expected {expected.get(key, 'nothing')}, found {found.get(key, 'nothing')}"
+            f"{others}"
+        )
