@@ -1,0 +1,174 @@
+"""The import contract: which folder may know which, no circles, and what plugins may import.
+
+Imports for type checkers and within functions count too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
+
+#: Core's folders and top-level modules, the lowest floor first. One may import those of lower floors only.
+FLOORS = """
+    arrays errors draws randomness pictures
+    configured plugin
+    kernels schedule
+    transport
+    topology segment delays trace checkpoint
+    compressor config messages progress
+    collective
+    strategy
+    plan
+    session
+    engine
+    task
+    training
+    cli testing api
+    __main__
+""".strip().splitlines()
+
+#: What breaks the contract until it is mended: importing modules, imported ones (each with all below it), and why.
+STILL_WRONG = (
+    (
+        "hocket.collective",
+        "hocket.strategy.exchange",
+        "a channel is opened with the exchange that holds its collective",
+    ),
+    ("hocket.kernels", "hocket.transport", "programs know the layout of rings"),
+    ("hocket.session", "hocket.engine", "engines open sessions, and sessions know their engine"),
+    ("hocket.session.passes", "hocket.session.streaming", "both read loaders"),
+    ("hocket.transport", "hocket.transport", "operations know their peer, signals and threads the contract"),
+    ("hocket_eapipe", "hocket_eapipe", "stages, weights and runners know each other for type checkers"),
+    ("hocket_eager", "hocket_eager", "the collective opens channels that know its class"),
+    ("hocket_", "hocket.", "plugins import core's modules, not hocket.api"),
+)
+
+
+def violations(source: SourceTree, still_wrong: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+    """Yield a sentence for each import that the contract does not allow, and for each circle of files."""
+
+    def without_known(name: str, imported: Iterable[str]) -> list[str]:
+        known = [there for here, there in still_wrong if name.startswith(here)]
+        return sorted(each for each in imported if not each.startswith(tuple(known)))
+
+    graph = {name: without_known(name, imported) for name, imported in source.imports.items()}
+    floors = {folder: floor for floor, line in enumerate(FLOORS) for folder in line.split()}
+    for name in sorted(graph):
+        if _package(name) == "hocket":
+            yield from _of_core(name, graph[name], floors)
+        else:
+            yield from _of_plugin(name, without_known(name, source.everything_imported(name)))
+    for circle in circles({name: frozenset(imported) for name, imported in graph.items()}):
+        yield f"a circle of imports: {', '.join(circle)}"
+
+
+def _of_core(name: str, imported: Iterable[str], floors: dict[str, int]) -> Iterator[str]:
+    if name == "hocket":
+        return
+    folder = name.split(".")[1]
+    if folder not in floors:
+        yield f"{name}: {folder} is on no floor of the contract"
+        return
+    for other in imported:
+        if _package(other) != "hocket":
+            yield f"{name} imports {other}: core knows no plugin"
+        elif (
+            other != "hocket"
+            and folder != (above := other.split(".")[1])
+            and floors[folder] <= floors.get(above, 99)
+        ):
+            yield f"{name} imports {other}: {above} is not below {folder}"
+
+
+def _of_plugin(name: str, imported: Iterable[str]) -> Iterator[str]:
+    for other in imported:
+        public = other == "hocket" or other.startswith(("hocket.api.", "hocket.testing"))
+        if other.startswith("hocket") and not public and _package(other) != _package(name):
+            yield f"{name} imports {other}: plugins import hocket, hocket.api, hocket.testing and their own modules"
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+@pytest.fixture(scope="module")
+def source() -> SourceTree:
+    return SourceTree(
+        REPOSITORY, [path.relative_to(REPOSITORY) for path in REPOSITORY.glob("packages/*/src")]
+    )
+
+
+def test_the_contract_is_kept(source: SourceTree) -> None:
+    assert list(violations(source, [entry[:2] for entry in STILL_WRONG])) == []
+
+
+@pytest.mark.parametrize("entry", STILL_WRONG, ids=lambda entry: f"{entry[0]}-{entry[1]}")
+def test_what_is_still_wrong_is_still_there(source: SourceTree, entry: tuple[str, str, str]) -> None:
+    """What has been mended leaves the list."""
+    others = [other[:2] for other in STILL_WRONG if other != entry]
+    assert list(violations(source, others)), f"{entry} is right now: remove it"
+
+
+BROKEN = {
+    "upwards": (
+        {"hocket/transport/peer.py": "from hocket.session.api import Session"},
+        "session is not below transport",
+    ),
+    "upwards for type checkers": (
+        {"hocket/config/a.py": "if TYPE_CHECKING:\n    import hocket.strategy.compose"},
+        "strategy is not below config",
+    ),
+    "upwards in a function": (
+        {"hocket/kernels/a.py": "def late():\n    from hocket.transport import peer"},
+        "transport is not below kernels",
+    ),
+    "between folders of a floor": (
+        {"hocket/topology/ring.py": "from hocket.segment.segment import Segment"},
+        "segment is not below topology",
+    ),
+    "a circle of files": (
+        {
+            "hocket/session/api.py": "from hocket.session import loader",
+            "hocket/session/loader.py": "import hocket.session.api",
+        },
+        "a circle of imports: hocket.session.api, hocket.session.loader",
+    ),
+    "core imports a plugin": (
+        {"hocket/cli/main.py": "import hocket_eager.collective"},
+        "core knows no plugin",
+    ),
+    "a folder without a floor": ({"hocket/utils/a.py": ""}, "utils is on no floor"),
+    "a plugin imports core's insides": (
+        {"hocket_eager/channel.py": "from hocket.transport.peer import Peer"},
+        "hocket_eager.channel imports hocket.transport.peer.Peer: plugins import",
+    ),
+    "a plugin imports another": (
+        {"hocket_eager/channel.py": "from hocket_redsync import state"},
+        "hocket_eager.channel imports hocket_redsync.state: plugins import",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_tree_is_found(name: str, tmp_path: Path) -> None:
+    files, expected = BROKEN[name]
+    modules = ("transport/peer", "session/api", "strategy/compose", "segment/segment")
+    kept = {f"hocket/{module}.py": "" for module in modules} | {
+        "hocket_eager/collective.py": "from hocket.api import Collective\nimport hocket, hocket.testing.job",
+        "hocket_redsync/state.py": "",
+        "hocket/session/session.py": "from hocket.transport.peer import Peer",
+    }
+    for path, text in {**kept, **files}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = list(violations(SourceTree(tmp_path, [Path(".")])))
+    assert len(found) == 1, found
+    assert expected in found[0]
