@@ -15,7 +15,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket import draws
+from hocket.api import draws
 
 __all__ = ["Place", "roulette", "uniform", "words"]
 

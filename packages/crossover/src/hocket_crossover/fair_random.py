@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket import draws
-from hocket.topology import MixingRows, Neighbours, Topology
+from hocket.api import MixingRows, Neighbours, Topology, draws
 from hocket_crossover import derangements
 from hocket_crossover.derangements import Place
 from hocket_crossover.rounds import Rounds

@@ -14,8 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket import draws
-from hocket.topology import Neighbours, Topology
+from hocket.api import Neighbours, Topology, draws
 from hocket_crossover import derangements
 from hocket_crossover.derangements import Place
 from hocket_crossover.rounds import Rounds

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.collective.api import Channel, Outcome
-from hocket.segment.segment import Segment
-from hocket.transport.request import Request
+from hocket.api import Channel, Outcome, Request, Segment
 from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["PartialAllreduceChannel"]

@@ -11,22 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from hocket import draws
-from hocket.collective.algorithms import RecursiveDoubling, Ring
-from hocket.collective.api import Channel, Collective
+from hocket.api import Channel, Collective, RecursiveDoubling, Ring, draws
 from hocket_eager.initiative import is_coordinated, num_notices
 from hocket_eager.messages import TRAILER_BYTES
 from hocket_eager.rules import Missed, Rules, Starts
 
 if TYPE_CHECKING:
-    from hocket.arrays import Array
-    from hocket.progress import ProgressEngine
-    from hocket.schedule import Schedule
-    from hocket.segment.segment import Segment
-    from hocket.strategy.exchange import Exchange
-    from hocket.topology import Topology
-    from hocket.transport.network import NetworkModel
-    from hocket.transport.peer import Peer
+    from hocket.api import Array, Exchange, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
 
 __all__ = ["Algorithm", "PartialAllreduce"]
 
@@ -156,7 +147,7 @@ class PartialAllreduce(Collective):
 
     def schedule_builder(self) -> Callable[[int, int, Array], Schedule]:
         """Return what makes a rank's part of the sum."""
-        from hocket.schedule import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
+        from hocket.api import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
 
         if self.algorithm is Algorithm.RING:
             return ring_allreduce

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.schedule import Gate, Logic, NoOp, Operation, Receive, Schedule, Send
+from hocket.api import Gate, Logic, NoOp, Operation, Receive, Schedule, Send
 from hocket_eager.rules import Rules, Starts
 
 __all__ = ["Situation", "initiative", "is_coordinated", "num_notices"]

@@ -10,12 +10,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from hocket.arrays import Array
-from hocket.collective.api import Outcome
-from hocket.errors import PeerLostError
-from hocket.progress import ProgressEngine
-from hocket.schedule import Compute, Execution, Schedule, activation_broadcast, chain
-from hocket.transport.peer import Peer
+from hocket.api import (
+    Array,
+    Compute,
+    Execution,
+    Outcome,
+    Peer,
+    PeerLostError,
+    ProgressEngine,
+    Schedule,
+    activation_broadcast,
+    chain,
+)
 from hocket_eager.initiative import Situation, initiative
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.receive_buffer import ReceiveBuffer

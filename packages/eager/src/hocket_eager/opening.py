@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hocket.arrays import Array
-from hocket.progress import ProgressEngine
-from hocket.transport.peer import Peer
+from hocket.api import Array, Peer, ProgressEngine
 from hocket_eager.host import open_shared_sum
 from hocket_eager.messages import Leaving, MessageSum
 from hocket_eager.partial_sum import PartialSum

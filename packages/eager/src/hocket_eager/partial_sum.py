@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from hocket.arrays import Array
-from hocket.collective.api import Outcome
+from hocket.api import Array, Outcome
 
 __all__ = ["PartialSum"]
 

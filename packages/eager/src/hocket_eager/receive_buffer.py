@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from hocket.arrays import Array
+from hocket.api import Array
 from hocket_eager.rules import Missed
 
 __all__ = ["ReceiveBuffer"]

@@ -12,8 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hocket import draws
-from hocket.arrays import Array
+from hocket.api import Array, draws
 
 __all__ = ["Missed", "Rules", "Starts", "is_handed"]
 

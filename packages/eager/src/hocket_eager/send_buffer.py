@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from hocket.arrays import Array
+from hocket.api import Array
 
 __all__ = ["SendBuffer"]
 

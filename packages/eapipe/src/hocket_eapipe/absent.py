@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.errors import CheckpointError
-from hocket.session.ranks import broadcast_model
-from hocket.transport.lane import Lane
+from hocket.api import CheckpointError, Lane, broadcast_model
 from hocket_eapipe.mesh import Mesh
 
 __all__ = ["AbsentStages"]

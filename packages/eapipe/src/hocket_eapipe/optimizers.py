@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import AttachError
-from hocket.session.api import MakeOptimizer
+from hocket.api import AttachError, MakeOptimizer
 
 __all__ = ["Follower"]
 

@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hocket.arrays import Array
-from hocket.messages import Form, as_bytes, put_together, take_apart
-from hocket.session.exchange import Counters
-from hocket.transport.lane import Lane
-from hocket.transport.request import Request
+from hocket.api import Array, Counters, Form, Lane, Request, as_bytes, put_together, take_apart
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
 

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hocket import draws
-from hocket.session.engine import Engine
+from hocket.api import Engine, draws
 from hocket_eapipe.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.session.api import Attachment, Batch, Loss, TrainingSession
-    from hocket.session.engine import PlannedStage
+    from hocket.api import Attachment, Batch, Loss, PlannedStage, TrainingSession
 
 __all__ = ["Balance", "Buffers", "Pipeline", "Policy"]
 

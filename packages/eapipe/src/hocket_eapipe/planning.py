@@ -11,8 +11,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from hocket.session.api import Loss
-from hocket.session.engine import PlannedStage
+from hocket.api import Loss, PlannedStage
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.mesh import Mesh
 from hocket_eapipe.optimizers import Follower

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from hocket.errors import HocketError
-from hocket.session.api import Loss, StepResult
+from hocket.api import HocketError, Loss, StepResult
 from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.stage import Stage

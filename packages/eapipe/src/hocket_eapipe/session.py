@@ -11,13 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.checkpoint.tensor_file import StateFile
-from hocket.errors import AttachError, CheckpointError, CompositionError
-from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession
-from hocket.session.checkpoint import load_into
-from hocket.session.ranks import broadcast_model
-from hocket.session.session import Session
-from hocket.transport.peer import Peer
+from hocket.api import (
+    AttachError,
+    Attachment,
+    CheckpointError,
+    CompositionError,
+    Loss,
+    Peer,
+    Session,
+    SessionState,
+    StateFile,
+    StepResult,
+    TrainingSession,
+    broadcast_model,
+    load_into,
+)
 from hocket_eapipe.absent import AbsentStages
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import MessageReceiver, MessageSender
@@ -170,7 +178,7 @@ class PipelineSession(TrainingSession):
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
-        self.require("session.train_batch", State.ATTACHED)
+        self.require("session.train_batch", SessionState.ATTACHED)
         self._absent.release()
         if self._observer is not None:
             self._observer.phase("forward and backward", self.peer.clock.now())
@@ -299,11 +307,11 @@ class PipelineSession(TrainingSession):
 
     def close(self) -> None:
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
-        if self.state in (State.CLOSED, State.BROKEN):
+        if self.state in (SessionState.CLOSED, SessionState.BROKEN):
             return
         self.heed_no_signal(together=True)
         self.settle()
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self._absent.close()
         for session in self._sessions:
             session.close()
@@ -313,7 +321,7 @@ class PipelineSession(TrainingSession):
             self._observer.close()
 
     def abandon(self) -> None:
-        self.state = State.BROKEN
+        self.state = SessionState.BROKEN
         self.heed_no_signal(together=False)
         for session in self._sessions:
             session.abandon()

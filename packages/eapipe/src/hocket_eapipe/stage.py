@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from hocket import draws
-from hocket.session.api import Loss
-from hocket.session.session import Session
+from hocket.api import Loss, Session, draws
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hocket.topology import Neighbours, Topology
+from hocket.api import Neighbours, Topology
 
 __all__ = ["Dissemination", "num_dimensions"]
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hocket.arrays import Array
-from hocket.messages import Form, TensorForm, put_together, take_apart
+from hocket.api import Array, Form, TensorForm, put_together, take_apart
 
 __all__ = ["BatchForm", "pack"]
 

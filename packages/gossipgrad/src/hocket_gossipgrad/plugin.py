@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.plugin import hookimpl
+from hocket.api import hookimpl
 
 if TYPE_CHECKING:
-    from hocket.plugin import Registrar
+    from hocket.api import Registrar
 
 __all__ = ["hocket_register"]
 

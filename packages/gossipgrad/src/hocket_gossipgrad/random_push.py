@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hocket import draws
-from hocket.topology import Neighbours, Topology
+from hocket.api import Neighbours, Topology, draws
 
 __all__ = ["RandomPush"]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.strategy import SampleExchange
+from hocket.api import SampleExchange
 
 if TYPE_CHECKING:
-    from hocket.strategy import SampleStream
-    from hocket.transport.peer import Peer
+    from hocket.api import Peer, SampleStream
 
 __all__ = ["RingShuffle"]
 

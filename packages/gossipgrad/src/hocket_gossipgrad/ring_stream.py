@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.arrays import Array
-from hocket.messages import Form
-from hocket.strategy import SampleStream
-from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.api import Array, Form, Peer, Request, SampleStream
 from hocket_gossipgrad.packed_batch import BatchForm, pack
 
 __all__ = ["RingStream"]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from hocket import draws
-from hocket.topology import Neighbours, Topology
+from hocket.api import Neighbours, Topology, draws
 from hocket_gossipgrad.dissemination import num_dimensions
 
 __all__ = ["Rotated", "Shuffles"]

@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.collective.sparse_allreduce import SparseAllreduce
+from hocket.api import SparseAllreduce
 from hocket_redsync.cost import CostModel
 
 if TYPE_CHECKING:
-    from hocket.collective.api import Channel
-    from hocket.compressor import Compressor, SegmentShape
-    from hocket.progress import ProgressEngine
-    from hocket.segment.segment import Segment
-    from hocket.strategy.exchange import Exchange
-    from hocket.transport.network import NetworkModel
-    from hocket.transport.peer import Peer
+    from hocket.api import (
+        Channel,
+        Compressor,
+        Exchange,
+        NetworkModel,
+        Peer,
+        ProgressEngine,
+        Segment,
+        SegmentShape,
+    )
     from hocket_redsync.residual import ResidualCompressor
 
 __all__ = ["RedSyncAllreduce"]
@@ -110,7 +113,7 @@ _FREE = CostModel(0.0, 0.0, 0.0, 0.0)
 
 def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) -> str:
     """Say why nothing is compressed."""
-    from hocket.compressor.shape import dtype_of
+    from hocket.api import dtype_of
 
     sizes = [span.numel * dtype_of(segment).itemsize for segment in segments for span in segment.spans]
     if all(nbytes < own.dense_below_kb * 1024 for nbytes in sizes):
@@ -123,7 +126,7 @@ def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) 
 
 def _own(compressor: Compressor) -> ResidualCompressor:
     """Return the compressor of RedSync that is within wrappers such as local clipping."""
-    from hocket.compressor import Wrapper
+    from hocket.api import Wrapper
     from hocket_redsync.residual import ResidualCompressor
 
     inner = compressor

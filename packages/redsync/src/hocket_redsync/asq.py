@@ -11,15 +11,14 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from hocket.compressor import SegmentShape
+from hocket.api import SegmentShape
 from hocket_redsync.message import Content, Form
 from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.selection import Method
 from hocket_redsync.state import ResidualState
 
 if TYPE_CHECKING:
-    from hocket.arrays import Array
-    from hocket.segment.partition import Span
+    from hocket.api import Array, Span
 
 __all__ = ["Asq", "Feedback"]
 

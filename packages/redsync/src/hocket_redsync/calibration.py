@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from hocket.transport.peer import Peer, gather
+from hocket.api import Peer, gather
 from hocket_redsync.cost import CostModel
 from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for
 

@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 
-from hocket.collective.api import Channel, Outcome
-from hocket.collective.gathering import GatheringChannel
-from hocket.collective.packing import Packing
-from hocket.compressor import Compressor, WrapperState
-from hocket.segment.segment import Segment, allocate
-from hocket.transport.lane import Lane
-from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.api import (
+    Channel,
+    Compressor,
+    GatheringChannel,
+    Lane,
+    Outcome,
+    Packing,
+    Peer,
+    Request,
+    Segment,
+    WrapperState,
+    allocate,
+)
 from hocket_redsync.state import ResidualState
 
 __all__ = ["RedSyncChannel"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.compressor.shape import dtype_of, numel_of
+from hocket.api import dtype_of, numel_of
 from hocket_redsync.cost import CostModel
 from hocket_redsync.message import Form, content_bytes, message_bytes
 from hocket_redsync.selection import Method
 
 if TYPE_CHECKING:
-    from hocket.compressor import SegmentShape
+    from hocket.api import SegmentShape
     from hocket_redsync.part import Sending
     from hocket_redsync.residual import ResidualCompressor
 

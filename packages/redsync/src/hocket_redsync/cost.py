@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hocket.transport.network import NetworkModel
+    from hocket.api import NetworkModel
 
 __all__ = ["CostModel"]
 

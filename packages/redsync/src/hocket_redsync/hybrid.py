@@ -13,7 +13,7 @@ from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.selection import Method
 
 if TYPE_CHECKING:
-    from hocket.segment.partition import Span
+    from hocket.api import Span
 
 __all__ = ["Exact", "Hybrid", "Sampled", "Threshold", "Trimmed"]
 

@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.arrays import Array
-from hocket.compressor import Message, SegmentShape
-from hocket.compressor.shape import trailer_bytes
+from hocket.api import Array, Message, SegmentShape, trailer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment.segment import Segment
+    from hocket.api import Segment
 
 __all__ = [
     "Content",

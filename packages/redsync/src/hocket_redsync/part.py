@@ -17,8 +17,7 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.arrays import Array
-    from hocket.segment.segment import Segment
+    from hocket.api import Array, Segment
 
 __all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]
 

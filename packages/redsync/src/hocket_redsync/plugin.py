@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hocket.plugin import Registrar, hookimpl
+from hocket.api import Registrar, hookimpl
 
 __all__ = ["hocket_register"]
 

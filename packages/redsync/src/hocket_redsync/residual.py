@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.compressor import Compressor, Message, OptimizerTerms, SegmentShape
-from hocket.compressor.shape import count_of, dtype_of, numel_of
-from hocket.errors import HocketError
+from hocket.api import (
+    Compressor,
+    HocketError,
+    Message,
+    OptimizerTerms,
+    SegmentShape,
+    count_of,
+    dtype_of,
+    numel_of,
+)
 from hocket_redsync.message import (
     Content,
     Form,
@@ -36,9 +43,7 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.arrays import Array
-    from hocket.segment.partition import Span
-    from hocket.segment.segment import Segment
+    from hocket.api import Array, Segment, Span
 
 __all__ = ["ResidualCompressor"]
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from hocket.arrays import Array
+from hocket.api import Array
 from hocket_redsync.kernels.api import NOTHING_PASSES, SMALLEST_KEY, Found, Kernels, Memory, Ranking
 
 __all__ = ["SAMPLED_INTERVAL", "Method", "Selected", "capacity_of", "most_selected", "search", "select"]

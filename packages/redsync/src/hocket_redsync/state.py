@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.compressor import OptimizerTerms, State, check_indexable
+from hocket.api import OptimizerTerms, State, check_indexable
 from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
 from hocket_redsync.kernels.api import NOTHING_PASSES
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hocket.segment.partition import Span
-    from hocket.segment.segment import Segment
+    from hocket.api import Segment, Span
 
 __all__ = ["ResidualState"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hocket.task.api import Task, TaskData
+from hocket.api import Task, TaskData
 from hocket_tasks.bible_text import FILE, read_verses
 from hocket_tasks.recurrent import CharacterModel
 from hocket_tasks.sequences import NextElements, Sequences

@@ -14,10 +14,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from hocket.errors import UserError
-from hocket.task.api import TaskData
-from hocket.task.classification import Classification
-from hocket.task.samples import Scaling, TensorSamples
+from hocket.api import Classification, Scaling, TaskData, TensorSamples, UserError
 from hocket_tasks.idx import read_idx
 
 __all__ = ["FashionMNIST"]

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from hocket import draws
-from hocket.task.api import Task, TaskData
-from hocket.task.samples import BatchedSamples
+from hocket.api import BatchedSamples, Task, TaskData, draws
 
 __all__ = ["Hyperplane", "HyperplaneSamples"]
 

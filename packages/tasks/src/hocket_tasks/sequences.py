@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hocket.task.samples import BatchedSamples
+from hocket.api import BatchedSamples
 
 __all__ = ["ClassifiedSequences", "NextElements", "Sequences"]
 

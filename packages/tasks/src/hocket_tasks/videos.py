@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hocket import draws
-from hocket.task.api import Task, TaskData
+from hocket.api import Task, TaskData, draws
 from hocket_tasks.recurrent import SequenceClassifier
 from hocket_tasks.sequences import ClassifiedSequences, Sequences
 

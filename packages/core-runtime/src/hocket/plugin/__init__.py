@@ -3,11 +3,13 @@
 A plugin is a distribution with an entry point in the group `hocket`, whose name is the plugin's word and
 which names a module with one function:
 
-    from hocket.plugin import Registrar, hookimpl
+    from hocket.api import Registrar, hookimpl
 
     @hookimpl
     def hocket_register(registry: Registrar) -> None:
         registry.topology("fair_random", "hocket_crossover.fair_random:FairRandom")
+
+`hocket.api` has all that a plugin may import besides `hocket` itself and `hocket.testing`.
 """
 
 from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin, core_version

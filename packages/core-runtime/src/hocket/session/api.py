@@ -33,7 +33,7 @@ __all__ = [
     "Batch",
     "Loss",
     "MakeOptimizer",
-    "State",
+    "SessionState",
     "StepResult",
     "TrainStep",
     "TrainingSession",
@@ -92,7 +92,7 @@ class Attachment:
     make_optimizer: MakeOptimizer | None
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where a session is; what it may do next follows from that."""
 
     ATTACHED = "attached"
@@ -103,11 +103,11 @@ class State(Enum):
 
 
 _CURES = {
-    State.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
-    State.CLOSED: "this session is closed: attach again, or do so before it is closed",
-    State.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's own "
-    "replica back at its end, so that a step there would be lost, as would a load, and a save would write the mean: "
-    "do it after",
+    SessionState.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
+    SessionState.CLOSED: "this session is closed: attach again, or do so before it is closed",
+    SessionState.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's "
+    "own replica back at its end, so that a step there would be lost, as would a load, and a save would write the "
+    "mean: do it after",
 }
 
 
@@ -138,7 +138,7 @@ class TrainingSession(ABC):
     ) -> None:
         self.model = model
         self.optimizers = Optimizers(optimizers)
-        self.state = State.ATTACHED
+        self.state = SessionState.ATTACHED
         self.strategy = strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
@@ -158,7 +158,7 @@ class TrainingSession(ABC):
         """The optimizer that was attached; the first of several."""
         return self.optimizers.given[0]
 
-    def require(self, what: str, *states: State) -> None:
+    def require(self, what: str, *states: SessionState) -> None:
         """Refuse what the session cannot do where it is.
 
         Args:
@@ -168,7 +168,7 @@ class TrainingSession(ABC):
         Raises:
             SessionError: says why, and what to do.
         """
-        if self.state not in (states or (State.ATTACHED, State.IN_STEP, State.SETTLED)):
+        if self.state not in (states or (SessionState.ATTACHED, SessionState.IN_STEP, SessionState.SETTLED)):
             raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
 
     # ---- the loop ----------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class TrainingSession(ABC):
             CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
                 of later steps or gets another job's, or gradients are being accumulated.
         """
-        self.require("session.save", State.ATTACHED, State.IN_STEP)
+        self.require("session.save", SessionState.ATTACHED, SessionState.IN_STEP)
         return Checkpoints(self, Path(folder), more).save(keep)
 
     def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
@@ -348,7 +348,7 @@ class TrainingSession(ABC):
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
                 left as it was.
         """
-        self.require("session.load", State.ATTACHED, State.IN_STEP)
+        self.require("session.load", SessionState.ATTACHED, SessionState.IN_STEP)
         return Checkpoints(self, Path(folder), more).load()
 
     @abstractmethod

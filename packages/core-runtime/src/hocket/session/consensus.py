@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.segment.segment import wire_dtype
-from hocket.session.api import State
+from hocket.session.api import SessionState
 from hocket.session.optimizers import Optimizers
 from hocket.transport.lane import Lane
 
@@ -49,7 +49,7 @@ class Consensus:
             self._parameters.reset_weights()
 
     def __enter__(self) -> None:
-        self._outer, self._session.state = self._session.state, State.SETTLED
+        self._outer, self._session.state = self._session.state, SessionState.SETTLED
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,7 +58,7 @@ class Consensus:
             for tensor, own in zip(self._tensors, self._own, strict=True):
                 tensor.copy_(own)
         self._parameters.restore(self._push_sums)
-        if self._session.state is State.SETTLED:
+        if self._session.state is SessionState.SETTLED:
             self._session.state = self._outer
 
 

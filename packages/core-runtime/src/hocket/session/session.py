@@ -14,7 +14,7 @@ from hocket.checkpoint.tensor_file import StateFile
 from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
-from hocket.session.api import Attachment, Loss, State, StepResult, TrainingSession, TrainStep
+from hocket.session.api import Attachment, Loss, SessionState, StepResult, TrainingSession, TrainStep
 from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
@@ -234,10 +234,10 @@ class Session(TrainingSession):
     def _before_backward(self) -> None:
         """Look at what is about to be sent: it has to be what the optimizers step."""
         self._note_phase("backward")
-        self.require("backward()", State.ATTACHED, State.IN_STEP)
+        self.require("backward()", SessionState.ATTACHED, SessionState.IN_STEP)
         self._storage.check(take_values=False)  # the step may set them back (SAM)
         self.optimizers.check()
-        self.state = State.IN_STEP
+        self.state = SessionState.IN_STEP
 
     def _look_before_step(self) -> None:
         if self.phase.gradients is None and not self.phase.parameters.exchanges:
@@ -262,14 +262,14 @@ class Session(TrainingSession):
         return id(parameter) in self._held
 
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        self.require("optimizer.step()", State.ATTACHED, State.IN_STEP)
+        self.require("optimizer.step()", SessionState.ATTACHED, SessionState.IN_STEP)
         if optimizer not in self._pending:  # a second step: the first one ended without the other optimizers
             self._end_step_before()
         if len(self._pending) == len(self.optimizers.given):
             self._skipping = False  # that of a step that failed, and never ended
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
-        self.state = State.IN_STEP
+        self.state = SessionState.IN_STEP
         self._note_phase("optimizer")
         self._look_before_step()
         if (
@@ -394,7 +394,7 @@ class Session(TrainingSession):
         if self.phase.gradients is not None:
             self.phase.gradients.exchanged_in_step = 0
         self._skipping = False
-        self.state = State.ATTACHED
+        self.state = SessionState.ATTACHED
         self._look_after_step()
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
@@ -480,13 +480,13 @@ class Session(TrainingSession):
     # ---- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self.state in (State.CLOSED, State.BROKEN):
+        if self.state in (SessionState.CLOSED, SessionState.BROKEN):
             return
         self.meet()
         self._end_partial_step()
         self.heed_no_signal(together=True)
         self.settle()
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         if self.phase.takeover is not None:
             self.phase.takeover.hand_back()
         self.phase.close()
@@ -498,7 +498,7 @@ class Session(TrainingSession):
             self._observer.close()
 
     def abandon(self) -> None:
-        self.state = State.BROKEN
+        self.state = SessionState.BROKEN
         self.phase.parameters.debias()
         self._unhook()
         self.heed_no_signal(together=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.pictures import NO_PICTURE, new_figure
+from hocket.api import NO_PICTURE, new_figure
 
 __all__ = ["draw", "table"]
 

@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.api import find_mpiexec, launch
 from hocket_eager.benchmark.figures import draw, table
 from hocket_eager.benchmark.skewed import Ground, RealGround, VirtualGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
@@ -90,9 +90,9 @@ def main() -> None:
 
 def be_rank(given: argparse.Namespace) -> None:
     """Measure as a rank of an MPI job, and let rank 0 write the figures."""
-    from hocket.transport import mpi
+    import hocket
 
-    peer = mpi.join()
+    peer = hocket.join()
     found = measured(RealGround(peer), REAL_SIDES, given)
     idle = idle_cores(peer, REAL_SIDES)
     if peer.rank == 0:

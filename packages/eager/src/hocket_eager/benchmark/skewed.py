@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.progress import ThreadProgress
-from hocket.transport.peer import gather
+from hocket.api import ThreadProgress, gather
 from hocket_eager.collective import PartialAllreduce
 from hocket_eager.opening import open_sums
 
 if TYPE_CHECKING:
-    from hocket.arrays import Array
-    from hocket.transport.peer import Peer
+    from hocket.api import Array, Peer
 
 __all__ = ["Ground", "RealGround", "VirtualGround", "idle_cores", "measure"]
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.arrays import Array
-from hocket.transport.peer import Peer
+from hocket.api import Array, Peer
 from hocket_eager.host.linux import MUTEX_BYTES, Futex, RobustMutex
 
 __all__ = ["Layout", "Place", "Table"]

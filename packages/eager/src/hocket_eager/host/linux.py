@@ -12,7 +12,7 @@ import os
 import platform
 import time
 
-from hocket.arrays import Array
+from hocket.api import Array
 
 __all__ = ["MUTEX_BYTES", "Futex", "OwnerDiedError", "RobustMutex", "is_available"]
 

@@ -19,13 +19,17 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from hocket.arrays import Array
-from hocket.collective.api import Outcome
-from hocket.errors import ExchangeTimeoutError, PeerLostError
-from hocket.transport.peer import Peer
-from hocket.transport.reduction import TreeSum
-from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
+from hocket.api import (
+    CHECK_EVERY_S,
+    STALL_REPORT_AFTER_S,
+    Array,
+    ExchangeTimeoutError,
+    Outcome,
+    Peer,
+    PeerLostError,
+    TreeSum,
+    describe_wait,
+)
 from hocket_eager.host.layout import Layout, Place, Table
 from hocket_eager.host.linux import OwnerDiedError, is_available
 from hocket_eager.partial_sum import PartialSum

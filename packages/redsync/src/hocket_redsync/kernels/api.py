@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.arrays import Array
+    from hocket.api import Array
 
 __all__ = [
     "MOMENTUM",

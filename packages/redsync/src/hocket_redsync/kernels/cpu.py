@@ -19,7 +19,7 @@ from hocket_redsync.kernels.threads import in_pieces
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.arrays import Array
+    from hocket.api import Array
 
 __all__ = ["CpuKernels", "add_message"]
 

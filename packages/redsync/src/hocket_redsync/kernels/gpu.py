@@ -20,7 +20,7 @@ from hocket_redsync.kernels.api import NOTHING_PASSES, Found, Kernels, Memory, R
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.arrays import Array
+    from hocket.api import Array
 
 __all__ = ["COMPILE_OPTIONS", "SOURCE", "GpuKernels"]
 

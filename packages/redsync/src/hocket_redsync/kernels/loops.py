@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numba
 import numpy as np
 
-from hocket.kernels.compiling import compiled
+from hocket.api import compiled
 from hocket_redsync.kernels.api import MOMENTUM, PICK, PLAIN
 
 if TYPE_CHECKING:
-    from hocket.arrays import Array
+    from hocket.api import Array
 
 __all__ = ["add_message", "advance", "clear", "is_below"]
 

@@ -1,0 +1,217 @@
+"""Everything that a plugin may import, besides `hocket` itself and `hocket.testing`.
+
+Each name is imported when it is first used, so that a plugin's `plugin.py` imports no torch. What a plugin needs and
+does not find here is added here: a name for type checkers and its module for Python.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hocket import draws as draws
+    from hocket.arrays import Array as Array
+    from hocket.arrays import MixingRows as MixingRows
+    from hocket.checkpoint.tensor_file import StateFile as StateFile
+    from hocket.collective.algorithms import RecursiveDoubling as RecursiveDoubling
+    from hocket.collective.algorithms import Ring as Ring
+    from hocket.collective.api import Channel as Channel
+    from hocket.collective.api import Collective as Collective
+    from hocket.collective.api import Outcome as Outcome
+    from hocket.collective.gathering import GatheringChannel as GatheringChannel
+    from hocket.collective.packing import Packing as Packing
+    from hocket.collective.sparse_allreduce import SparseAllreduce as SparseAllreduce
+    from hocket.compressor.api import Compressor as Compressor
+    from hocket.compressor.api import Message as Message
+    from hocket.compressor.api import SegmentShape as SegmentShape
+    from hocket.compressor.api import State as State
+    from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
+    from hocket.compressor.shape import count_of as count_of
+    from hocket.compressor.shape import dtype_of as dtype_of
+    from hocket.compressor.shape import numel_of as numel_of
+    from hocket.compressor.shape import trailer_bytes as trailer_bytes
+    from hocket.compressor.sparse import check_indexable as check_indexable
+    from hocket.compressor.wrapper import Wrapper as Wrapper
+    from hocket.compressor.wrapper import WrapperState as WrapperState
+    from hocket.errors import AttachError as AttachError
+    from hocket.errors import CheckpointError as CheckpointError
+    from hocket.errors import CompositionError as CompositionError
+    from hocket.errors import ExchangeTimeoutError as ExchangeTimeoutError
+    from hocket.errors import HocketError as HocketError
+    from hocket.errors import PeerLostError as PeerLostError
+    from hocket.errors import UserError as UserError
+    from hocket.errors import suggest as suggest
+    from hocket.kernels.compiling import compiled as compiled
+    from hocket.messages import Form as Form
+    from hocket.messages import TensorForm as TensorForm
+    from hocket.messages import as_bytes as as_bytes
+    from hocket.messages import put_together as put_together
+    from hocket.messages import take_apart as take_apart
+    from hocket.pictures import NO_PICTURE as NO_PICTURE
+    from hocket.pictures import new_figure as new_figure
+    from hocket.plugin.markers import hookimpl as hookimpl
+    from hocket.plugin.registrar import Registrar as Registrar
+    from hocket.progress.engine import ProgressEngine as ProgressEngine
+    from hocket.progress.thread import ThreadProgress as ThreadProgress
+    from hocket.schedule.builders import activation_broadcast as activation_broadcast
+    from hocket.schedule.builders import recursive_doubling_allreduce as recursive_doubling_allreduce
+    from hocket.schedule.builders import ring_allreduce as ring_allreduce
+    from hocket.schedule.builders import tree_allreduce as tree_allreduce
+    from hocket.schedule.executor import Execution as Execution
+    from hocket.schedule.operations import Compute as Compute
+    from hocket.schedule.operations import Gate as Gate
+    from hocket.schedule.operations import Logic as Logic
+    from hocket.schedule.operations import NoOp as NoOp
+    from hocket.schedule.operations import Operation as Operation
+    from hocket.schedule.operations import Receive as Receive
+    from hocket.schedule.operations import Send as Send
+    from hocket.schedule.schedule import Schedule as Schedule
+    from hocket.schedule.schedule import chain as chain
+    from hocket.segment.partition import Span as Span
+    from hocket.segment.segment import Segment as Segment
+    from hocket.segment.segment import allocate as allocate
+    from hocket.session.api import Attachment as Attachment
+    from hocket.session.api import Batch as Batch
+    from hocket.session.api import Loss as Loss
+    from hocket.session.api import MakeOptimizer as MakeOptimizer
+    from hocket.session.api import SessionState as SessionState
+    from hocket.session.api import StepResult as StepResult
+    from hocket.session.api import TrainingSession as TrainingSession
+    from hocket.session.checkpoint import load_into as load_into
+    from hocket.session.engine import Engine as Engine
+    from hocket.session.engine import PlannedStage as PlannedStage
+    from hocket.session.exchange import Counters as Counters
+    from hocket.session.ranks import broadcast_model as broadcast_model
+    from hocket.session.session import Session as Session
+    from hocket.strategy.exchange import Exchange as Exchange
+    from hocket.strategy.samples import SampleExchange as SampleExchange
+    from hocket.strategy.samples import SampleStream as SampleStream
+    from hocket.task.api import Task as Task
+    from hocket.task.api import TaskData as TaskData
+    from hocket.task.classification import Classification as Classification
+    from hocket.task.samples import BatchedSamples as BatchedSamples
+    from hocket.task.samples import Scaling as Scaling
+    from hocket.task.samples import TensorSamples as TensorSamples
+    from hocket.topology.api import Neighbours as Neighbours
+    from hocket.topology.api import Topology as Topology
+    from hocket.transport.lane import Lane as Lane
+    from hocket.transport.launching import find_mpiexec as find_mpiexec
+    from hocket.transport.launching import launch as launch
+    from hocket.transport.network import NetworkModel as NetworkModel
+    from hocket.transport.peer import Peer as Peer
+    from hocket.transport.peer import gather as gather
+    from hocket.transport.reduction import TreeSum as TreeSum
+    from hocket.transport.request import Request as Request
+    from hocket.transport.threads import describe_wait as describe_wait
+    from hocket.transport.waiting import CHECK_EVERY_S as CHECK_EVERY_S
+    from hocket.transport.waiting import STALL_REPORT_AFTER_S as STALL_REPORT_AFTER_S
+
+#: The module of each name; the last is one itself.
+_HOMES = {
+    "Array": "hocket.arrays",
+    "MixingRows": "hocket.arrays",
+    "StateFile": "hocket.checkpoint.tensor_file",
+    "RecursiveDoubling": "hocket.collective.algorithms",
+    "Ring": "hocket.collective.algorithms",
+    "Channel": "hocket.collective.api",
+    "Collective": "hocket.collective.api",
+    "Outcome": "hocket.collective.api",
+    "GatheringChannel": "hocket.collective.gathering",
+    "Packing": "hocket.collective.packing",
+    "SparseAllreduce": "hocket.collective.sparse_allreduce",
+    "Compressor": "hocket.compressor.api",
+    "Message": "hocket.compressor.api",
+    "SegmentShape": "hocket.compressor.api",
+    "State": "hocket.compressor.api",
+    "OptimizerTerms": "hocket.compressor.optimizer_terms",
+    "count_of": "hocket.compressor.shape",
+    "dtype_of": "hocket.compressor.shape",
+    "numel_of": "hocket.compressor.shape",
+    "trailer_bytes": "hocket.compressor.shape",
+    "check_indexable": "hocket.compressor.sparse",
+    "Wrapper": "hocket.compressor.wrapper",
+    "WrapperState": "hocket.compressor.wrapper",
+    "AttachError": "hocket.errors",
+    "CheckpointError": "hocket.errors",
+    "CompositionError": "hocket.errors",
+    "ExchangeTimeoutError": "hocket.errors",
+    "HocketError": "hocket.errors",
+    "PeerLostError": "hocket.errors",
+    "UserError": "hocket.errors",
+    "suggest": "hocket.errors",
+    "compiled": "hocket.kernels.compiling",
+    "Form": "hocket.messages",
+    "TensorForm": "hocket.messages",
+    "as_bytes": "hocket.messages",
+    "put_together": "hocket.messages",
+    "take_apart": "hocket.messages",
+    "NO_PICTURE": "hocket.pictures",
+    "new_figure": "hocket.pictures",
+    "hookimpl": "hocket.plugin.markers",
+    "Registrar": "hocket.plugin.registrar",
+    "ProgressEngine": "hocket.progress.engine",
+    "ThreadProgress": "hocket.progress.thread",
+    "activation_broadcast": "hocket.schedule.builders",
+    "recursive_doubling_allreduce": "hocket.schedule.builders",
+    "ring_allreduce": "hocket.schedule.builders",
+    "tree_allreduce": "hocket.schedule.builders",
+    "Execution": "hocket.schedule.executor",
+    "Compute": "hocket.schedule.operations",
+    "Gate": "hocket.schedule.operations",
+    "Logic": "hocket.schedule.operations",
+    "NoOp": "hocket.schedule.operations",
+    "Operation": "hocket.schedule.operations",
+    "Receive": "hocket.schedule.operations",
+    "Send": "hocket.schedule.operations",
+    "Schedule": "hocket.schedule.schedule",
+    "chain": "hocket.schedule.schedule",
+    "Span": "hocket.segment.partition",
+    "Segment": "hocket.segment.segment",
+    "allocate": "hocket.segment.segment",
+    "Attachment": "hocket.session.api",
+    "Batch": "hocket.session.api",
+    "Loss": "hocket.session.api",
+    "MakeOptimizer": "hocket.session.api",
+    "SessionState": "hocket.session.api",
+    "StepResult": "hocket.session.api",
+    "TrainingSession": "hocket.session.api",
+    "load_into": "hocket.session.checkpoint",
+    "Engine": "hocket.session.engine",
+    "PlannedStage": "hocket.session.engine",
+    "Counters": "hocket.session.exchange",
+    "broadcast_model": "hocket.session.ranks",
+    "Session": "hocket.session.session",
+    "Exchange": "hocket.strategy.exchange",
+    "SampleExchange": "hocket.strategy.samples",
+    "SampleStream": "hocket.strategy.samples",
+    "Task": "hocket.task.api",
+    "TaskData": "hocket.task.api",
+    "Classification": "hocket.task.classification",
+    "BatchedSamples": "hocket.task.samples",
+    "Scaling": "hocket.task.samples",
+    "TensorSamples": "hocket.task.samples",
+    "Neighbours": "hocket.topology.api",
+    "Topology": "hocket.topology.api",
+    "Lane": "hocket.transport.lane",
+    "find_mpiexec": "hocket.transport.launching",
+    "launch": "hocket.transport.launching",
+    "NetworkModel": "hocket.transport.network",
+    "Peer": "hocket.transport.peer",
+    "gather": "hocket.transport.peer",
+    "TreeSum": "hocket.transport.reduction",
+    "Request": "hocket.transport.request",
+    "describe_wait": "hocket.transport.threads",
+    "CHECK_EVERY_S": "hocket.transport.waiting",
+    "STALL_REPORT_AFTER_S": "hocket.transport.waiting",
+    "draws": "hocket.draws",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = import_module(_HOMES[name])
+        found = globals()[name] = home if home.__name__ == f"hocket.{name}" else getattr(home, name)
+        return found
