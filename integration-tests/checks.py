@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
+from itertools import product
 
 import numpy as np
-from matrix import RANKS, Cell
+import pytest
+from matrix import RANKS, is_repeatable
 from reference import NoReferenceError, reference
-from trial import Run, train_virtually
+from trial import Run, Toy
 
-from hocket.strategy import Placement, Strategy
+from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.plan.plan import plan
+from hocket.strategy import Exchange, Placement, Strategy
+from hocket.transport.network import NetworkModel
 
-__all__ = ["STEPS", "check_learns", "check_numbers", "trained"]
+__all__ = ["STEPS", "check_bytes", "check_learns", "check_numbers", "steps_for"]
 
 #: Enough for what one round leaves behind to show in the next ones.
 STEPS = 4
@@ -20,11 +24,9 @@ STEPS = 4
 _LEARNING_STEPS = 20
 
 
-@cache
-def trained(cell: Cell, ranks: int) -> Run:
-    """Return what a cell's training gives; the tests of numbers and of bytes look at one run."""
-    strategy = cell.compose()
-    return train_virtually(strategy, ranks, STEPS if _is_known(strategy) else _LEARNING_STEPS)
+def steps_for(strategy: Strategy) -> int:
+    """Return how long a strategy is trained: as long as its numbers show, or, without a reference, its learning."""
+    return STEPS if _is_known(strategy) else _LEARNING_STEPS
 
 
 def check_numbers(strategy: Strategy, run: Run) -> None:
@@ -48,6 +50,40 @@ def _is_known(strategy: Strategy) -> bool:
     except NoReferenceError:
         return False
     return True
+
+
+def check_bytes(strategy: Strategy, ranks: int, run: Run, *, rounds: int, is_carried: bool = False) -> None:
+    """Compare what sessions counted with the plan and, with `is_carried`, with what messages carried.
+
+    Of a message whose length is known on average only, the plan is within half of it.
+
+    Args:
+        strategy: what was trained with.
+        ranks: how many there were.
+        run: of a multiple of the strategy's intervals and periods.
+        rounds: of which the topologies are looked at.
+        is_carried: whether to look at messages, where all exchanges are made of them.
+    """
+    if not is_repeatable(strategy):
+        return
+    equal_sizes = all(exchange.compressor.equal_sizes for exchange in strategy.exchanges)
+    planned = plan(strategy, Toy(), ranks, NetworkModel()).bytes_per_step
+    assert run.counted_bytes == pytest.approx(planned, rel=1e-9 if equal_sizes else 0.5)
+    if is_carried and all(_is_made_of_messages(each, ranks, rounds) for each in strategy.exchanges):
+        assert run.message_bytes == pytest.approx(run.counted_bytes, rel=1e-9)
+
+
+def _is_made_of_messages(exchange: Exchange, ranks: int, rounds: int) -> bool:
+    """Return whether ranks send each other messages, as many in each round, and all that are counted."""
+    if isinstance(exchange.collective, Allreduce):
+        return exchange.collective.algorithm is not Algorithm.NATIVE
+    if exchange.topology is None:
+        return False
+    degrees = {
+        len(exchange.topology.neighbours(rank, ranks, round, segment).send_to)
+        for rank, round, segment in product(range(ranks), range(rounds), range(4))
+    }
+    return len(degrees) == 1
 
 
 def check_learns(run: Run) -> None:

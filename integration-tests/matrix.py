@@ -40,6 +40,7 @@ __all__ = [
     "recipes",
     "refused",
     "sized_recipes",
+    "tried",
     "wrapped",
 ]
 
@@ -80,8 +81,18 @@ class Cell:
     slot: str
     config: Mapping[str, Any] = dataclasses.field(hash=False, compare=False)
 
-    def compose(self, registry: Registry | None = None) -> Strategy:
-        return compose(self.config, registry=registry)
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Its collective, topology where there is one, compressor, arrangement and overlap."""
+        return tuple(self.id.split("-")[1:])
+
+    def compose(self) -> Strategy:
+        return _composed(self)
+
+
+@cache
+def _composed(cell: Cell) -> Strategy:
+    return compose(cell.config)
 
 
 @cache
@@ -427,6 +438,28 @@ def _sorted_out(
 def accepted(slot: str) -> list[tuple[Cell, int]]:
     """Return the cells that can be run, each with a number of ranks."""
     return [(cell, ranks) for (_, ranks), cell in _sorted_out(slot)[0].items()]
+
+
+def tried(slot: str) -> list[tuple[Cell, int]]:
+    """Return every cell that can be run with one number of ranks, chosen so that each choice meets every number.
+
+    What depends on the number of ranks is one component's: what every topology, collective and compressor does among
+    any number is covered by its own tests, and how parameters are mixed by `test_gossip_products.py`.
+    """
+    able: dict[str, list[tuple[Cell, int]]] = {}
+    for cell, ranks in accepted(slot):
+        able.setdefault(cell.id, []).append((cell, ranks))
+    chosen = [ways[turn % len(ways)] for turn, ways in enumerate(able.values())]
+    met = {meeting for way in chosen for meeting in _meetings(*way)}
+    for way in accepted(slot):
+        if not _meetings(*way) <= met:
+            chosen.append(way)
+            met |= _meetings(*way)
+    return chosen
+
+
+def _meetings(cell: Cell, ranks: int) -> set[tuple[str, int]]:
+    return {(choice, ranks) for choice in cell.choices}
 
 
 def refused(slot: str) -> dict[str, tuple[Cell, int, CompositionError]]:

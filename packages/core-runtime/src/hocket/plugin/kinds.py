@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import typing
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 __all__ = ["Kind", "check_component", "import_object", "kind_of_hint"]
@@ -63,6 +64,7 @@ def import_object(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@cache
 def check_component(kind: Kind, component: Any) -> None:
     """Refuse what is not a concrete frozen dataclass that implements the interface of `kind`.
 
