@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hocket import draws as draws
     from hocket.arrays import Array as Array
     from hocket.arrays import MixingRows as MixingRows
-    from hocket.checkpoint.tensor_file import StateFile as StateFile
+    from hocket.checkpoint.files import StateFile as StateFile
     from hocket.collective.algorithms import RecursiveDoubling as RecursiveDoubling
     from hocket.collective.algorithms import Ring as Ring
     from hocket.collective.api import Channel as Channel
@@ -111,7 +111,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Array": "hocket.arrays",
     "MixingRows": "hocket.arrays",
-    "StateFile": "hocket.checkpoint.tensor_file",
+    "StateFile": "hocket.checkpoint.files",
     "RecursiveDoubling": "hocket.collective.algorithms",
     "Ring": "hocket.collective.algorithms",
     "Channel": "hocket.collective.api",

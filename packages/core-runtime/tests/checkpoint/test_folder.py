@@ -8,7 +8,7 @@ import pytest
 from training import Training, on_ranks
 
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.durable import sync_folder
+from hocket.checkpoint.disk import sync_folder
 from hocket.errors import CheckpointError
 
 TRAINING = Training(("local",), samples=(18, 18), epochs=2)

@@ -17,7 +17,7 @@ from training import Training, on_ranks
 
 import hocket
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.lock import LOCK, locked
+from hocket.checkpoint.disk import LOCK, locked
 from hocket.errors import CheckpointError
 
 _JOB = Path(__file__).parent / "saving_job.py"

@@ -1,4 +1,4 @@
-"""What every rank does for itself and all must have done: a failure anywhere is an error everywhere."""
+"""Actions of every rank, or of rank 0 alone, whose failure is an error on all ranks."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hocket.checkpoint.durable import sync_folder
-from hocket.checkpoint.lock import locked
+from hocket.checkpoint.disk import locked, sync_folder
 from hocket.checkpoint.manifest import MANIFEST
 from hocket.errors import CheckpointError, some
 

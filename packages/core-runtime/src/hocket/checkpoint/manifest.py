@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself; written last, so that its presence says that everything else is there."""
+"""A checkpoint's manifest, written last: its presence says that everything else is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.checkpoint.durable import write_durably
+from hocket.checkpoint.disk import write_durably
 from hocket.errors import CheckpointError
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "rank_file"]

@@ -68,7 +68,7 @@ def flatten(state: Any, *, exactly: bool = False) -> tuple[Any, dict[str, Tensor
         are the given ones, not copies.
 
     Raises:
-        CheckpointError: a value of another type; names its place.
+        CheckpointError: a value of another type; names its path.
         UserError: the same, of what was to be taken exactly.
     """
     flattener = _ExactFlattener() if exactly else _Flattener()
@@ -143,7 +143,7 @@ class _Flattener:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def structure(self, value: Any, place: str) -> Any:
+    def structure(self, value: Any, path: str) -> Any:
         if isinstance(value, _NUMPY_SCALARS):
             value = value.item()
         if value is None or isinstance(value, bool | int | str):
@@ -152,41 +152,41 @@ class _Flattener:
             return value if math.isfinite(value) else {"float": repr(float(value))}
         for kind, describe in self._describe.items():
             if isinstance(value, kind):
-                return getattr(self, describe)(value, place)
+                return getattr(self, describe)(value, path)
         raise CheckpointError(
-            f"{place or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
+            f"{path or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
             "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
         )
 
-    def _items(self, values: Sequence[Any], place: str) -> Any:
+    def _items(self, values: Sequence[Any], path: str) -> Any:
         if len(values) >= _LONG and (numbers := _numbers(values)) is not None:
             kind, array = numbers
-            return {kind: self._name(torch.from_numpy(array), place)}
-        return self._each(values, place)
+            return {kind: self._name(torch.from_numpy(array), path)}
+        return self._each(values, path)
 
-    def _each(self, values: Sequence[Any], place: str) -> list[Any]:
-        return [self.structure(value, f"{place}/{i}".lstrip("/")) for i, value in enumerate(values)]
+    def _each(self, values: Sequence[Any], path: str) -> list[Any]:
+        return [self.structure(value, f"{path}/{i}".lstrip("/")) for i, value in enumerate(values)]
 
-    def _tuple(self, value: tuple[Any, ...], place: str) -> dict[str, Any]:
-        return {"tuple": self._items(value, place)}
+    def _tuple(self, value: tuple[Any, ...], path: str) -> dict[str, Any]:
+        return {"tuple": self._items(value, path)}
 
-    def _counter(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
-        return {"counter": self._pairs(value, place)}
+    def _counter(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        return {"counter": self._pairs(value, path)}
 
-    def _dict(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
-        return {"dict": self._pairs(value, place)}
+    def _dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        return {"dict": self._pairs(value, path)}
 
-    def _pairs(self, values: Mapping[Any, Any], place: str) -> list[Any]:
+    def _pairs(self, values: Mapping[Any, Any], path: str) -> list[Any]:
         return [
-            [self.structure(key, f"{place}: a key"), self.structure(value, f"{place}/{key}".lstrip("/"))]
+            [self.structure(key, f"{path}: a key"), self.structure(value, f"{path}/{key}".lstrip("/"))]
             for key, value in values.items()
         ]
 
-    def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         value = value.detach()
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
-                f"{place} is a {value.layout} tensor on {value.device}: only strided ones with values can be saved"
+                f"{path} is a {value.layout} tensor on {value.device}: only strided ones with values can be saved"
             )
         kind = "complex" if value.is_complex() else "tensor"
         if value.is_complex():
@@ -194,65 +194,65 @@ class _Flattener:
         # What torch would give a copy: the same order of axes for a dense tensor, else none.
         stride = torch.empty_like(value, device="meta").stride()
         kept = {} if value.is_contiguous() else {"stride": list(stride)}
-        return {kind: self._name(value, place), **kept}
+        return {kind: self._name(value, path), **kept}
 
-    def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
+    def _array(self, value: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
         try:
             # A copy: arrays may be read-only, which torch warns of.
-            return {"array": self._name(torch.from_numpy(np.array(value, order="C")), place)}
+            return {"array": self._name(torch.from_numpy(np.array(value, order="C")), path)}
         except (TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{place} is an array of {value.dtype}, which torch does not know"
+                f"{path} is an array of {value.dtype}, which torch does not know"
             ) from error
 
-    def _name(self, value: Tensor, place: str) -> str:
+    def _name(self, value: Tensor, path: str) -> str:
         # Not every text is Unicode that a file can hold: names of files that are none, for example.
-        place = place.encode(errors="backslashreplace").decode()
+        path = path.encode(errors="backslashreplace").decode()
         # Keys may hold a slash, and 1 and "1" are different keys with one text.
-        while place in self.tensors:
-            place += "'"
-        self.tensors[place] = value
-        return place
+        while path in self.tensors:
+            path += "'"
+        self.tensors[path] = value
+        return path
 
 
 class _ExactFlattener(_Flattener):
     """Refuses what would come back as something else."""
 
-    def structure(self, value: Any, place: str) -> Any:
+    def structure(self, value: Any, path: str) -> Any:
         kind = type(value)
         if value is None or kind in (bool, int, float, str, list, tuple, dict, Counter, np.ndarray):
-            return super().structure(value, place)
+            return super().structure(value, path)
         if isinstance(value, Tensor):
-            return self._tensor(value, place)
+            return self._tensor(value, path)
         if isinstance(value, np.bool_ | np.number):
-            return {"scalar": self._array(np.array(value), place)["array"]}
+            return {"scalar": self._array(np.array(value), path)["array"]}
         if kind is bytes:
             return {"bytes": base64.b64encode(value).decode()}
         if kind is OrderedDict:
-            return {"ordered": self._pairs(value, place)}
+            return {"ordered": self._pairs(value, path)}
         if issubclass(kind, tuple) and _is_named(kind, kind.__module__, kind.__qualname__):
-            return {"named": [kind.__module__, kind.__qualname__, self._each(value, place)]}
+            return {"named": [kind.__module__, kind.__qualname__, self._each(value, path)]}
         raise UserError(
-            f"{place or 'the value'} is of type {kind.__name__}, which no message between ranks can hold; allowed: "
+            f"{path or 'the value'} is of type {kind.__name__}, which no message between ranks can hold; allowed: "
             "tensors, arrays, numbers, text, bytes, None, and lists, tuples, named tuples of a module and dictionaries "
             "of them"
         )
 
-    def _items(self, values: Sequence[Any], place: str) -> Any:
+    def _items(self, values: Sequence[Any], path: str) -> Any:
         of_one_kind = {*map(type, values)} in ({bool}, {int}, {float})
-        return super()._items(values, place) if of_one_kind else self._each(values, place)
+        return super()._items(values, path) if of_one_kind else self._each(values, path)
 
-    def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
+    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise UserError(
-                f"{place or 'the value'} is a {value.layout} tensor on {value.device}: only strided ones with values "
+                f"{path or 'the value'} is a {value.layout} tensor on {value.device}: only strided ones with values "
                 "travel between ranks"
             )
-        return {"tensor": self._name(value, place)}
+        return {"tensor": self._name(value, path)}
 
-    def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
+    def _array(self, value: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
         try:
-            return super()._array(value, place)
+            return super()._array(value, path)
         except CheckpointError as error:
             raise UserError(str(error)) from error
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.checkpoint.tensor_file import StateFile
+from hocket.checkpoint.files import StateFile
 from hocket.errors import HocketError, SessionError
 from hocket.session.checkpoint import Checkpoints, Resumed
 from hocket.session.data import Epochs, SessionData

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from hocket import randomness
 from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.checkpoint.files import (
+    StateFile,
+    describe,
+    mean_of_section,
+    mean_of_tensor,
+    why_no_mean,
+    write_state,
+)
 from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
-from hocket.checkpoint.mean import mean_of_section, mean_of_tensor, why_no_mean
-from hocket.checkpoint.tensor_file import StateFile, describe, write_state
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plugin import core_version, default_registry

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.checkpoint.tensor_file import StateFile
+from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.checkpoint.tensor_file import write_tensors
+from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer
 from hocket.config.scheduler import build_scheduler
 from hocket.session.api import TrainingSession

@@ -1,4 +1,4 @@
-"""One job at a time writes into a folder of checkpoints: meanwhile the folder has a locked file, afterwards none."""
+"""What checkpoints ask of the disk: files that are whole or absent, and one writer of a folder at a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from hocket.errors import CheckpointError
 
-__all__ = ["LOCK", "locked"]
+__all__ = ["LOCK", "locked", "sync_folder", "write_durably"]
 
-#: The name of the file.
+#: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
 
 #: What a file system answers that cannot lock files.
@@ -84,3 +85,43 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
+    """Write a file under another name, wait until it is on the disk, and give it its name.
+
+    Args:
+        path: replaced if it exists.
+        write: writes the content.
+
+    Returns:
+        The file's size in bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        with unfinished.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+    except OSError as error:
+        error.filename = str(path)  # which a full disk's error does not name
+        raise
+    unfinished.replace(path)
+    sync_folder(path.parent)
+    return size
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where its file system lets anyone wait for them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)

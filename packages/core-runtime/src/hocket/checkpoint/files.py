@@ -1,4 +1,4 @@
-"""One rank's state in one safetensors file: the tensors by name, and the rest as JSON in the file's metadata.
+"""Safetensors files of one rank's state each, and the mean of several: tensors by name, the rest as JSON metadata.
 
 Source of the format: https://huggingface.co/docs/safetensors (an 8-byte length, a JSON header, the data). Files are
 read with its library. They are written here, tensor after tensor, as the library wants all of them in host memory
@@ -8,7 +8,7 @@ at once and refuses views of one flat buffer that it cannot tell apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -17,11 +17,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hocket.checkpoint.durable import write_durably
+from hocket.checkpoint.disk import write_durably
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import CheckpointError
 
-__all__ = ["StateFile", "describe", "write_state", "write_tensors"]
+__all__ = [
+    "StateFile",
+    "describe",
+    "mean_of_section",
+    "mean_of_tensor",
+    "why_no_mean",
+    "write_state",
+    "write_tensors",
+]
 
 _CODES = {
     torch.bool: "BOOL",
@@ -118,12 +126,12 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 def _too_long(size: int, structure: Any) -> str:
     """Return what to say of a header of `size` bytes: which of the state's keys has most of it."""
-    place = []
+    keys = []
     while isinstance(structure, dict) and structure.get("dict"):
         key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
-        place.append(str(key))
+        keys.append(str(key))
     return (
-        f"{'/'.join(place)} has most of {size} bytes of text, and a file can hold {_HEADER_BYTES} beside tensors, "
+        f"{'/'.join(keys)} has most of {size} bytes of text, and a file can hold {_HEADER_BYTES} beside tensors, "
         "arrays and lists of nothing but whole numbers or nothing but floats: keep it as one of these"
     )
 
@@ -202,3 +210,55 @@ class StateFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.__exit__(kind, error, trace)
+
+
+def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
+    """Return a floating-point tensor's mean over the files, and the first file's of any other.
+
+    It accumulates in float64, one file after the other.
+
+    Args:
+        weights: how much each file counts; all the same where None.
+    """
+    first = files[0].tensor(name)
+    if not first.is_floating_point():
+        return first
+    weights = weights or [1.0] * len(files)
+    total = first.to(torch.float64) * weights[0]
+    for file, weight in zip(files[1:], weights[1:], strict=True):
+        total.add_(file.tensor(name), alpha=weight)
+    return total.div_(sum(weights)).to(first.dtype)
+
+
+def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
+    """Return the first file's section, with the mean of each floating-point tensor that all have in one shape."""
+
+    def tensor(name: str) -> Tensor:
+        alike = all(file.describe(name) == files[0].describe(name) for file in files)
+        return mean_of_tensor(files if alike else files[:1], name)
+
+    return files[0].read(section, tensor)
+
+
+def why_no_mean(files: Sequence[StateFile], section: str) -> str:
+    """Return why a section does not hold the same tensors in all files; an empty string where it does."""
+    first = files[0]
+    for file in files[1:]:
+        if _in_order(file.structure(section)) != _in_order(first.structure(section)):
+            return f"it is not of the same form in {first.path.name} and {file.path.name}"
+        for name in first.names(section):
+            mine, other = first.describe(name), file.describe(name)
+            if mine != other:
+                return f"{name} is {mine} in {first.path.name} and {other} in {file.path.name}"
+    return ""
+
+
+def _in_order(structure: Any) -> Any:
+    """Return a structure whose mappings have their keys in one order: optimizers keep that of their first gradients."""
+    if isinstance(structure, list):
+        return [_in_order(item) for item in structure]
+    if not isinstance(structure, dict):
+        return structure
+    if "dict" in structure:
+        return {"dict": sorted(([key, _in_order(value)] for key, value in structure["dict"]), key=repr)}
+    return {kind: _in_order(content) for kind, content in structure.items()}
