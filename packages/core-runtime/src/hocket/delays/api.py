@@ -1,16 +1,17 @@
-"""What delays are: a pure function from the step to every rank's seconds."""
+"""The interface of delays, pure functions from the step to every rank's seconds, and the time that computing takes."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.configured import Configured
 
-__all__ = ["Delays", "check_seconds"]
+__all__ = ["ComputeModel", "Delays", "check_seconds"]
 
 
 class Delays(Configured, ABC):
@@ -47,3 +48,29 @@ def check_seconds(name: str, value: float) -> None:
     """
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value}; allowed: 0 or more, finite")
+
+
+@dataclass(frozen=True)
+class ComputeModel:
+    """How long computing takes on the virtual clock, where no time passes by itself.
+
+    A step takes step_s + element_s n seconds for a batch whose inputs have n elements, padding included.
+
+    So batches of longer sequences take longer, as they do in truth. All of it passes before forward: what an overlap
+    with backward hides is not imitated.
+
+    Attributes:
+        step_s: seconds of any step; 0 or more.
+        element_s: seconds for each element of the inputs; 0 or more.
+    """
+
+    step_s: float = 0.0
+    element_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_seconds("step_s", self.step_s)
+        check_seconds("element_s", self.element_s)
+
+    def seconds(self, num_elements: int) -> float:
+        """Return how long a step takes for so many elements of its batch's inputs."""
+        return self.step_s + self.element_s * num_elements
