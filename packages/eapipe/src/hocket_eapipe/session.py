@@ -178,7 +178,7 @@ class PipelineSession(TrainingSession):
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
-        self.require("session.train_batch", SessionState.ATTACHED)
+        self.require("session.train_batch", training=True)
         self._absent.release()
         if self._observer is not None:
             self._observer.phase("forward and backward", self.peer.clock.now())

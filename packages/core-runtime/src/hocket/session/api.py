@@ -93,11 +93,17 @@ class Attachment:
 
 
 class SessionState(Enum):
-    """Where a session is; what it may do next follows from that."""
+    """Where a session is, within its step or outside of any; what it may do next follows from that.
 
-    ATTACHED = "attached"
-    IN_STEP = "in a step"
-    SETTLED = "within consensus()"
+    A step goes from IDLE by BACKWARD and EXCHANGED, and by STEPPED where there are several optimizers, to IDLE again.
+    """
+
+    IDLE = "between two steps"
+    ACCUMULATED = "after backwards whose gradients were only added up"
+    BACKWARD = "sending gradients"
+    EXCHANGED = "before the optimizers that use what was exchanged"
+    STEPPED = "after the first of several optimizers"
+    CONSENSUS = "within consensus()"
     BROKEN = "broken"
     CLOSED = "closed"
 
@@ -105,9 +111,9 @@ class SessionState(Enum):
 _CURES = {
     SessionState.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
     SessionState.CLOSED: "this session is closed: attach again, or do so before it is closed",
-    SessionState.SETTLED: "the model holds the replicas' mean within `with session.consensus()`, and gets this rank's "
-    "own replica back at its end, so that a step there would be lost, as would a load, and a save would write the "
-    "mean: do it after",
+    SessionState.CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
+    "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
+    "the mean: do it after",
 }
 
 
@@ -138,7 +144,7 @@ class TrainingSession(ABC):
     ) -> None:
         self.model = model
         self.optimizers = Optimizers(optimizers)
-        self.state = SessionState.ATTACHED
+        self.state = SessionState.IDLE
         self.strategy = strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
@@ -158,17 +164,17 @@ class TrainingSession(ABC):
         """The optimizer that was attached; the first of several."""
         return self.optimizers.given[0]
 
-    def require(self, what: str, *states: SessionState) -> None:
+    def require(self, what: str, *, training: bool = False) -> None:
         """Refuse what the session cannot do where it is.
 
         Args:
             what: the user has asked for.
-            states: in which it can be done; all but broken and closed where none is given.
+            training: whether it is about the replica that is trained, which is not here within `consensus()`.
 
         Raises:
             SessionError: says why, and what to do.
         """
-        if self.state not in (states or (SessionState.ATTACHED, SessionState.IN_STEP, SessionState.SETTLED)):
+        if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
             raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
 
     # ---- the loop ----------------------------------------------------------------------------------------------
@@ -303,7 +309,7 @@ class TrainingSession(ABC):
             CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
                 of later steps or gets another job's, or gradients are being accumulated.
         """
-        self.require("session.save", SessionState.ATTACHED, SessionState.IN_STEP)
+        self.require("session.save", training=True)
         return Checkpoints(self, Path(folder), more).save(keep)
 
     def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
@@ -348,7 +354,7 @@ class TrainingSession(ABC):
                 or optimizer; names file, key, what was expected and what was found. A model that is refused is
                 left as it was.
         """
-        self.require("session.load", SessionState.ATTACHED, SessionState.IN_STEP)
+        self.require("session.load", training=True)
         return Checkpoints(self, Path(folder), more).load()
 
     @abstractmethod

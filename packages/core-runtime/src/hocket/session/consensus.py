@@ -2,78 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hocket.segment.segment import wire_dtype
-from hocket.session.api import SessionState
 from hocket.session.optimizers import Optimizers
+from hocket.session.parameters import ParameterMoment
 from hocket.transport.lane import Lane
 
-if TYPE_CHECKING:
-    from hocket.session.session import Session
-
-__all__ = ["Consensus", "average_optimizers", "distance_from_mean"]
+__all__ = ["Consensus", "average_optimizers", "squared_distance"]
 
 _CHUNK_NUMEL = 1 << 22
 
 
 class Consensus:
-    """The model at the replicas' mean; as a context manager it gives the rank's own replica back.
+    """Tensors set to their mean over ranks, as a context manager that gives each rank its own values back; collective.
 
-    Where the strategy keeps replicas equal, parameters are left alone, bit for bit.
+    Args:
+        tensors: this rank's, to be set.
+        parameters: whose push-sum values are set, too.
+        lane: among all ranks.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._outer = session.state
-        self._tensors = [] if session.replicas_equal else list(session.flats)
-        self._tensors += [b for b in session.model.buffers() if b.is_floating_point()]
-        if session.size == 1:
-            self._tensors = []
-        with torch.no_grad():
-            self._own = [tensor.clone() for tensor in self._tensors]
-            # Push-sum keeps the mean of its values, not of what they are divided to.
-            self._parameters = session.phase.parameters
-            self._parameters.before_step()
-            self._push_sums = self._parameters.push_sums()
-            for tensor in self._tensors:
-                _set_to_mean(tensor, session.control)
-            for unrounded in self._parameters.unrounded():
-                _set_to_mean(unrounded.value, session.control)
-                unrounded.show()
-            self._parameters.reset_weights()
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[Tensor], parameters: ParameterMoment, lane: Lane) -> None:
+        self._tensors = tensors
+        self._parameters = parameters
+        self._own = [tensor.clone() for tensor in tensors]
+        # Push-sum keeps the mean of its values, not of what they are divided to.
+        parameters.before_step()
+        self._push_sums = parameters.push_sums()
+        for tensor in tensors:
+            _set_to_mean(tensor, lane)
+        for unrounded in parameters.unrounded():
+            _set_to_mean(unrounded.value, lane)
+            unrounded.show()
+        parameters.reset_weights()
 
     def __enter__(self) -> None:
-        self._outer, self._session.state = self._session.state, SessionState.SETTLED
+        pass
 
+    @torch.no_grad()
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with torch.no_grad():
-            for tensor, own in zip(self._tensors, self._own, strict=True):
-                tensor.copy_(own)
+        for tensor, own in zip(self._tensors, self._own, strict=True):
+            tensor.copy_(own)
         self._parameters.restore(self._push_sums)
-        if self._session.state is SessionState.SETTLED:
-            self._session.state = self._outer
 
 
-def distance_from_mean(session: Session) -> float:
-    """Return the root mean square over ranks of || x_rank - mean ||; collective."""
-    if session.replicas_equal:
-        return 0.0
+@torch.no_grad()
+def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
+    """Return the square of this rank's Euclidean distance from the ranks' mean; collective."""
     squares = 0.0
-    with torch.no_grad():
-        for flat in session.flats:
-            mean = flat.clone()
-            _set_to_mean(mean, session.control)
-            squares += float((flat.double() - mean.double()).square().sum())
-    told = session.gather(squares)
-    return float(sum(told) / len(told)) ** 0.5
+    for tensor in tensors:
+        mean = tensor.clone()
+        _set_to_mean(mean, lane)
+        squares += float((tensor.double() - mean.double()).square().sum())
+    return squares
 
 
 @torch.no_grad()

@@ -78,8 +78,8 @@ class GradientMoment:
         opened: the slot's exchanges that this rank takes part in, over more than one rank, in order; the first has
             all of the model's segments.
         segments: each segment's way through them.
-        contribution: what this rank puts into the step's mean; asked for once per backward.
-        check: raises where the parameters are no longer what they were; called before gradients are sent.
+        begin: called before a backward's gradients are sent; returns what this rank puts into the step's mean.
+        end: called when `p.grad` holds what came back.
         takeover: what the first exchange's compressor takes over from the optimizer.
         agreement: where compressors remember something, on what has to be known before they do.
         may_skip: whether steps with NaN or Inf are left out.
@@ -90,8 +90,8 @@ class GradientMoment:
         parameters: dict[str, nn.Parameter],
         opened: Sequence[OpenExchange],
         segments: Sequence[Sequence[Stage]],
-        contribution: Callable[[], Contribution],
-        check: Callable[[], None],
+        begin: Callable[[], Contribution],
+        end: Callable[[], None],
         takeover: Takeover | None,
         agreement: Agreement | None,
         *,
@@ -99,10 +99,9 @@ class GradientMoment:
     ) -> None:
         self._exchanges = opened
         self._open = opened[0]
-        self._contribution_of_step = contribution
+        self._begin, self._end = begin, end
         #: What this rank has put into the last exchange.
         self.contribution = NOTHING
-        self._check = check
         self.takeover = takeover
         self._agreement = agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
@@ -115,9 +114,8 @@ class GradientMoment:
         # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
         self._loss_scale = 1.0
         watch_scalers()
+        #: Whether backwards only add to `p.grad`.
         self.accumulating = False
-        #: How many exchanges this step has carried out.
-        self.exchanged_in_step = 0
         #: The parameters of this rank's last contribution that held NaN or Inf.
         self.nonfinite: list[str] = []
         #: How many ranks' last contributions held NaN or Inf.
@@ -158,17 +156,17 @@ class GradientMoment:
                 "when gradients are complete. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
                 "which gives the same gradients"
             )
+        contribution = self._begin()
+        self._backward = current_backward()
+        self._begin_round(contribution, loss_scale())
+        at_end_of_backward(self._end_backward)
+
+    def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         if not all(opened.idle for opened in self._exchanges):
             raise HocketError(
                 "the last backward() failed after it had begun to send gradients: this rank cannot go on training "
                 "with the others"
             )
-        self._check()
-        self._backward = current_backward()
-        self._begin_round(self._contribution_of_step(), loss_scale())
-        at_end_of_backward(self._end_backward)
-
-    def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         self._loss_scale = loss_scale
         if self._agreement is not None:
             contribution = self._agreement.weigh(contribution)
@@ -194,7 +192,6 @@ class GradientMoment:
 
     def _finish_round(self) -> None:
         """Send what has not been sent yet, wait for everything, and bind what came back."""
-        self.exchanged_in_step += 1
         waiting = [place for place in self._places if place.at < 0]
         for place in waiting:
             self._contribute_late(place)
@@ -203,6 +200,7 @@ class GradientMoment:
             self._exchange(waiting)
         if not finite:
             self._leave_out()
+        self._end()
 
     def _exchange(self, waiting: Sequence[SegmentPlace]) -> None:
         """Send what is waiting, and bind every segment when it has come."""
@@ -279,21 +277,8 @@ class GradientMoment:
 
     def exchange(self) -> None:
         """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
-        self._check()
-        self._begin_round(self._contribution_of_step())
+        self._begin_round(self._begin())
         self._finish_round()
-
-    def exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `closure`, with an exchange of what it leaves in `p.grad` where no backward within has sent that."""
-
-        def call() -> Any:
-            before = self.exchanged_in_step
-            loss = closure()
-            if self.exchanged_in_step == before:
-                self.exchange()
-            return loss
-
-        return call
 
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import zip_longest
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch import Tensor
@@ -21,12 +21,28 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hocket.errors import AttachError, ReplacedError
 from hocket.session.grad_scaler import watch_skips
 
-__all__ = ["Closure", "Optimizers", "StepHooks", "Stepped"]
+__all__ = ["Closure", "Optimizers", "Stepped", "is_attached"]
 
 Closure = Callable[[], Any]
 
 #: What torch wraps around the `step` of all optimizers.
 _STEP = Optimizer.profile_hook_step(lambda: None).__code__
+
+
+class Stepped(Protocol):
+    """What is told of steps."""
+
+    def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
+        """Make ready for the step of one optimizer; return the closure that it gets."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Take note that one optimizer has stepped."""
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """Take note that a GradScaler left out the step of one optimizer."""
+
+    def holds(self, parameter: Any) -> bool:
+        """Return whether a parameter is one of the session's."""
 
 
 class Optimizers:
@@ -35,12 +51,42 @@ class Optimizers:
     Attributes:
         given: those that were attached, in order.
         every: these, each followed by those within it.
+        waiting: those of `given` that the step under way still waits for.
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
         self.given = tuple(given)
-        self.every = tuple(inner for optimizer in given for inner in _with_inner(optimizer))
+        self._attached = {inner: own for own in given for inner in _with_inner(own)}
+        self.every = tuple(self._attached)
+        self.waiting = set(self.given)
         self._groups = self._sizes()
+        self._session: Stepped | None = None
+        self._unrelated: WeakSet[Optimizer] = WeakSet()
+        self._handles: list[Any] = []
+
+    @property
+    def partly_stepped(self) -> bool:
+        """Whether some have stepped, or were skipped, and others have not."""
+        return len(self.waiting) < len(self.given)
+
+    def begin_step(self) -> None:
+        """Wait for all again."""
+        self.waiting = set(self.given)
+
+    def hook(self, session: Stepped) -> None:
+        """Tell `session` of their steps, whoever calls them."""
+        self._session = session
+        for optimizer in self.every:
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+        _watch_steps()
+        _hooked.add(self)
+
+    def unhook(self) -> None:
+        """Take the hooks off."""
+        _hooked.discard(self)
+        for handle in self._handles:
+            handle.remove()
 
     @property
     def kind(self) -> str:
@@ -116,61 +162,11 @@ class Optimizers:
             "later would be trained on this rank alone. Close the session and attach again"
         )
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.tolist()
-    is_data = value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
-    return value if is_data else type(value).__qualname__  # what else it says may be an address
-
-
-class Stepped(Protocol):
-    """What is told of steps."""
-
-    def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        """Make ready for the step of one optimizer; return the closure that it gets."""
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Take note that one optimizer has stepped."""
-
-    def skipped(self, optimizer: Optimizer) -> None:
-        """Take note that a GradScaler left out the step of one optimizer."""
-
-    def holds(self, parameter: Any) -> bool:
-        """Return whether a parameter is one of the session's."""
-
-
-class StepHooks:
-    """Tells a session of the steps of its optimizers, whoever calls them.
-
-    Args:
-        optimizers: the attached ones.
-        told: the session.
-    """
-
-    _living: ClassVar[WeakSet[StepHooks]] = WeakSet()
-
-    def __init__(self, optimizers: Optimizers, told: Stepped) -> None:
-        self._told = told
-        # Of those within others (SAM's), the one that was attached.
-        self._attached = {inner: own for own in optimizers.given for inner in _with_inner(own)}
-        self._unrelated: WeakSet[Optimizer] = WeakSet()
-        self._handles = [
-            handle
-            for optimizer in self._attached
-            for handle in (
-                optimizer.register_step_pre_hook(self._before),
-                optimizer.register_step_post_hook(self._after),
-            )
-        ]
-        _watch_steps()
-        self._living.add(self)
-
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._num_under_way() > 1:
+        if self._session is None or self._num_under_way() > 1:
             return None
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        closure = self._told.before_step(self._attached[optimizer], given)
+        closure = self._session.before_step(self._attached[optimizer], given)
         if closure is given:
             return None
         if "closure" in kwargs:
@@ -178,18 +174,25 @@ class StepHooks:
         return (args[0], closure, *args[2:]), kwargs
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._num_under_way() == 1:
-            self._told.after_step(self._attached[optimizer])
+        if self._session is not None and self._num_under_way() == 1:
+            self._session.after_step(self._attached[optimizer])
+
+    def _skipped(self, optimizer: Optimizer) -> None:
+        if self._session is not None and optimizer in self._attached:
+            self._session.skipped(self._attached[optimizer])
 
     def _num_under_way(self) -> int:
         """Return how many steps of this session are under way, each within the one before (SAM, `super().step()`)."""
         return sum(optimizer in self._attached for optimizer in _steps_under_way())
 
+    def _holds(self, parameter: Any) -> bool:
+        return self._session is not None and self._session.holds(parameter)
+
     def _refuse(self, optimizer: Optimizer) -> None:
         """Refuse the step of an optimizer that is not attached, where it would change what the session exchanges."""
         if optimizer in self._attached or optimizer in self._unrelated or self._num_under_way():
             return
-        shared = [p for group in optimizer.param_groups for p in group["params"] if self._told.holds(p)]
+        shared = [p for group in optimizer.param_groups for p in group["params"] if self._holds(p)]
         if not shared:
             self._unrelated.add(optimizer)
         elif any(parameter.grad is not None for parameter in shared):
@@ -198,16 +201,21 @@ class StepHooks:
                 "parameters: attach all of the model's optimizers, hocket.attach(model, [first, second], ...)"
             )
 
-    @classmethod
-    def attached(cls, parameter: Any) -> bool:
-        """Return whether a living session holds a parameter."""
-        return any(hooks._told.holds(parameter) for hooks in list(cls._living))
 
-    def close(self) -> None:
-        """Take the hooks off."""
-        self._living.discard(self)
-        for handle in self._handles:
-            handle.remove()
+#: Those of the sessions that are not closed.
+_hooked: WeakSet[Optimizers] = WeakSet()
+
+
+def is_attached(parameter: Any) -> bool:
+    """Return whether a session that is not closed holds a parameter."""
+    return any(optimizers._holds(parameter) for optimizers in list(_hooked))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    is_data = value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
+    return value if is_data else type(value).__qualname__  # what else it says may be an address
 
 
 def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
@@ -246,11 +254,10 @@ def _watch_steps() -> None:
 
 
 def _skipped(optimizer: Optimizer) -> None:
-    for hooks in list(StepHooks._living):
-        if optimizer in hooks._attached:
-            hooks._told.skipped(hooks._attached[optimizer])
+    for optimizers in list(_hooked):
+        optimizers._skipped(optimizer)
 
 
 def _refuse_foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for hooks in list(StepHooks._living):
-        hooks._refuse(optimizer)
+    for optimizers in list(_hooked):
+        optimizers._refuse(optimizer)

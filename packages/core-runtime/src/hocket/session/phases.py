@@ -23,7 +23,7 @@ from hocket.session.optimizers import Optimizers
 from hocket.session.parameters import ParameterExchange, ParameterMoment
 from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
-from hocket.session.weights import Agreement, BatchWeights
+from hocket.session.weights import Agreement, BatchWeights, Contribution
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap, Progress
 from hocket.strategy.placement import Placement
 from hocket.strategy.strategy import Strategy
@@ -44,7 +44,7 @@ class OpenPhase:
         opening: of that strategy.
         model, optimizers: those that are attached.
         weights: what this rank's batches count.
-        before_backward: called before a backward's gradients are sent.
+        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientMoment`).
         take_values: called before parameters are sent.
         may_skip: whether steps with NaN or Inf are left out.
 
@@ -61,13 +61,14 @@ class OpenPhase:
         model: nn.Module,
         optimizers: Optimizers,
         weights: BatchWeights,
-        before_backward: Callable[[], None],
+        begin_gradients: Callable[[], Contribution],
+        end_gradients: Callable[[], None],
         take_values: Callable[[], None],
         *,
         may_skip: bool,
     ) -> None:
         self.strategy = strategy
-        self.gradients = opening.gradients(optimizers, weights, before_backward, may_skip=may_skip)
+        self.gradients = opening.gradients(optimizers, begin_gradients, end_gradients, may_skip=may_skip)
         weights.gradients_stay_local = self.gradients is None
         self.parameters = opening.parameters(take_values)
         self.opened = opening.opened
@@ -192,8 +193,8 @@ class Opening:
     def gradients(
         self,
         optimizers: Optimizers,
-        weights: BatchWeights,
-        check: Callable[[], None],
+        begin: Callable[[], Contribution],
+        end: Callable[[], None],
         *,
         may_skip: bool,
     ) -> GradientMoment | None:
@@ -201,8 +202,7 @@ class Opening:
 
         Args:
             optimizers: what compressors may take terms over from.
-            weights: what this rank's batches count.
-            check: called before gradients are sent.
+            begin, end: called before and after an exchange of gradients (see `GradientMoment`).
             may_skip: whether steps with NaN or Inf are left out.
         """
         scopes = self._scopes(self._strategy.gradients)
@@ -235,8 +235,8 @@ class Opening:
             parameters,
             exchanges,
             stages,
-            weights.contribution,
-            check,
+            begin,
+            end,
             takeover,
             agreement,
             may_skip=may_skip,

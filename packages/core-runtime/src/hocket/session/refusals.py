@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
-from hocket.session.optimizers import StepHooks
+from hocket.session.optimizers import is_attached
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
@@ -43,7 +43,7 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
     _check_memory(model)
     _check_optimizers(optimizers, model, names)
     for name, parameter in model.named_parameters():
-        if StepHooks.attached(parameter):
+        if is_attached(parameter):
             raise AttachError(
                 f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
                 "first, session.close(), or leave its `with` block"

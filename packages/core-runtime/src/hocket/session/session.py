@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
-from hocket.errors import CheckpointError, DisagreementError, NonFiniteElsewhereError, NonFiniteError, some
+from hocket.errors import CheckpointError, DisagreementError
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
 from hocket.session.api import Attachment, Loss, SessionState, StepResult, TrainingSession, TrainStep
 from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import Before, SharedClosure
-from hocket.session.consensus import Consensus, average_optimizers, distance_from_mean
+from hocket.session.consensus import Consensus, average_optimizers, squared_distance
 from hocket.session.exchange import Counters
-from hocket.session.grad_scaler import scaler_in_use, scaler_steps
-from hocket.session.optimizers import Closure, StepHooks
+from hocket.session.grad_scaler import scaler_in_use
+from hocket.session.nonfinite import NonFiniteSteps
+from hocket.session.optimizers import Closure
 from hocket.session.phases import Opening, OpenPhase
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, differing, find_ranks
 from hocket.session.refusals import refuse_closure
 from hocket.session.stale_gradients import LateGradients, send_residuals
-from hocket.session.weights import BatchWeights
+from hocket.session.weights import BatchWeights, Contribution
 from hocket.strategy.strategy import Strategy
 
 __all__ = ["Session"]
@@ -51,7 +52,7 @@ class Session(TrainingSession):
         super().__init__(given.model, given.optimizers, given.strategy, peer)
         self._observer = observer
         self._observers = default_registry().hook
-        self._on_nonfinite = given.on_nonfinite
+        self._may_skip = given.on_nonfinite == "skip"
         try:
             self._attach(given.initial)
         except BaseException:
@@ -71,20 +72,17 @@ class Session(TrainingSession):
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._initial_equal = self.size == 1 or initial == "rank0"
         self.late = LateGradients(storage.parameters)
-        self._stepped_in_batch = False
+        self._nonfinite = NonFiniteSteps(storage.parameters, self.rank, may_skip=self._may_skip)
+        #: The step that the current batch belongs to; a later one is under way once that has ended.
+        self._step_of_batch = 0
         self._warned_of_skipped_batch = False
         self._held = {id(parameter) for parameter in storage.parameters.values()}
-        #: The optimizers that this step still waits for.
-        self._pending = set(self.optimizers.given)
-        #: How often gradients had been exchanged when one of the others stepped.
-        self._exchanged_for_others = 0
-        #: Whether this step is left out.
-        self._skipping = False
+        #: What a step with a closure may have to be undone to.
         self._before: Before | None = None
         self.phase = self._open(self.strategy.at(0))
         # Last, so that what fails above leaves no hook.
-        self._step_hooks = StepHooks(self.optimizers, self)
         try:
+            self.optimizers.hook(self)
             self.phase.hook()
         except BaseException:
             self._unhook()
@@ -106,9 +104,10 @@ class Session(TrainingSession):
             self.model,
             self.optimizers,
             self._weights,
-            self._before_backward,
+            self._begin_exchange,
+            self._end_exchange,
             self._storage.take_values,
-            may_skip=self._on_nonfinite == "skip",
+            may_skip=self._may_skip,
         )
 
     def _change_phase(self, strategy: Strategy) -> None:
@@ -122,7 +121,7 @@ class Session(TrainingSession):
             takeover.hand_back()
         if strategy.keeps_replicas_equal(self._ranks.placement):
             if not self.replicas_equal:
-                Consensus(self)
+                self._set_to_mean()
                 # Equal gradients keep replicas equal only if the optimizers do the same with them.
                 average_optimizers(self.optimizers, self.control, self.gather)
             self._initial_equal = True
@@ -155,9 +154,10 @@ class Session(TrainingSession):
     @contextmanager
     def accumulate(self) -> Iterator[None]:
         """Mark backwards after which nothing is sent: their gradients add up until one outside of it."""
+        self.require("session.accumulate", training=True)
+        self.state = SessionState.ACCUMULATED
         if self.phase.gradients is not None:
             self.phase.gradients.accumulating = True
-        self._weights.accumulated = True
         try:
             yield
         finally:
@@ -187,36 +187,36 @@ class Session(TrainingSession):
         self.after_step(self.optimizer)
 
     def begin_batch(self, weight: float) -> None:
+        self.require("a batch of session.data", training=True)
         self._end_partial_step()
         self._note_forward()
-        self._weights.begin_batch(weight)
-        self._stepped_in_batch = False
-        if self.phase.gradients is not None:
-            self.phase.gradients.exchanged_in_step = 0
+        self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
+        self._step_of_batch = self.step
+        self.state = SessionState.IDLE
 
     def end_batch(self) -> None:
         self._end_partial_step()
-        if self._stepped_in_batch or self._weights.accumulated:
+        if self.step != self._step_of_batch or self.state is SessionState.ACCUMULATED:
             return
-        if self.phase.gradients is not None and not self.phase.gradients.exchanged_in_step:
-            if not self._warned_of_skipped_batch:
-                self._warned_of_skipped_batch = True
-                _log.warning(
-                    "rank %d skipped the batch of step %d: it steps with the other ranks' gradients",
-                    self.rank,
-                    self.step,
-                )
-            self.phase.gradients.take_part()
-            if self.phase.gradients.nonfinite_anywhere and scaler_in_use():
-                self._end_step()  # the others' scalers leave it out
-            else:
-                self.optimizers.step()
-        else:
+        gradients = self.phase.gradients
+        if gradients is None or self.state is SessionState.EXCHANGED:
             self._end_step()
-        self._stepped_in_batch = True  # whoever saves now does not end it again
+            return
+        if not self._warned_of_skipped_batch:
+            self._warned_of_skipped_batch = True
+            _log.warning(
+                "rank %d skipped the batch of step %d: it steps with the other ranks' gradients",
+                self.rank,
+                self.step,
+            )
+        gradients.take_part()
+        if gradients.nonfinite_anywhere and scaler_in_use():
+            self._end_step()  # the others' scalers leave it out
+        else:
+            self.optimizers.step()
 
     def end_pass(self) -> None:
-        self._weights.end_pass()
+        self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
 
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
@@ -231,13 +231,17 @@ class Session(TrainingSession):
         if self._observer is not None:
             self._observer.phase(name, self.peer.clock.now())
 
-    def _before_backward(self) -> None:
+    def _begin_exchange(self) -> Contribution:
         """Look at what is about to be sent: it has to be what the optimizers step."""
         self._note_phase("backward")
-        self.require("backward()", SessionState.ATTACHED, SessionState.IN_STEP)
+        self.require("backward()", training=True)
         self._storage.check(take_values=False)  # the step may set them back (SAM)
         self.optimizers.check()
-        self.state = SessionState.IN_STEP
+        self.state = SessionState.BACKWARD
+        return self._weights.contribution()
+
+    def _end_exchange(self) -> None:
+        self.state = SessionState.EXCHANGED
 
     def _look_before_step(self) -> None:
         if self.phase.gradients is None and not self.phase.parameters.exchanges:
@@ -262,60 +266,58 @@ class Session(TrainingSession):
         return id(parameter) in self._held
 
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        self.require("optimizer.step()", SessionState.ATTACHED, SessionState.IN_STEP)
-        if optimizer not in self._pending:  # a second step: the first one ended without the other optimizers
+        self.require("optimizer.step()", training=True)
+        if (
+            optimizer not in self.optimizers.waiting
+        ):  # a second step: the first ended without the other optimizers
             self._end_step_before()
-        if len(self._pending) == len(self.optimizers.given):
-            self._skipping = False  # that of a step that failed, and never ended
+        if not self.optimizers.partly_stepped:
+            self._nonfinite.skipping = False  # that of a step that failed, and never ended
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
-        self.state = SessionState.IN_STEP
         self._note_phase("optimizer")
         self._look_before_step()
+        gradients = self.phase.gradients
         if (
             closure is None
-            and self.phase.gradients is not None
-            and not self.phase.gradients.exchanged_in_step
+            and gradients is not None
+            and self.state not in (SessionState.EXCHANGED, SessionState.STEPPED)
         ):
             # Put there by hand, or accumulated: no backward has sent them.
-            self.phase.gradients.exchange()
+            gradients.exchange()
         self.phase.parameters.before_step()
         if self.phase.takeover is not None:
             self.phase.takeover.suspend()
         if closure is None:
             self._gradients_are_in(optimizer)
             return None
-        if self._on_nonfinite == "skip":
+        if self._may_skip:
             self._storage.take_values()
             self._before = Before(self.flats, optimizer, self.phase.opened)
-        return self._shared(closure, optimizer)
-
-    def _shared(self, closure: Closure, optimizer: Optimizer) -> Closure:
-        gradients = self.phase.gradients
         return SharedClosure(
-            closure if gradients is None else gradients.exchanging(closure),
+            lambda: self._exchanged(closure),
             self.phase.lane_of_equal_gradients(self._ranks.placement, self.control),
             lambda: 1.0 if gradients is None else gradients.contribution.weight,
             lambda: self._gradients_are_in(optimizer),
         )
+
+    def _exchanged(self, closure: Closure) -> Any:
+        """Call a closure, and exchange what it leaves in `p.grad` where no backward within has sent that."""
+        self.state = SessionState.IDLE
+        loss = closure()
+        if self.phase.gradients is not None and self.state is not SessionState.EXCHANGED:
+            self.phase.gradients.exchange()
+        return loss
 
     def _gradients_are_in(self, optimizer: Optimizer) -> None:
         """Leave out, or refuse, a step with NaN or Inf; else complete the gradients that are about to be used."""
         gradients = self.phase.gradients
         if gradients is None:
             self._weights.drop_repetition(_parameters_of(optimizer))
-            # A single rank, which exchanges nothing, finds what several would.
-            alone = bool(self.phase.strategy.gradients) and not scaler_steps(optimizer)
-            nonfinite = self._nonfinite_parameters() if alone else []
-            if nonfinite and self._on_nonfinite != "skip":
-                self._raise_nonfinite(nonfinite)
-            if self._skipping or nonfinite:
-                self._skip()
-                return
-        elif self._skipping or (gradients.nonfinite_anywhere and not scaler_steps(optimizer)):
-            if self._on_nonfinite != "skip":
-                self._raise_nonfinite(gradients.nonfinite)
-            self._skip()
+        skipping = self._nonfinite.skipping
+        alone = bool(self.phase.strategy.gradients)
+        if self._nonfinite.leaves_out(optimizer, gradients, self.step, alone=alone):
+            self.skipped_steps += not skipping
             return
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
@@ -324,53 +326,24 @@ class Session(TrainingSession):
         loss_scale = getattr(optimizer, "grad_scale", None)
         self.late.join(_parameters_of(optimizer), 1.0 if loss_scale is None else loss_scale)
 
-    def _raise_nonfinite(self, parameters: Sequence[str]) -> None:
-        if parameters:
-            raise NonFiniteError(
-                f"the gradients of rank {self.rank} at step {self.step} hold NaN or Inf, in "
-                f"{some(parameters)}. on_nonfinite='skip' leaves such steps out on all ranks"
-            )
-        raise NonFiniteElsewhereError(
-            f"another rank than {self.rank} contributed NaN or Inf to the gradients of step {self.step}"
-        )
-
-    def _nonfinite_parameters(self) -> list[str]:
-        """Return the names of the parameters whose gradients hold NaN or Inf."""
-        # One pass, which a single NaN or Inf poisons, and large numbers may, too.
-        return [
-            name
-            for name, p in self._storage.parameters.items()
-            if p.grad is not None and not (p.grad.sum().isfinite() or p.grad.to_dense().isfinite().all())
-        ]
-
-    def _skip(self) -> None:
-        if not self._skipping:
-            self._skipping = True
-            self.skipped_steps += 1
-        # An optimizer leaves parameters without gradient alone: no decay, no momentum, no moments.
-        for parameter in self._storage.parameters.values():
-            parameter.grad = None
-
     def after_step(self, optimizer: Optimizer) -> None:
-        if self._skipping and self._before is not None:
+        if self._nonfinite.skipping and self._before is not None:
             self._storage.take_values()  # bound again, so that what is restored is theirs
             self._before.restore()
         self._before = None
         if self.phase.takeover is not None:
             self.phase.takeover.resume()
-        self.late.end_step(used=not self._skipping)
-        self._is_over_for(optimizer)
+        self.late.end_step(used=not self._nonfinite.skipping)
+        self.skipped(optimizer)
 
     def skipped(self, optimizer: Optimizer) -> None:
-        self._is_over_for(optimizer)
-
-    def _is_over_for(self, optimizer: Optimizer) -> None:
         self._weights.end_step()
-        self._stepped_in_batch = True
-        self._pending.discard(optimizer)
-        if self.phase.gradients is not None:
-            self._exchanged_for_others = self.phase.gradients.exchanged_in_step
-        if not self._pending:
+        self.optimizers.waiting.discard(optimizer)
+        if self.state is SessionState.EXCHANGED:
+            self.state = SessionState.STEPPED
+        elif self.state is SessionState.ACCUMULATED:
+            self.state = SessionState.IDLE
+        if not self.optimizers.waiting:
             self._end_step()
         else:
             # A forward may come before the other optimizers' steps.
@@ -378,23 +351,21 @@ class Session(TrainingSession):
 
     def _end_partial_step(self) -> None:
         """End a step in which some of the optimizers have stepped, and the others will not."""
-        if len(self._pending) < len(self.optimizers.given):
+        if self.optimizers.partly_stepped:
             self._end_step()
 
     def _end_step_before(self) -> None:
-        """End the step before the one that begins, to which all that was exchanged since belongs."""
-        gradients = self.phase.gradients
-        exchanged = 0 if gradients is None else gradients.exchanged_in_step - self._exchanged_for_others
+        """End the step before the one that begins, to which what was exchanged since then belongs."""
+        exchanged = self.state is SessionState.EXCHANGED
         self._end_step()
-        if self.phase.gradients is not None:
-            self.phase.gradients.exchanged_in_step = exchanged
+        if exchanged:
+            self.state = SessionState.EXCHANGED
 
     def _end_step(self) -> None:
-        self._pending = set(self.optimizers.given)
-        if self.phase.gradients is not None:
-            self.phase.gradients.exchanged_in_step = 0
-        self._skipping = False
-        self.state = SessionState.ATTACHED
+        self.optimizers.begin_step()
+        self._nonfinite.skipping = False
+        if self.state is not SessionState.ACCUMULATED:
+            self.state = SessionState.IDLE
         self._look_after_step()
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
@@ -414,12 +385,28 @@ class Session(TrainingSession):
         self._storage.check(take_values=True)
         self.phase.settle()
 
-    def consensus(self) -> Consensus:
+    def consensus(self) -> AbstractContextManager[None]:
         self.meet()
         self._end_partial_step()
         self.settle()
         self._compare_optimizers()
-        return Consensus(self)
+        return self._within(self._set_to_mean())
+
+    def _set_to_mean(self) -> Consensus:
+        """Set what may differ between ranks to its mean; collective. Equal parameters stay, bit for bit."""
+        tensors = [] if self.replicas_equal else list(self.flats)
+        tensors += [b for b in self.model.buffers() if b.is_floating_point()]
+        return Consensus(tensors if self.size > 1 else [], self.phase.parameters, self.control)
+
+    @contextmanager
+    def _within(self, consensus: Consensus) -> Iterator[None]:
+        outer, self.state = self.state, SessionState.CONSENSUS
+        try:
+            with consensus:
+                yield
+        finally:
+            if self.state is SessionState.CONSENSUS:
+                self.state = outer
 
     def _compare_optimizers(self) -> None:
         """Notice settings of the optimizers that have become different between ranks; collective."""
@@ -434,7 +421,10 @@ class Session(TrainingSession):
     def consensus_distance(self) -> float:
         self.meet()
         self.settle()
-        return distance_from_mean(self)
+        if self.replicas_equal:
+            return 0.0
+        squares = self.gather(squared_distance(self.flats, self.control))
+        return float(sum(squares) / len(squares)) ** 0.5
 
     @property
     def flats(self) -> list[Tensor]:
@@ -444,7 +434,7 @@ class Session(TrainingSession):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def end_step_to_save(self) -> None:
-        if self._weights.accumulated:
+        if self.state is SessionState.ACCUMULATED:
             raise CheckpointError(
                 f"rank {self.rank}: save after optimizer.step(), not within an accumulation: the gradients that were "
                 "accumulated so far are no part of a checkpoint"
@@ -510,7 +500,7 @@ class Session(TrainingSession):
 
     def _unhook(self) -> None:
         self._weights.close()
-        self._step_hooks.close()
+        self.optimizers.unhook()
         self.phase.unhook()
 
 

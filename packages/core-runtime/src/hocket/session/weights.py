@@ -107,8 +107,6 @@ class BatchWeights:
         self._backward = -1
         self._put_back_already = False
         self._outside = True
-        #: Whether the last backward only added to what a later one sends, or steps with.
-        self.accumulated = False
         #: Whether the optimizer gets this rank's own gradients.
         self.gradients_stay_local = False
 
@@ -117,37 +115,35 @@ class BatchWeights:
         """The current batch's weight."""
         return self._weights[-1]
 
-    def begin_batch(self, weight: float) -> None:
-        """Take note of the next batch; what `p.grad` holds belongs to its step if the one before accumulated."""
+    def begin_batch(self, weight: float, *, accumulated: bool) -> None:
+        """Take note of the next batch; what `p.grad` holds belongs to its step if the one before `accumulated`."""
         self.close()
         self._outside = False
-        if self.accumulated:
+        if accumulated:
             self._put_back()
         else:
             self._weights = []
         self._weights.append(weight)
         self._kept = None
         if weight == 0:
-            self._kept = {p: p.grad if self.accumulated else None for p in self._parameters}
-            if self.accumulated:
+            self._kept = {p: p.grad if accumulated else None for p in self._parameters}
+            if accumulated:
                 # The repetition's backward must add to tensors of its own.
                 for parameter in self._parameters:
                     parameter.grad = None
                 if self.gradients_stay_local:
                     self._watch_backward()
         self._put_back_already = False
-        self.accumulated = False
 
     def end_step(self) -> None:
         """Take note of a step: the next batch belongs to another one."""
-        self.accumulated = False
         if self._outside:
             self._reset()
 
-    def end_pass(self) -> None:
+    def end_pass(self, *, accumulated: bool) -> None:
         """Take note that the loop over batches is over: what comes now counts as a batch without a loop does."""
         self._outside = True
-        if not self.accumulated:
+        if not accumulated:
             self._reset()
 
     def _reset(self) -> None:
@@ -157,7 +153,6 @@ class BatchWeights:
 
     def contribution(self) -> Contribution:
         """Return what this rank puts into the step that the current batch ends."""
-        self.accumulated = False
         real = [weight for weight in self._weights if weight != 0]
         if not real:
             return Contribution(0.0, 0.0, self._kept)

@@ -1,0 +1,84 @@
+"""Steps whose gradients hold NaN or Inf: refused, or left out on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hocket.errors import NonFiniteElsewhereError, NonFiniteError, some
+from hocket.session.grad_scaler import scaler_steps
+from hocket.session.gradients import GradientMoment
+
+__all__ = ["NonFiniteSteps"]
+
+
+class NonFiniteSteps:
+    """What becomes of a step with NaN or Inf; GradScaler's own skipping comes before it.
+
+    Args:
+        parameters: the trainable ones by name.
+        rank: this one, for errors.
+        may_skip: whether such steps are left out; else they are errors.
+
+    Attributes:
+        skipping: whether the step under way is left out.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], rank: int, *, may_skip: bool) -> None:
+        self._parameters = parameters
+        self._rank = rank
+        self.may_skip = may_skip
+        self.skipping = False
+
+    def leaves_out(
+        self, optimizer: Optimizer, gradients: GradientMoment | None, step: int, *, alone: bool
+    ) -> bool:
+        """Return whether an optimizer's step is left out, and drop the gradients then.
+
+        Args:
+            optimizer: about to use the gradients.
+            gradients: has exchanged them; None where this rank exchanges none.
+            step: its number.
+            alone: whether this rank, without `gradients`, finds by itself what several would.
+
+        Raises:
+            NonFiniteError: a gradient holds NaN or Inf, and such steps are not left out.
+        """
+        names: Sequence[str] = ()
+        found = False
+        if scaler_steps(optimizer):
+            pass  # it has looked already
+        elif gradients is not None:
+            names, found = gradients.nonfinite, gradients.nonfinite_anywhere
+        elif alone:
+            names = self._nonfinite_parameters()
+            found = bool(names)
+        if found and not self.may_skip:
+            raise self._error(names, step)
+        self.skipping = self.skipping or found
+        if self.skipping:
+            # An optimizer leaves parameters without gradient alone: no decay, no momentum.
+            for parameter in self._parameters.values():
+                parameter.grad = None
+        return self.skipping
+
+    def _nonfinite_parameters(self) -> list[str]:
+        """Return the names of the parameters whose gradients hold NaN or Inf."""
+        # One pass, which a single NaN or Inf poisons, and large numbers may, too.
+        return [
+            name
+            for name, p in self._parameters.items()
+            if p.grad is not None and not (p.grad.sum().isfinite() or p.grad.to_dense().isfinite().all())
+        ]
+
+    def _error(self, names: Sequence[str], step: int) -> NonFiniteError:
+        if names:
+            return NonFiniteError(
+                f"the gradients of rank {self._rank} at step {step} hold NaN or Inf, in "
+                f"{some(names)}. on_nonfinite='skip' leaves such steps out on all ranks"
+            )
+        return NonFiniteElsewhereError(
+            f"another rank than {self._rank} contributed NaN or Inf to the gradients of step {step}"
+        )
