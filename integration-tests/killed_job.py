@@ -1,4 +1,4 @@
-"""A job of real MPI ranks, of which test_killed_jobs.py kills one: `killed_job.py FOLDER STRATEGY`.
+"""A rank of a job, of which test_killed_jobs.py kills one: `killed_job.py FOLDER STRATEGY`.
 
 It goes on from the newest checkpoint in FOLDER, if there is one, and leaves there each rank's parameters in the end.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from torch import nn
 
 import hocket
 from hocket.checkpoint.folder import complete
-from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import find_mpiexec, launch, note_pid
+from hocket.training.startup import defer_dynamo
+from hocket.transport.launching import note_pid
 
 __all__ = ["RANKS", "STRATEGIES", "trained"]
 
@@ -66,18 +65,14 @@ def batches(rank: int) -> list[torch.Tensor]:
     return [torch.randn(3, 300, generator=generator, dtype=torch.float64) for _ in range(count)]
 
 
-def _main(folder: Path, strategy: str, role: str = "launcher") -> int:
-    if role == "launcher":
-        program = [sys.executable, __file__, str(folder), strategy, "rank"]
-        with job_folder(Path(gettempdir())) as pids, shared_job_folder() as variables:
-            return launch(find_mpiexec(), RANKS, program, folder=pids, environment=variables)
+def _main(folder: Path, strategy: str) -> None:
+    defer_dynamo()
     torch.set_num_threads(1)
     peer = hocket.join()
     note_pid(peer.rank)
     (folder / f"joined-{peer.rank}").touch()
     np.save(folder / f"{peer.rank}.npy", trained(strategy, folder / "checkpoints"))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1]), *sys.argv[2:]))
+    _main(Path(sys.argv[1]), sys.argv[2])

@@ -16,6 +16,7 @@ import torch
 from trial import train
 
 import hocket
+from hocket.training.startup import defer_dynamo
 from hocket.transport.peer import gather
 
 _TIMEOUT_S = 30.0
@@ -33,4 +34,5 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    defer_dynamo()
     main(Path(sys.argv[1]), int(sys.argv[2]))

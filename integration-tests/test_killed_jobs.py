@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import killed_job
+import killed_launcher
 import numpy as np
 import pytest
 
@@ -59,7 +60,8 @@ class Job:
         self._temporary, self._left = folder / "temporary", folder / "left"
         self._temporary.mkdir(exist_ok=True)
         self._output = folder / "output.txt"
-        command = [sys.executable, killed_job.__file__, str(folder), strategy]
+        rank = [killed_job.__file__, str(folder), strategy]
+        command = [sys.executable, killed_launcher.__file__, str(killed_job.RANKS), *rank]
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 [*(OWN_MEMORY if owns_memory() else []), *command],

@@ -9,11 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
-
-# How long an example takes says nothing here: other processes share the machine.
-settings.register_profile("hocket", deadline=None)
-settings.load_profile("hocket")
 
 
 @pytest.fixture(autouse=True, scope="session")

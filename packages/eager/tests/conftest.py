@@ -8,16 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from hocket.testing.job import Job
 
 # With --import-mode=importlib they are not by themselves.
 sys.path.insert(0, str(Path(__file__).parent))
-
-# How long an example takes says nothing here: other processes share the machine.
-settings.register_profile("hocket", deadline=None)
-settings.load_profile("hocket")
 
 
 @pytest.fixture(scope="session", params=[2, 3, 5])

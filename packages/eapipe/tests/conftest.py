@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 
 from hocket.testing.job import Job
 
 # With --import-mode=importlib the modules beside the tests are not found by themselves.
 sys.path.insert(0, str(Path(__file__).parent))
-
-# How long an example takes says nothing here: other processes share the machine.
-settings.register_profile("hocket", deadline=None)
-settings.load_profile("hocket")
 
 
 @pytest.fixture(autouse=True)

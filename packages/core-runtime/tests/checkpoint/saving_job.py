@@ -12,6 +12,7 @@ from torch import nn
 
 import hocket
 from hocket.errors import CheckpointError
+from hocket.training.startup import defer_dynamo
 
 __all__ = ["Told", "attached", "cannot_lock", "load", "save"]
 
@@ -70,5 +71,6 @@ def load(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    defer_dynamo()
     cannot_lock("cannot-lock" in sys.argv)
     print(hocket.virtual(2).run(lambda: save(Path(sys.argv[1]), Told("B")))[0])

@@ -14,6 +14,7 @@ from torch import nn
 
 import hocket
 from hocket.session import save_on_signal
+from hocket.training.startup import defer_dynamo
 
 _READY_STEP = 3
 
@@ -60,4 +61,5 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 if __name__ == "__main__":
+    defer_dynamo()
     main(sys.argv[1], Path(sys.argv[2]))

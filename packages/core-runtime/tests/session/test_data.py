@@ -255,6 +255,8 @@ def test_where_nothing_is_exchanged_each_may_leave_when_it_likes() -> None:
 
 SCRIPT = """
 import sys, torch, hocket
+from hocket.training.startup import defer_dynamo
+defer_dynamo()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 samples = [(torch.randn(4), torch.randn(2)) for _ in range(40)]
