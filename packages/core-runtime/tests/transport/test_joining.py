@@ -151,7 +151,7 @@ def test_a_virtual_rank_joins_its_own_world(monkeypatch: pytest.MonkeyPatch) -> 
 def test_mpi_starts_only_for_who_asks() -> None:
     assert (
         _in_a_process(
-            "import hocket.transport.mpi.stall\n"
+            "import hocket.transport.mpi\n"
             "from hocket.transport import join\n"
             "join()\n"
             "print('mpi4py.MPI' in sys.modules)"

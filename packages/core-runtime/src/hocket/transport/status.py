@@ -1,8 +1,15 @@
-"""What a rank tells the others of itself, and what it knows of them: for reports of stalls, and of deaths."""
+"""What a rank tells the others of itself, what it knows of them, and how reports of stalls put it."""
 
 from __future__ import annotations
 
-__all__ = ["Status"]
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+__all__ = ["RankState", "RankStatus", "Status", "WaitSite", "describe_stall", "number_ranks", "summarise"]
+
+_MOST_NAMED = 8
 
 
 class Status:
@@ -27,3 +34,134 @@ class Status:
         Raises:
             PeerLostError: one has died; names it.
         """
+
+
+class RankState(IntEnum):
+    """What a rank is doing."""
+
+    COMPUTING = 0
+    WAITING = 1
+    LEAVING = 2
+    FAILED = 3
+    #: A wait lasted too long, which is rather another rank's fault than this one's.
+    GAVE_UP = 4
+    #: It tells why the job ends, and ends it.
+    TELLING = 5
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """What one rank said of itself last.
+
+    Attributes:
+        rank: its number in the job.
+        since_s: when it said so.
+        step: how many steps it has done.
+        state: what it does.
+        lane: where it waits, or waited when it gave up.
+        what: for which operation.
+    """
+
+    rank: int
+    since_s: float
+    step: int
+    state: RankState
+    lane: str = ""
+    what: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it waits, and for what."""
+        return f"{self.lane} ({self.what})" if self.lane else ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for others, or did when it gave up."""
+        return self.state in (RankState.WAITING, RankState.GAVE_UP)
+
+    def waits_in(self, lane: str) -> bool:
+        """Return whether it waits in `lane`."""
+        return self.is_waiting and self.lane == lane
+
+    def doing(self) -> str:
+        """Return what the rank does, for how long and in which step, as the end of a sentence."""
+        doing = {
+            RankState.COMPUTING: "computing, in no exchange,",
+            RankState.WAITING: f"waiting in {self.place}",
+            RankState.LEAVING: "at the end of its script",
+            RankState.FAILED: "failing",
+            RankState.GAVE_UP: f"giving up on {self.place}",
+            RankState.TELLING: "ending the job",
+        }[self.state]
+        return f"{doing} for {time.monotonic() - self.since_s:.0f} s, step {self.step}"
+
+
+@dataclass(frozen=True)
+class WaitSite:
+    """What a rank waits for.
+
+    Attributes:
+        lane: the lane's name.
+        what: the operation in it, for instance `allreduce`.
+        awaited: the ranks, numbered as in the whole job, without which it cannot end.
+        together: whether all wait for all, so that who waits there too is not to blame.
+    """
+
+    lane: str
+    what: str
+    awaited: Collection[int]
+    together: bool
+
+
+def describe_stall(rank: int, site: WaitSite, rows: Sequence[RankStatus], outcome: str) -> str:
+    """Return a sentence on a wait that does not end; whom it is for comes first.
+
+    Args:
+        rank: who waits, numbered as in the whole job.
+        site: where.
+        rows: what is known of the other ranks of the group, those of this host.
+        outcome: how long it has lasted or what becomes of it, for instance `no end after 5 s`.
+    """
+    known = {row.rank: row for row in rows}
+    there = [r for r in site.awaited if site.together and r in known and known[r].waits_in(site.lane)]
+    missing = [r for r in site.awaited if r not in there]
+    whom = number_ranks(missing or site.awaited)
+    parts = [f"rank {rank} waits for {whom} in {site.lane} ({site.what}): {outcome}"]
+    verb = "has not arrived:" if site.together else "is"
+    parts += [f"rank {r} {verb} {known[r].doing()}" for r in missing[:_MOST_NAMED] if r in known]
+    elsewhere = [r for r in missing if r not in known]
+    if elsewhere:
+        be = "is" if len(elsewhere) == 1 else "are"
+        parts.append(f"{number_ranks(elsewhere)} {be} on another host, where this one cannot look")
+    # Who is in no exchange at all may hold up the one that is awaited.
+    idle = [row for row in rows if row.rank not in site.awaited and not row.is_waiting]
+    parts += [f"rank {row.rank} is {row.doing()}" for row in idle[:_MOST_NAMED]]
+    if there:
+        parts.append(f"{number_ranks(there)} {'waits' if len(there) == 1 else 'wait'} there too")
+    return "; ".join(parts)
+
+
+def summarise(rows: Iterable[RankStatus]) -> str:
+    """Return what ranks do; those that wait for the same stand together."""
+    by_place: dict[str, list[RankStatus]] = {}
+    for row in rows:
+        alone = "" if row.state is RankState.WAITING else str(row.rank)
+        by_place.setdefault(f"{row.place} {alone}", []).append(row)
+    now_s = time.monotonic()
+    parts = []
+    for same in by_place.values():
+        if same[0].state is RankState.WAITING:
+            who, verb = number_ranks([row.rank for row in same]), "waits" if len(same) == 1 else "wait"
+            ago_s = now_s - min(row.since_s for row in same)
+            parts.append(f"{who} {verb} in {same[0].place} for {ago_s:.0f} s")
+        else:
+            parts.append(f"rank {same[0].rank} is {same[0].doing()}")
+    return "; ".join(parts)
+
+
+def number_ranks(ranks: Collection[int]) -> str:
+    """Return `rank 2`, or `ranks 1, 3`; beyond some, only how many more."""
+    listed = sorted(ranks)
+    named = ", ".join(map(str, listed[:_MOST_NAMED]))
+    more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+    return ("rank " if len(listed) == 1 else "ranks ") + named + more

@@ -1,23 +1,23 @@
 """The host path: ranks of one host work on each other's memory instead of sending messages."""
 
 from hocket.transport.host.collectives import HostCollectives
-from hocket.transport.host.exchange import HostExchange, HostLane
-from hocket.transport.host.marks import MARK_BYTES, Marks
-from hocket.transport.host.memory import SMALLEST_BYTES, HostMemory, Shared, find_shared
-from hocket.transport.host.mixing import HostMixer
+from hocket.transport.host.exchange import HostExchange
+from hocket.transport.host.memory import SMALLEST_BYTES
+from hocket.transport.host.peer import HostPeer
 from hocket.transport.host.progress import HostProgress, SharedNetwork
+from hocket.transport.host.request import Operation, ProcessLane
+from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 
 __all__ = [
-    "MARK_BYTES",
     "SMALLEST_BYTES",
+    "Failures",
     "HostCollectives",
     "HostExchange",
-    "HostLane",
-    "HostMemory",
-    "HostMixer",
+    "HostPeer",
     "HostProgress",
-    "Marks",
-    "Shared",
+    "HostStatus",
+    "Operation",
+    "ProcessLane",
     "SharedNetwork",
-    "find_shared",
+    "StatusBoard",
 ]

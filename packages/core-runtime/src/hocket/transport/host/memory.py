@@ -23,7 +23,7 @@ from hocket.arrays import Array
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.peer import Memory, Peer, gather
 
-__all__ = ["SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "why_unshared"]
+__all__ = ["SMALLEST_BYTES", "HostMemory", "Shared", "find_shared", "reserve", "why_unshared"]
 
 #: Below this messages are faster: their waits are not Python's. (From 512 KiB on they are equals.)
 SMALLEST_BYTES = 1 << 20
@@ -84,7 +84,7 @@ class HostMemory(Memory):
         self._current: Array = np.empty(0, dtype=np.uint8)
         self._used = 0
         #: Why memory is not shared (any more), in words; empty while it is.
-        self.refused = "" if peer.size > 1 else "there is one rank"
+        self.refused = ""
 
     def allocate(self, nbytes: int) -> Array:
         memory = self._allocate(nbytes)
@@ -96,7 +96,7 @@ class HostMemory(Memory):
         return None if shared is None else shared.views
 
     def works_in_place(self, data: Array) -> bool:
-        return data.nbytes >= SMALLEST_BYTES and self._peer.size > 1 and self._find(data) is not None
+        return data.nbytes >= SMALLEST_BYTES and self._find(data) is not None
 
     def _find(self, array: Array) -> Shared | None:
         return find_shared(array, self._world_ranks, self._world_ranks[self._peer.rank])
@@ -198,9 +198,13 @@ def _warn_once(why: str) -> None:
 
 
 def _reserve(name: str, nbytes: int) -> tuple[int | None, str]:
-    """Return a descriptor of `nbytes` bytes of memory that are really there, or None and what went wrong."""
     if not _ORDERED:
         return None, f"on {platform.machine()} nothing orders what ranks write there"
+    return reserve(name, nbytes)
+
+
+def reserve(name: str, nbytes: int) -> tuple[int | None, str]:
+    """Return a descriptor of `nbytes` bytes of memory that are really there, or None and what went wrong."""
     if not hasattr(os, "memfd_create"):
         return None, "this system has no memfd_create"
     descriptor = None

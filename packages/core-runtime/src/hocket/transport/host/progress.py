@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from hocket.transport.progress import Advancing, Progress
 
@@ -13,22 +14,26 @@ class HostProgress:
     """The exchanges of this process that are not done: whoever waits for one advances them all.
 
     Other ranks need this rank's share of each, and may wait for them in another order.
+
+    Args:
+        move_messages: a look at the transport by which its messages go on; over shared memory nothing calls it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, move_messages: Callable[[], object] = lambda: None) -> None:
+        self._move_messages = move_messages
         self._unfinished: list[Advancing] = []
         self._messages = 0
         self._lock = threading.Lock()
 
-    @property
-    def messages(self) -> int:
-        """How many operations of MPI this process has begun that are not done: they need its calls to go on."""
-        return self._messages
-
     def count_messages(self, more: int) -> None:
-        """Count operations of MPI that have begun, or, negative, have ended."""
+        """Count messages that have begun and need this process's looks to go on, or, negative, have ended."""
         with self._lock:
             self._messages += more
+
+    def move_messages(self) -> None:
+        """Let the process's messages go on, if there are any."""
+        if self._messages:
+            self._move_messages()
 
     def add(self, exchange: Advancing) -> None:
         """Begin an exchange."""
@@ -42,7 +47,7 @@ class HostProgress:
 
     def is_only(self, exchange: Advancing) -> bool:
         """Return whether nothing but `exchange` is not done, messages included."""
-        return not self.messages and self._unfinished == [exchange]
+        return not self._messages and self._unfinished == [exchange]
 
     def advance(self) -> None:
         """Look once at everything that is not done."""

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import mpi4py
 
+from hocket.transport.forks import is_fork
 from hocket.transport.job_folder import SEGMENTS_VARIABLE
-from hocket.transport.mpi.forks import is_fork
 
 if TYPE_CHECKING:
-    from hocket.transport.mpi.peer import MPIPeer
-    from hocket.transport.mpi.world import join
+    from hocket.transport.mpi.peer import MPIPeer, join
 
 __all__ = ["MPIPeer", "join"]
 
@@ -40,8 +39,6 @@ if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False:
     # mpi4py's own end of MPI comes in forked processes, too, and hangs there.
     mpi4py.rc.finalize = False
     atexit.register(_finalize)
-# Open MPI's UCX component prints an error for each shared window, and is not used for them.
-os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Over TCP, Open MPI sends messages above 64 KB only after a handshake, which queues behind whatever else is on the
 # wire: 54 layers of 234 KB at 100 Mbit/s cost a step 4.5 % that way, and 0.8 % without. A larger limit than this slows
 # its allreduce down.
@@ -52,12 +49,9 @@ os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(256 << 10))
 _segments = os.environ.get(SEGMENTS_VARIABLE, "")
 if os.path.isdir(_segments):
     os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", _segments)
-    os.environ.setdefault("OMPI_MCA_osc_sm_backing_directory", _segments)
-
-_HOMES = {"MPIPeer": "hocket.transport.mpi.peer", "join": "hocket.transport.mpi.world"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module("hocket.transport.mpi.peer"), name)

@@ -23,10 +23,10 @@ from hocket.errors import (
     PeerLostError,
     UserError,
 )
+from hocket.transport.forks import is_fork
+from hocket.transport.host import StatusBoard
 from hocket.transport.launching import note_ending
-from hocket.transport.mpi.board import Board, Row, State
-from hocket.transport.mpi.forks import is_fork
-from hocket.transport.mpi.stall import summarise
+from hocket.transport.status import RankState, RankStatus, summarise
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.peer import MPIPeer
@@ -59,7 +59,7 @@ def end_job(message: str, code: int) -> NoReturn:
 class Endings:
     """Watches over how this rank ends."""
 
-    def __init__(self, peer: MPIPeer, board: Board | None) -> None:
+    def __init__(self, peer: MPIPeer, board: StatusBoard | None) -> None:
         self._peer = peer
         self._board = board
         self._previous_hook = sys.excepthook
@@ -91,7 +91,7 @@ class Endings:
         speaks = self._board is None or self._speaks(self._board, error)
         end_job(message if speaks else "", code)
 
-    def _speaks(self, board: Board, error: BaseException | None) -> bool:
+    def _speaks(self, board: StatusBoard, error: BaseException | None) -> bool:
         """Return at once on the rank that speaks for all; elsewhere leave it time to end the job.
 
         Where all ranks fail alike (a missing file) the first one speaks. Who has waited too long leaves the
@@ -102,11 +102,13 @@ class Endings:
             row = board.own()
             certain = isinstance(error, NonFiniteElsewhereError)
             seconds = LEAVING_GRACE_S if certain else _GIVING_UP_S
-            if not self._announce(board, State.GAVE_UP, seconds, row.lane, row.what):
+            if not self._announce(board, RankState.GAVE_UP, seconds, row.lane, row.what):
                 return False
-        return self._announce(board, State.FAILED, _STAGGER_S)
+        return self._announce(board, RankState.FAILED, _STAGGER_S)
 
-    def _announce(self, board: Board, state: State, seconds: float, lane: str = "", what: str = "") -> bool:
+    def _announce(
+        self, board: StatusBoard, state: RankState, seconds: float, lane: str = "", what: str = ""
+    ) -> bool:
         """Say so, give ranks that do the same at this moment as long, and let those that were first go first.
 
         Returns:
@@ -121,9 +123,9 @@ class Endings:
         if any(_goes_first(row, mine) for row in board.others()):
             # The launcher ends this rank meanwhile, or is slow: Open MPI's has been seen to take longer.
             time.sleep(LEAVING_GRACE_S)
-            return not any(row.state is State.TELLING for row in board.others())
-        if state is State.FAILED:
-            board.write(State.TELLING)
+            return not any(row.state is RankState.TELLING for row in board.others())
+        if state is RankState.FAILED:
+            board.write(RankState.TELLING)
         return True
 
     def _leave(self) -> None:
@@ -134,7 +136,7 @@ class Endings:
             return
         step = self._board.step if self._board else 0
         if self._board:
-            self._board.write(State.LEAVING)
+            self._board.write(RankState.LEAVING)
         where = f"hocket: rank {self._peer.rank}"
         place = f"rank {self._peer.rank} at the end of its script"
         try:
@@ -160,8 +162,8 @@ class Endings:
     def _waiting_for_us(self) -> str:
         """Say who waits, once they have waited for some time and nobody computes for whom they may wait."""
         others = self._board.others() if self._board is not None else []
-        waiting = [row for row in others if row.state is State.WAITING]
-        if not waiting or any(row.state is State.COMPUTING for row in others):
+        waiting = [row for row in others if row.state is RankState.WAITING]
+        if not waiting or any(row.state is RankState.COMPUTING for row in others):
             return ""
         # The last one counts: it may have been waited for until then.
         return (
@@ -171,16 +173,16 @@ class Endings:
         )
 
 
-def _has_failed(row: Row) -> bool:
-    return row.state in (State.FAILED, State.TELLING)
+def _has_failed(row: RankStatus) -> bool:
+    return row.state in (RankState.FAILED, RankState.TELLING)
 
 
-def _goes_first(row: Row, mine: tuple[bool, float, int]) -> bool:
+def _goes_first(row: RankStatus, mine: tuple[bool, float, int]) -> bool:
     """Return whether a rank tells why the job ends rather than the one that has `mine` for its precedence."""
-    failed = row.state in (State.FAILED, State.GAVE_UP)
-    return row.state is State.TELLING or (failed and _precedence(row) < mine)
+    failed = row.state in (RankState.FAILED, RankState.GAVE_UP)
+    return row.state is RankState.TELLING or (failed and _precedence(row) < mine)
 
 
-def _precedence(row: Row) -> tuple[bool, float, int]:
+def _precedence(row: RankStatus) -> tuple[bool, float, int]:
     """Return what decides which of several ranks that fail tells why: the one with the least does."""
-    return row.state is State.GAVE_UP, row.since_s, row.rank
+    return row.state is RankState.GAVE_UP, row.since_s, row.rank

@@ -11,22 +11,19 @@ job then (see `launching`).
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
 
-from hocket.errors import PeerLostError, TransportError
-from hocket.transport.mpi.stall import number_ranks
+from hocket.errors import TransportError
+from hocket.transport.host import Failures
 
-__all__ = ["Failures"]
+__all__ = ["MPIFailures"]
 
-_LOOK_EVERY_S = 0.1
 _ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"
 
 
-class Failures:
+class MPIFailures(Failures):
     """The dead among the job's ranks.
 
     Args:
@@ -36,38 +33,18 @@ class Failures:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._can_tell = os.environ.get(_ULFM_VARIABLE) in ("1", "true")
-        self._next_look_s = 0.0
-
-    def check(self, where: Callable[[], str]) -> None:
-        """Look whether a rank has died, at most ten times a second.
-
-        Args:
-            where: who asks, and what it waits for.
-
-        Raises:
-            PeerLostError: one has.
-        """
-        now_s = time.monotonic()
-        if self._can_tell and now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_EVERY_S
-            dead = self._dead()
-            if dead:
-                raise _lost(where(), dead)
 
     def explain(self, where: str, error: MPI.Exception) -> TransportError:
         """Return what an error of MPI's own means: PeerLostError if a rank has died."""
-        dead = self._dead() if self._can_tell else []
-        return _lost(where, dead) if dead else TransportError(f"{where}: {error.Get_error_string()}")
+        dead = self.dead()
+        return self.lost(where, dead) if dead else TransportError(f"{where}: {error.Get_error_string()}")
 
-    def _dead(self) -> list[int]:
-        """Return the ranks in the job that have died, in the order in which that became known."""
+    def dead(self) -> list[int]:
+        if not self._can_tell:
+            return []
         MPI.COMM_SELF.Iprobe()  # what has happened becomes known in calls that make progress, as this one does
         failed, everyone = self._comm.Get_failed(), self._comm.Get_group()
         ranks: list[int] = MPI.Group.Translate_ranks(failed, None, everyone) if failed.size else []
         failed.Free()
         everyone.Free()
         return ranks
-
-
-def _lost(where: str, dead: list[int]) -> PeerLostError:
-    return PeerLostError(f"{where}: {number_ranks(dead)} {'has' if len(dead) == 1 else 'have'} died")

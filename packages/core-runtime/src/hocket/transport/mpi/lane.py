@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hocket.arrays import Array, MixingRows, is_same_memory
+from hocket.arrays import Array, is_same_memory
 from hocket.transport.gathering import check_gathering
-from hocket.transport.host import HostCollectives, HostMixer
-from hocket.transport.lane import Lane, Mixer
+from hocket.transport.host import HostCollectives, ProcessLane
 from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
 from hocket.transport.mpi.pieces import Pieces, as_bytes, cut, cut_message, fits
-from hocket.transport.mpi.request import HostRequest, MPIRequest, Receive, begun
+from hocket.transport.mpi.request import MPIRequest, Receive, begun
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MPILane"]
 
 
-class MPILane(Lane):
+class MPILane(ProcessLane):
     """A communicator of its own.
 
     Args:
@@ -31,13 +30,9 @@ class MPILane(Lane):
     """
 
     def __init__(self, peer: MPIPeer, comm: Any, name: str, host: HostCollectives | None = None) -> None:
-        self.peer = peer
-        self._host = host
-        self.name = name
-        self.rank, self.size = peer.rank, peer.size
+        super().__init__(peer, name, host)
+        self.peer: MPIPeer = peer
         self.order = CallOrder()
-        #: Seconds that the last wait took that was not over soon.
-        self.last_wait_s = 0.0
         self._comm = comm
         self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
 
@@ -62,9 +57,9 @@ class MPILane(Lane):
         return self._message(receive, what, data, source)
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
-        exchange = None if self._host is None else self._host.allreduce(send, receive)
-        if exchange is not None:
-            return HostRequest(self, exchange, "allreduce")
+        shared = self.host_allreduce(send, receive)
+        if shared is not None:
+            return shared
         in_place = is_same_memory(send, receive)
 
         def begin(given: Array, got: Array) -> Any:
@@ -84,17 +79,13 @@ class MPILane(Lane):
         return self._in_order(begin, what, send, receive)
 
     def ibroadcast(self, data: Array, root: int) -> Request:
+        shared = self.host_broadcast(data, root)
+        if shared is not None:
+            return shared
         what = f"broadcast from rank {self.peer.world_rank_of(root)}"
-        exchange = None if self._host is None else self._host.broadcast(data, root)
-        if exchange is not None:
-            return HostRequest(self, exchange, what)
         return self._in_order(
             lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), what, as_bytes(data), other=root
         )
-
-    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
-        held = None if self._host is None else self._host.mixer(places)
-        return None if held is None else _Mixer(self, held)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
@@ -138,12 +129,3 @@ class MPILane(Lane):
         if self.order.busy:
             return OrderedRequest(self, begin, what, *buffers, other=other)
         return MPIRequest(self, begun(self, what, begin), what, *buffers, other=other)
-
-
-class _Mixer(Mixer):
-    def __init__(self, lane: MPILane, held: HostMixer) -> None:
-        self._lane = lane
-        self._held = held
-
-    def start(self, rows: Sequence[MixingRows]) -> Request:
-        return HostRequest(self._lane, self._held.start(rows), "mixing")

@@ -17,8 +17,9 @@ from mpi4py import MPI
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.gathering import gathered
+from hocket.transport.host import Operation
 from hocket.transport.mpi.pieces import fits, gather_rows
-from hocket.transport.mpi.request import MPIRequest, Operation, begun
+from hocket.transport.mpi.request import MPIRequest, begun
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane
@@ -62,6 +63,8 @@ class OrderedRequest(Operation):
 
     __slots__ = ("_begin", "_begun", "_buffers")
 
+    _lane: MPILane
+
     def __init__(
         self, lane: MPILane, begin: Callable[[], Any], what: str, *buffers: Array, other: int | None = None
     ) -> None:
@@ -94,6 +97,8 @@ class GatherRequest(Operation):
     """
 
     __slots__ = ("_bytes", "_comm", "_gathered_lengths", "_lengths", "_receive", "_send")
+
+    _lane: MPILane
 
     def __init__(self, lane: MPILane, comm: Any, send: Array, receive: Array) -> None:
         super().__init__(lane, "allgather")

@@ -1,4 +1,4 @@
-"""Peers over mpi4py: this process's endpoint in a communicator."""
+"""Peers over mpi4py: this process's endpoint in a communicator, and in MPI's world."""
 
 from __future__ import annotations
 
@@ -11,29 +11,18 @@ import numpy as np
 from mpi4py import MPI
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
-from hocket.transport.host import (
-    MARK_BYTES,
-    SMALLEST_BYTES,
-    HostCollectives,
-    HostLane,
-    HostMemory,
-    HostProgress,
-    Marks,
-    SharedNetwork,
-)
+from hocket.transport.host import HostPeer, HostProgress, StatusBoard
 from hocket.transport.lane import Lane
-from hocket.transport.mpi.board import Board, Row, State
-from hocket.transport.mpi.failures import Failures
+from hocket.transport.mpi.endings import Endings, end_job
+from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.mpi.lane import MPILane
 from hocket.transport.mpi.pieces import fits, gather_rows
 from hocket.transport.mpi.request import MPIRequest, begun
-from hocket.transport.mpi.stall import number_ranks, summarise
 from hocket.transport.peer import Peer
 from hocket.transport.request import RANKS_DIVERGED
-from hocket.transport.status import Status
-from hocket.transport.waiting import WaitsInARow
+from hocket.transport.status import number_ranks
 
-__all__ = ["MPIPeer"]
+__all__ = ["MPIPeer", "join"]
 
 #: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
 STUCK_AFTER_S = 5.0
@@ -48,7 +37,7 @@ _NO_COMMUNICATOR = (
 )
 
 
-class MPIPeer(Peer):
+class MPIPeer(HostPeer):
     """This process's endpoint in a communicator.
 
     Args:
@@ -64,41 +53,29 @@ class MPIPeer(Peer):
     def __init__(
         self,
         comm: Any,
-        board: Board | None,
+        board: StatusBoard | None,
         ranks: Sequence[int] | None = None,
         host_progress: HostProgress | None = None,
-        failures: Failures | None = None,
+        failures: MPIFailures | None = None,
     ) -> None:
-        super().__init__(comm.rank, comm.size)
+        self.failures = MPIFailures(comm) if failures is None else failures
+        super().__init__(
+            comm.rank,
+            range(comm.size) if ranks is None else ranks,
+            board,
+            # A call that makes progress.
+            HostProgress(MPI.COMM_SELF.Iprobe) if host_progress is None else host_progress,
+            self.failures,
+        )
         self._comm = comm
-        self._board = board
-        self._world_ranks = list(range(comm.size)) if ranks is None else list(ranks)
         self._dropped: list[MPIRequest] = []
         self._groups: dict[tuple[int, ...], Any] = {}
         self._control = MPILane(self, comm, "control")
-        self.host_progress = HostProgress() if host_progress is None else host_progress
-        self.failures = Failures(comm) if failures is None else failures
-        self.memory = memory = HostMemory(self, self._world_ranks)
-        self.waits = WaitsInARow()
-        self._spans_hosts = board is None or not set(self._world_ranks) <= set(board.ranks)
-        if self._spans_hosts:
-            memory.refused = "the ranks are on several hosts"
-            self.progress = SharedNetwork(self.host_progress)
-        self.status = _MPIStatus(self, board, self._world_ranks)
 
     def adopt(self, request: MPIRequest) -> None:
         """Keep an unfinished request that its caller has dropped, and with it its buffers, until it is done."""
         self._dropped = [dropped for dropped in self._dropped if not _is_over(dropped)]
         self._dropped.append(request)
-
-    @property
-    def world_rank(self) -> int:
-        """This rank in the whole job."""
-        return self._world_ranks[self.rank]
-
-    def world_rank_of(self, rank: int) -> int:
-        """Translate a rank of this group into the job's."""
-        return self._world_ranks[rank]
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         self._meet(f"opening {name}")
@@ -109,15 +86,7 @@ class MPIPeer(Peer):
             raise
         except TransportError as error:
             raise TransportError(f"{error}: {_NO_COMMUNICATOR}") from error
-        return MPILane(self, comm, name, self._host_collectives(name, capacity_bytes))
-
-    def _host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
-        if capacity_bytes < SMALLEST_BYTES or self.size == 1:
-            return None
-        marks = self.memory.share(MARK_BYTES)
-        if marks is None:
-            return None
-        return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, marks)))
+        return MPILane(self, comm, name, self.host_collectives(name, capacity_bytes))
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = tuple(ranks)
@@ -132,7 +101,7 @@ class MPIPeer(Peer):
         if not member:
             return None
         ranks = [self._world_ranks[rank] for rank in members]
-        peer = MPIPeer(self._groups[members], self._board, ranks, self.host_progress, self.failures)
+        peer = MPIPeer(self._groups[members], self.status.board, ranks, self.host_progress, self.failures)
         peer.timeout_s = self.timeout_s
         return peer
 
@@ -189,24 +158,10 @@ class MPIPeer(Peer):
             try:
                 meeting.wait(max(0.0, min(_LOOK_EVERY_S, end_s - time.monotonic())))
             except ExchangeTimeoutError:
-                if time.monotonic() >= end_s or self._is_waited_for():
+                if time.monotonic() >= end_s or self.status.is_waited_for(self._control.name, STUCK_AFTER_S):
                     raise
             else:
                 return
-
-    def _is_waited_for(self) -> bool:
-        """Return whether others, after as many steps, have long waited elsewhere, and nobody computes."""
-        rows = self.rows()
-        elsewhere = [row for row in rows if row.state is State.WAITING and row.lane != self._control.name]
-        # On other hosts somebody may compute.
-        if self._board is None or self._spans_hosts or not elsewhere:
-            return False
-        step, since_s = self._board.step, max(row.since_s for row in elsewhere)
-        return (
-            all(row.state is not State.COMPUTING for row in rows)
-            and all(row.step >= step for row in elsewhere)
-            and time.monotonic() - since_s > STUCK_AFTER_S
-        )
 
     def _describe_odds(self, calls: Sequence[bytes]) -> str:
         ranks: dict[bytes, list[int]] = {}
@@ -218,15 +173,7 @@ class MPIPeer(Peer):
         )
         return f"rank {self.world_rank}: the ranks are in different places: {said}: {RANKS_DIVERGED}"
 
-    def rows(self) -> list[Row]:
-        """Return what is known of the other ranks of the group: those of this host."""
-        if self._board is None:
-            return []
-        return [row for row in self._board.others() if row.rank in self._world_ranks]
-
     def abort(self, message: str, code: int = 1) -> NoReturn:
-        from hocket.transport.mpi.endings import end_job
-
         end_job(message, code)
 
     def close(self) -> None:
@@ -235,35 +182,36 @@ class MPIPeer(Peer):
         self._meet("closing the peer")
 
 
-class _MPIStatus(Status):
-    def __init__(self, peer: MPIPeer, board: Board | None, world_ranks: Sequence[int]) -> None:
-        self._peer, self._board, self._world_ranks = peer, board, world_ranks
-
-    def describe(self) -> str:
-        told = summarise(self._peer.rows())
-        elsewhere = len(set(self._world_ranks) - set(self._board.ranks)) if self._board is not None else 0
-        return "; ".join(filter(None, [told, f"{elsewhere} ranks are on other hosts" if elsewhere else ""]))
-
-    def note_step(self, step: int) -> None:
-        if self._board is not None:
-            self._board.step = step
-            self._board.write(State.COMPUTING)
-
-    def note_waiting(self, what: str, lane: str) -> None:
-        if self._board is not None:
-            self._board.write(State.WAITING, lane, what)
-
-    def note_computing(self) -> None:
-        if self._board is not None:
-            self._board.write(State.COMPUTING)
-
-    def check_lost(self) -> None:
-        self._peer.failures.check(lambda: f"rank {self._peer.world_rank}")
-
-
 def _is_over(request: MPIRequest) -> bool:
     """Return whether a request that nobody waits for has ended, however."""
     try:
         return request.done()
     except TransportError:
         return True
+
+
+_world: MPIPeer | None = None
+
+
+def join() -> MPIPeer:
+    """Return this process's endpoint in MPI's world, the same object each time; collective the first time.
+
+    From then on an uncaught exception, `sys.exit` or Ctrl-C on one rank ends the whole job (see `endings`).
+
+    Raises:
+        TransportError: MPI does not allow calls from several threads.
+    """
+    global _world
+    if _world is None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise TransportError(
+                "MPI was initialised without THREAD_MULTIPLE: import hocket before mpi4py.MPI, or set "
+                "mpi4py.rc.thread_level = 'multiple'"
+            )
+        comm = MPI.COMM_WORLD.Dup()
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        board = StatusBoard(comm.rank, comm.allgather) if comm.size > 1 else None
+        _world = MPIPeer(comm, board)
+        if comm.size > 1:
+            Endings(_world, board).install()
+    return _world

@@ -9,7 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hocket.arrays import Array
-from hocket.transport.mpi.request import MPIRequest, Operation, begun
+from hocket.transport.host import Operation
+from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:

@@ -1,94 +1,22 @@
-"""Operations that are under way, over MPI or over shared memory, and how they are waited for."""
+"""Operations of MPI that are under way."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
-from hocket.transport.host import HostExchange
-from hocket.transport.mpi.forks import check_no_fork, is_fork
-from hocket.transport.mpi.stall import Place, describe_stall
-from hocket.transport.request import RANKS_DIVERGED, Request
-from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
+from hocket.transport.forks import check_no_fork, is_fork
+from hocket.transport.host import Operation
+from hocket.transport.request import RANKS_DIVERGED
 
 if TYPE_CHECKING:
     from hocket.transport.mpi.lane import MPILane
 
-__all__ = ["HostRequest", "MPIRequest", "Operation", "Receive", "begun"]
-
-
-class Operation(Request):
-    """An operation on a lane, and how it is waited for.
-
-    Args:
-        lane: where it takes place.
-        what: the operation, for messages.
-        other: the rank at the other end of a message, or that broadcasts; None where all wait for all.
-    """
-
-    __slots__ = ("_lane", "_other", "_what")
-
-    _yields: ClassVar[bool] = False
-
-    def __init__(self, lane: MPILane, what: str, other: int | None = None) -> None:
-        check_no_fork()
-        self._lane = lane
-        self._what = what
-        self._other = other
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        check_no_fork()
-        peer = self._lane.peer
-        look = self._look if peer.host_progress.busy else self.done
-        if look():
-            return self.result
-        expected_s = peer.waits.expected_s()
-        if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
-            return self.result
-        peer.status.note_waiting(self._what, self._lane.name)
-        timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        took_s = wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
-        peer.waits.ended(took_s)
-        self._lane.last_wait_s = took_s
-        peer.status.note_computing()
-        return self.result
-
-    def _may_be_brief(self) -> bool:
-        """Return whether to look without a pause at first, which other ranks may have to pay with their core."""
-        return True
-
-    def _sleep(self, longest_s: float) -> None:
-        """Sleep before another look, at most for `longest_s`."""
-        time.sleep(longest_s)
-
-    def _look(self) -> bool:
-        """Advance everything that other ranks need of this one, and return whether this is done."""
-        self._lane.peer.host_progress.advance()
-        return self.done()
-
-    def _look_around(self) -> bool:
-        """Do the same, and look whether all ranks still live: over shared memory no call of MPI fails."""
-        self._lane.peer.failures.check(self._describe)
-        return self._look()
-
-    def _describe(self) -> str:
-        return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
-
-    def _awaited(self) -> list[int]:
-        """Return the ranks of the lane that this waits for, or may wait for."""
-        others = [rank for rank in range(self._lane.size) if rank != self._lane.rank]
-        return others if self._other is None or self._other == self._lane.rank else [self._other]
-
-    def _describe_stall(self, outcome: str) -> str:
-        peer = self._lane.peer
-        ranks = [peer.world_rank_of(rank) for rank in self._awaited()]
-        place = Place(self._lane.name, self._what, ranks, together=self._other is None)
-        return describe_stall(peer.world_rank, place, peer.rows(), outcome)
+__all__ = ["MPIRequest", "Receive", "begun"]
 
 
 def begun(lane: MPILane, what: str, call: Callable[[], Any]) -> Any:
@@ -114,6 +42,8 @@ class MPIRequest(Operation):
     """
 
     __slots__ = ("_buffers", "_request")
+
+    _lane: MPILane
 
     def __init__(
         self, lane: MPILane, request: Any, what: str, *buffers: Array, other: int | None = None
@@ -154,45 +84,6 @@ class MPIRequest(Operation):
         self._request = None
         self._buffers = ()
         self._lane.peer.host_progress.count_messages(-1)
-
-
-class HostRequest(Operation):
-    """An exchange over memory that the host's ranks share."""
-
-    __slots__ = ("_exchange",)
-
-    _yields = True
-
-    def __init__(self, lane: MPILane, exchange: HostExchange, what: str) -> None:
-        super().__init__(lane, what)
-        self._exchange = exchange
-        lane.peer.host_progress.add(exchange)
-
-    def done(self) -> bool:
-        finished = self._exchange.advance()
-        if self._exchange.error is not None:
-            raise self._exchange.error
-        return finished
-
-    @property
-    def result(self) -> tuple[int, ...]:
-        return self._exchange.nonfinite
-
-    def _look_around(self) -> bool:
-        if self._lane.peer.host_progress.messages:
-            MPI.COMM_SELF.Iprobe()  # a call that makes progress: over shared memory there is none
-        return super()._look_around()
-
-    def _may_be_brief(self) -> bool:
-        return self._lane.last_wait_s < LONG_WAIT_S
-
-    def _sleep(self, longest_s: float) -> None:
-        # Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
-        alone = self._lane.peer.host_progress.is_only(self._exchange)
-        self._exchange.sleep(CHECK_EVERY_S if alone else longest_s)
-
-    def _awaited(self) -> list[int]:
-        return self._exchange.others
 
 
 class Receive(MPIRequest):

@@ -1,0 +1,207 @@
+"""What the ranks of a host show each other in memory that they share, so that a stall report can name the culprit.
+
+A stopped or busy rank answers no message; its entry can be read all the same. An entry holds when it was written
+(float64, seconds of the host's monotonic clock), the step and the state (int64), and the lane and the operation that
+it waits for.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import PeerLostError
+from hocket.transport.host.descriptors import Descriptor
+from hocket.transport.host.memory import reserve
+from hocket.transport.status import (
+    RankState,
+    RankStatus,
+    Status,
+    WaitSite,
+    describe_stall,
+    number_ranks,
+    summarise,
+)
+
+__all__ = ["Failures", "HostStatus", "StatusBoard"]
+
+_ENTRY = struct.Struct("=dqq64s64s")
+_LOOK_EVERY_S = 0.1
+
+
+class StatusBoard:
+    """The entries of this host's ranks, in a page of each; anonymous memory, which no killed rank leaves behind.
+
+    Args:
+        rank: this rank in the job.
+        allgather: collective over all ranks of the job.
+
+    Attributes:
+        ranks: the host's, as ranks of the job; one whose page cannot be seen has no entry.
+        step: how many steps this rank has ended.
+    """
+
+    def __init__(self, rank: int, allgather: Callable[[Any], list[Any]]) -> None:
+        self.step = 0
+        self._rank = rank
+        own, _ = reserve("hocket-status", mmap.PAGESIZE)
+        try:
+            host = _host()
+            told = allgather([host, own and Descriptor.of(own)])
+            self.ranks = [other for other, (theirs, _) in enumerate(told) if theirs == host]
+            self._own = mmap.mmap(-1 if own is None else own, mmap.PAGESIZE)
+            self._pages = {other: page for other in self.ranks if (page := self._open(other, told[other][1]))}
+            self.write(RankState.COMPUTING)
+            allgather(None)  # from here on everybody has opened it, and has an entry
+        finally:
+            if own is not None:
+                os.close(own)
+
+    def _open(self, rank: int, descriptor: Sequence[str] | None) -> mmap.mmap | None:
+        if rank == self._rank or descriptor is None:
+            return None
+        try:
+            number = Descriptor(*descriptor).open(os.O_RDWR)
+        except OSError:
+            return None  # a container, or a user, of its own
+        try:
+            return mmap.mmap(number, mmap.PAGESIZE)
+        finally:
+            os.close(number)
+
+    def write(self, state: RankState, lane: str = "", what: str = "") -> None:
+        """Show what this rank is doing from now on."""
+        place = (lane.encode()[:64], what.encode()[:64])
+        # Not `pack_into`, which fills the entry with zeros first: another rank may read it at any time.
+        self._own[: _ENTRY.size] = _ENTRY.pack(time.monotonic(), self.step, state, *place)
+
+    def own(self) -> RankStatus:
+        """Return this rank's entry."""
+        return _read(self._own, self._rank)
+
+    def others(self) -> list[RankStatus]:
+        """Return the other ranks' entries, by rank."""
+        return [_read(page, rank) for rank, page in sorted(self._pages.items())]
+
+
+def _host() -> str:
+    """Return what two processes of one host have in common, and no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return socket.gethostname() + (boot.read_text() if boot.exists() else "")
+
+
+def _read(page: mmap.mmap, rank: int) -> RankStatus:
+    since_s, step, state, lane, what = _ENTRY.unpack_from(page, 0)
+    return RankStatus(rank, since_s, step, RankState(state), _text(lane), _text(what))
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
+class Failures:
+    """Finds out which ranks of the job have died: none, where the transport cannot tell."""
+
+    _next_look_s = 0.0
+
+    def dead(self) -> list[int]:
+        """Return the ranks of the job that have died, in the order in which that became known; never blocks."""
+        return []
+
+    def check(self, where: Callable[[], str]) -> None:
+        """Look whether a rank has died, at most ten times a second.
+
+        Args:
+            where: who asks, and what it waits for.
+
+        Raises:
+            PeerLostError: one has.
+        """
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_EVERY_S
+            dead = self.dead()
+            if dead:
+                raise self.lost(where(), dead)
+
+    def lost(self, where: str, dead: Sequence[int]) -> PeerLostError:
+        """Return the error of a rank that others' deaths end, `where` it finds out."""
+        return PeerLostError(f"{where}: {number_ranks(dead)} {'has' if len(dead) == 1 else 'have'} died")
+
+
+class HostStatus(Status):
+    """What is known of a group's ranks on this host, and who of the job has died.
+
+    Args:
+        rank: this rank, numbered as in the job.
+        ranks: the group's, numbered as in the job.
+        board: of this host's ranks; None where there is none.
+        failures: the dead among the job's ranks.
+    """
+
+    def __init__(
+        self, rank: int, ranks: Sequence[int], board: StatusBoard | None, failures: Failures
+    ) -> None:
+        self._rank, self._ranks = rank, ranks
+        self.board, self.failures = board, failures
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether some of the group's ranks are on another host, as far as this one can tell."""
+        return self.board is None or not set(self._ranks) <= set(self.board.ranks)
+
+    def others(self) -> list[RankStatus]:
+        """Return what is known of the group's other ranks: those of this host."""
+        return (
+            [] if self.board is None else [told for told in self.board.others() if told.rank in self._ranks]
+        )
+
+    def note_waiting(self, what: str, lane: str) -> None:
+        if self.board is not None:
+            self.board.write(RankState.WAITING, lane, what)
+
+    def note_computing(self) -> None:
+        if self.board is not None:
+            self.board.write(RankState.COMPUTING)
+
+    def note_step(self, step: int) -> None:
+        if self.board is not None:
+            self.board.step = step
+            self.board.write(RankState.COMPUTING)
+
+    def describe(self) -> str:
+        elsewhere = len(set(self._ranks) - set(self.board.ranks)) if self.board is not None else 0
+        told = [summarise(self.others()), f"{elsewhere} ranks are on other hosts" if elsewhere else ""]
+        return "; ".join(filter(None, told))
+
+    def describe_stall(self, site: WaitSite, outcome: str) -> str:
+        """Return a sentence on this rank's wait at `site` that does not end."""
+        return describe_stall(self._rank, site, self.others(), outcome)
+
+    def check_lost(self) -> None:
+        self.failures.check(lambda: f"rank {self._rank}")
+
+    def is_waited_for(self, lane: str, seconds: float) -> bool:
+        """Return whether others, after as many steps, have long waited elsewhere, and nobody computes.
+
+        Args:
+            lane: where this rank waits.
+            seconds: how long the others have to have waited.
+        """
+        others = self.others()
+        elsewhere = [told for told in others if told.state is RankState.WAITING and told.lane != lane]
+        # On other hosts somebody may compute.
+        if self.board is None or self.spans_hosts or not elsewhere:
+            return False
+        step, since_s = self.board.step, max(told.since_s for told in elsewhere)
+        return (
+            all(told.state is not RankState.COMPUTING for told in others)
+            and all(told.step >= step for told in elsewhere)
+            and time.monotonic() - since_s > seconds
+        )
