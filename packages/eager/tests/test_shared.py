@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from hocket.arrays import Array
 from hocket.errors import ExchangeTimeoutError, PeerLostError
+from hocket.transport.host.sync import MUTEX_BYTES, OwnerDiedError, RobustMutex, is_available
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
 from hocket_eager import Missed, Rules, Starts
 from hocket_eager.host.layout import Layout, Place, Table
-from hocket_eager.host.linux import MUTEX_BYTES, OwnerDiedError, RobustMutex, is_available
 from hocket_eager.host.shared_sum import SharedSum
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no robust mutexes and futexes here")

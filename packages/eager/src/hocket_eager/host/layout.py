@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hocket.api import Array, Peer
-from hocket_eager.host.linux import MUTEX_BYTES, Futex, RobustMutex
+from hocket.transport.host.sync import MUTEX_BYTES, RobustMutex
 
 __all__ = ["Layout", "Place", "Table"]
 
@@ -88,7 +88,7 @@ class Table:
         rounds: [1] how many rounds have ended.
         gone: [1] how many ranks have left for good.
         word: uint32 [1], another number after each round.
-        changed: tells processes of that.
+        changed: where that number is, for waits.
         arrived: [size] in how many rounds each rank's application has taken part.
     """
 
@@ -98,7 +98,7 @@ class Table:
         self.holder, self.rounds, self.gone = (_words(line)[i : i + 1] for i in range(3))
         word = line[3 * _WORD :].view(np.uint32)[:1]
         self.word = word.data
-        self.changed = Futex(word)
+        self.changed = word.ctypes.data
         self.arrived = memory[MUTEX_BYTES + _LINE : MUTEX_BYTES + _LINE + size * _WORD].view(np.int64)
 
     @staticmethod

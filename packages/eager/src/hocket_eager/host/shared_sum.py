@@ -30,8 +30,8 @@ from hocket.api import (
     TreeSum,
     describe_wait,
 )
+from hocket.transport.host.sync import OwnerDiedError, is_available, wait_while, wake
 from hocket_eager.host.layout import Layout, Place, Table
-from hocket_eager.host.linux import OwnerDiedError, is_available
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Missed, Rules, is_handed
 
@@ -166,7 +166,7 @@ class SharedSum(PartialSum):
             self._carry_out(round)
             table.rounds[0] = round + 1
             table.word[0] = (table.word[0] + 1) % 2**32
-            table.changed.wake_all()
+            wake(table.changed)
 
     def _carry_out(self, round: int) -> None:
         author = self._places[round % self._size]
@@ -290,7 +290,7 @@ class SharedSum(PartialSum):
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
             if sleeps:
-                self._table.changed.wait(value, min(CHECK_EVERY_S, longest_s - waited_s))
+                wait_while(self._table.changed, value, min(CHECK_EVERY_S, longest_s - waited_s))
             else:
                 peer.status.check_lost()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.transport.host.futex import wait_while, wake
+from hocket.transport.host.sync import wait_while, wake
 
 __all__ = ["MARK_BYTES", "READY", "WORKED", "Marks"]
 

@@ -1,7 +1,8 @@
 """Locks and waits between processes that share memory: glibc's robust mutexes and Linux's futexes, by ctypes.
 
-A mutex is robust: the kernel releases that of a process which has died, and tells whoever comes next. A futex lets a
-process sleep until another says that a number in shared memory has changed; it costs nothing meanwhile.
+A mutex is robust: the kernel releases that of a process which has died, and tells the next one. A futex lets a process
+sleep until another has changed a number in shared memory; it costs nothing meanwhile. Nothing here is a fence: memory
+is shared only where the processor keeps the order of writes (`memory.py`).
 """
 
 from __future__ import annotations
@@ -10,32 +11,44 @@ import ctypes
 import errno
 import os
 import platform
+import sys
 import time
 
 from hocket.api import Array
 
-__all__ = ["MUTEX_BYTES", "Futex", "OwnerDiedError", "RobustMutex", "is_available"]
+__all__ = ["MUTEX_BYTES", "OwnerDiedError", "RobustMutex", "is_available", "wait_while", "wake"]
 
 #: A pthread_mutex_t takes 40 bytes on x86-64 and 48 on others.
 MUTEX_BYTES = 64
 
-# Numbers of the system call, by machine.
-_NUMBER = ctypes.c_long({"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 0))
-_WAIT, _WAKE, _ZERO = ctypes.c_int(0), ctypes.c_int(1), ctypes.c_int(0)
-_EVERYBODY = ctypes.c_int(2**31 - 1)
+# The number of the system call, where that is known; elsewhere a wait sleeps a little and looks again.
+_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine())
+_HAS_FUTEX = sys.platform == "linux" and sys.byteorder == "little" and _NUMBER is not None
+_WAIT, _WAKE = 0, 1
+_EVERYBODY = 0x7FFFFFFF
+_BLIND_SLEEP_S = 0.001
 _PROCESS_SHARED, _ROBUST = 1, 1
-
-# Calls through the first keep the interpreter's lock, and are for what does not block.
-_at_once = ctypes.PyDLL(None, use_errno=True)
-_blocking = ctypes.CDLL(None, use_errno=True)
-
-
-class OwnerDiedError(Exception):
-    """The process that held a mutex has died; what it guards may be half done."""
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+# Calls through the first keep the interpreter's lock, and are for what does not block.
+_at_once = ctypes.PyDLL(None, use_errno=True)
+_blocking = ctypes.CDLL(None, use_errno=True)
+for _library in (_at_once, _blocking) if _HAS_FUTEX else ():
+    _library.syscall.argtypes = [
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.POINTER(_Timespec),
+    ]
+
+
+class OwnerDiedError(Exception):
+    """The process that held a mutex has died; what it guards may be half done."""
 
 
 def _timespec(seconds: float) -> _Timespec:
@@ -44,8 +57,25 @@ def _timespec(seconds: float) -> _Timespec:
 
 
 def is_available() -> bool:
-    """Return whether this system has them; the same on all processes of a host."""
-    return bool(_NUMBER.value) and hasattr(_at_once, "pthread_mutexattr_setrobust")
+    """Return whether this system has robust mutexes and futexes; the same on all processes of a host."""
+    return _HAS_FUTEX and hasattr(_at_once, "pthread_mutexattr_setrobust")
+
+
+def wait_while(address: int, number: int, longest_s: float) -> None:
+    """Sleep while the number at `address` is `number`, until `wake` is called for it, or for `longest_s` seconds.
+
+    Of an int64 the lower half is compared. May return early, for no reason.
+    """
+    if _HAS_FUTEX:
+        _blocking.syscall(_NUMBER, address, _WAIT, number & 0xFFFFFFFF, _timespec(longest_s))
+    else:
+        time.sleep(min(longest_s, _BLIND_SLEEP_S))
+
+
+def wake(address: int) -> None:
+    """Wake all threads of all processes that sleep on the number at `address`, which has been changed."""
+    if _HAS_FUTEX:
+        _at_once.syscall(_NUMBER, address, _WAKE, _EVERYBODY, None)
 
 
 class RobustMutex:
@@ -93,33 +123,3 @@ class RobustMutex:
     def release(self) -> None:
         """Give the lock back; by the thread that took it."""
         _at_once.pthread_mutex_unlock(self._address)
-
-
-class Futex:
-    """A number in shared memory, for whose change processes sleep.
-
-    Args:
-        word: uint32 [1] in memory that is shared.
-    """
-
-    __slots__ = ("_address", "_word")
-
-    def __init__(self, word: Array) -> None:
-        self._word = word
-        self._address = ctypes.c_void_p(word.ctypes.data)
-
-    def wait(self, value: int, longest_s: float) -> None:
-        """Sleep until another process calls `wake_all`, at most `longest_s`; not if the number is not `value` any more.
-
-        It may return for no reason.
-
-        Args:
-            value: what it held when the caller looked.
-            longest_s: seconds.
-        """
-        until = ctypes.byref(_timespec(longest_s))
-        _blocking.syscall(_NUMBER, self._address, _WAIT, ctypes.c_uint32(value), until, None, _ZERO)
-
-    def wake_all(self) -> None:
-        """Wake all that wait for the number, which has been changed before."""
-        _at_once.syscall(_NUMBER, self._address, _WAKE, _EVERYBODY, None, None, _ZERO)
