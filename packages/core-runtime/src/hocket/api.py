@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from hocket.task.samples import TensorSamples as TensorSamples
     from hocket.topology.api import Neighbours as Neighbours
     from hocket.topology.api import Topology as Topology
+    from hocket.transport.host import sync as sync
     from hocket.transport.lane import Lane as Lane
     from hocket.transport.launching import find_mpiexec as find_mpiexec
     from hocket.transport.launching import launch as launch
@@ -107,7 +108,7 @@ if TYPE_CHECKING:
     from hocket.transport.waiting import CHECK_EVERY_S as CHECK_EVERY_S
     from hocket.transport.waiting import STALL_REPORT_AFTER_S as STALL_REPORT_AFTER_S
 
-#: The module of each name; the last is one itself.
+#: The module of each name; the last two are modules themselves.
 _HOMES = {
     "Array": "hocket.arrays",
     "MixingRows": "hocket.arrays",
@@ -205,6 +206,7 @@ _HOMES = {
     "CHECK_EVERY_S": "hocket.transport.waiting",
     "STALL_REPORT_AFTER_S": "hocket.transport.waiting",
     "draws": "hocket.draws",
+    "sync": "hocket.transport.host.sync",
 }
 
 if not TYPE_CHECKING:
@@ -213,5 +215,5 @@ if not TYPE_CHECKING:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = import_module(_HOMES[name])
-        found = globals()[name] = home if home.__name__ == f"hocket.{name}" else getattr(home, name)
+        found = globals()[name] = home if home.__name__.endswith(f".{name}") else getattr(home, name)
         return found

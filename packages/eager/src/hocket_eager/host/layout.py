@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.api import Array, Peer
-from hocket.transport.host.sync import MUTEX_BYTES, RobustMutex
+from hocket.api import Array, Peer, sync
 
 __all__ = ["Layout", "Place", "Table"]
 
@@ -44,8 +43,8 @@ class Place:
 
     def __init__(self, memory: Array, numel: int, dtype: np.dtype[np.generic], sums: bool) -> None:
         data_bytes = _lines(numel * dtype.itemsize)
-        self.mutex = RobustMutex(memory[:MUTEX_BYTES])
-        words = _words(memory[MUTEX_BYTES : MUTEX_BYTES + 2 * _LINE])
+        self.mutex = sync.RobustMutex(memory[: sync.MUTEX_BYTES])
+        words = _words(memory[sync.MUTEX_BYTES : sync.MUTEX_BYTES + 2 * _LINE])
         (
             self.holder,
             self.oldest,
@@ -58,7 +57,7 @@ class Place:
             self.slot_round,
             self.slot_active,
         ) = (words[i : i + 1] for i in range(10))
-        start = MUTEX_BYTES + 2 * _LINE
+        start = sync.MUTEX_BYTES + 2 * _LINE
         arrays = [
             memory[start + i * data_bytes : start + i * data_bytes + numel * dtype.itemsize].view(dtype)
             for i in range(2 + sums)
@@ -69,7 +68,7 @@ class Place:
     @staticmethod
     def nbytes(numel: int, dtype: np.dtype[np.generic], sums: bool) -> int:
         """Return how many bytes it takes."""
-        return MUTEX_BYTES + 2 * _LINE + (2 + sums) * _lines(numel * dtype.itemsize)
+        return sync.MUTEX_BYTES + 2 * _LINE + (2 + sums) * _lines(numel * dtype.itemsize)
 
     def initialise(self) -> None:
         """Make it a place where nothing is; by its rank, before any other uses it."""
@@ -93,18 +92,20 @@ class Table:
     """
 
     def __init__(self, memory: Array, size: int) -> None:
-        self.mutex = RobustMutex(memory[:MUTEX_BYTES])
-        line = memory[MUTEX_BYTES : MUTEX_BYTES + _LINE]
+        self.mutex = sync.RobustMutex(memory[: sync.MUTEX_BYTES])
+        line = memory[sync.MUTEX_BYTES : sync.MUTEX_BYTES + _LINE]
         self.holder, self.rounds, self.gone = (_words(line)[i : i + 1] for i in range(3))
         word = line[3 * _WORD :].view(np.uint32)[:1]
         self.word = word.data
         self.changed = word.ctypes.data
-        self.arrived = memory[MUTEX_BYTES + _LINE : MUTEX_BYTES + _LINE + size * _WORD].view(np.int64)
+        self.arrived = memory[sync.MUTEX_BYTES + _LINE : sync.MUTEX_BYTES + _LINE + size * _WORD].view(
+            np.int64
+        )
 
     @staticmethod
     def nbytes(size: int) -> int:
         """Return how many bytes it takes."""
-        return MUTEX_BYTES + _LINE + _lines(size * _WORD)
+        return sync.MUTEX_BYTES + _LINE + _lines(size * _WORD)
 
     def initialise(self) -> None:
         """Make it the table before the first round; by one rank, before any other uses it."""

@@ -29,8 +29,8 @@ from hocket.api import (
     PeerLostError,
     TreeSum,
     describe_wait,
+    sync,
 )
-from hocket.transport.host.sync import OwnerDiedError, is_available, wait_while, wake
 from hocket_eager.host.layout import Layout, Place, Table
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Missed, Rules, is_handed
@@ -53,7 +53,7 @@ def open_shared_sum(
         rules: when rounds start.
         missed: what a late rank is handed.
     """
-    if peer.size == 1 or not is_available():
+    if peer.size == 1 or not sync.is_available():
         return None
     sums = missed is Missed.SUM
     memory = Layout.allocate(peer, numel, dtype, sums)
@@ -166,7 +166,7 @@ class SharedSum(PartialSum):
             self._carry_out(round)
             table.rounds[0] = round + 1
             table.word[0] = (table.word[0] + 1) % 2**32
-            wake(table.changed)
+            sync.wake(table.changed)
 
     def _carry_out(self, round: int) -> None:
         author = self._places[round % self._size]
@@ -248,7 +248,7 @@ class SharedSum(PartialSum):
         try:
             if not what.mutex.acquire(0.0):
                 self._telling(lambda: self._wait_for_lock(what))
-        except OwnerDiedError:
+        except sync.OwnerDiedError:
             raise self._lost(what.holder[0]) from None
         what.holder[0] = self._rank
 
@@ -290,7 +290,7 @@ class SharedSum(PartialSum):
                 report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
                 print(f"hocket: {report}", file=sys.stderr, flush=True)
             if sleeps:
-                wait_while(self._table.changed, value, min(CHECK_EVERY_S, longest_s - waited_s))
+                sync.wait_while(self._table.changed, value, min(CHECK_EVERY_S, longest_s - waited_s))
             else:
                 peer.status.check_lost()
 

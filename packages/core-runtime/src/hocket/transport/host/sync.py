@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 
-from hocket.api import Array
+from hocket.arrays import Array
 
 __all__ = ["MUTEX_BYTES", "OwnerDiedError", "RobustMutex", "is_available", "wait_while", "wake"]
 
