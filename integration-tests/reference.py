@@ -453,7 +453,7 @@ def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
     optimizers = [optimizer_for(model) for model in models]
     # An exchange in which no two ranks meet is left out, and takes nothing over.
     meeting = [exchange for exchange in strategy.gradients if parts_of(exchange, ranks, segment=0)]
-    takes = {term for exchange in meeting for term in exchange.compressor.takes}
+    takes = {term for exchange in meeting for term in exchange.compressor.applies_optimizer_terms}
     for optimizer in optimizers:
         optimizer.param_groups[0].update(dict.fromkeys(takes, 0.0))
     data = [batches(rank, steps) for rank in range(ranks)]

@@ -26,7 +26,7 @@ def sparse(compressor: Any) -> dict[str, Any]:
 
 
 def takes(recipe: str) -> bool:
-    return any(exchange.compressor.takes for exchange in hocket.compose(recipe).gradients)
+    return any(exchange.compressor.applies_optimizer_terms for exchange in hocket.compose(recipe).gradients)
 
 
 TARGETS: list[Any] = [

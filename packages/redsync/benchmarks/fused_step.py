@@ -39,7 +39,7 @@ def step_of(compressor: Compressor, numel: int, *, finite_known: bool = True) ->
     def step() -> object:
         round = next(rounds)
         segment = segments[round % _NUM_GRADIENTS]
-        if compressor.takes:
+        if compressor.applies_optimizer_terms:
             compressor.take(segment, state, [OptimizerTerms(parameter, 0.9, 0.0)], 1.0)
         return compressor.compress(segment, state, round)
 

@@ -56,7 +56,7 @@ class Ranks:
         total = torch.zeros_like(self.x)
         for rank, (segment, state) in enumerate(zip(self.segments, self.states, strict=True)):
             segment.outgoing.copy_(gradient(rank, self.x) / self.size)
-            if self.compressor.takes:
+            if self.compressor.applies_optimizer_terms:
                 terms = [
                     OptimizerTerms(view_of(self.x, span), MOMENTUM, WEIGHT_DECAY, self.nesterov)
                     for span in segment.spans

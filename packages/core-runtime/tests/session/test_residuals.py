@@ -104,7 +104,7 @@ def accumulated(
                 scaler.step(optimizer)
                 scaler.update()
             kept = residuals_of(session)
-            for name, late in session.late.state_dict().items():
+            for name, late in session.stale.state_dict().items():
                 kept[int(name.split(".")[1])] += late[0] / session.size
         return -torch.cat([p.detach() for p in model.parameters()]), kept
 

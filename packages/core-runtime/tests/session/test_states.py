@@ -12,7 +12,7 @@ from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import AttachError, SessionError
-from hocket.session.phases import Opening
+from hocket.session.phases import PhaseOpener
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:
@@ -103,17 +103,17 @@ def test_a_step_within_consensus_would_be_lost(strategy: str) -> None:
 def test_attach_again_after_an_error_and_after_a_failed_attach(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opens = Opening.parameters
+    opens = PhaseOpener.parameters
     failed: set[int] = set()
 
-    def fails_once(self: Opening, *args: Any) -> Any:
+    def fails_once(self: PhaseOpener, *args: Any) -> Any:
         rank = hocket.join().rank
         if rank not in failed:
             failed.add(rank)
             raise KeyError("a plugin's collective")
         return opens(self, *args)
 
-    monkeypatch.setattr(Opening, "parameters", fails_once)
+    monkeypatch.setattr(PhaseOpener, "parameters", fails_once)
 
     def run(rank: int, *, twice: bool) -> Tensor:
         model = mlp()

@@ -234,14 +234,14 @@ def test_late_gradients_join_once_though_another_optimizers_part_of_the_step_is_
         optimizers = apart(model)
         with hocket.attach(model, optimizers, "sgd", on_nonfinite="skip") as session:
             for name, parameter in model.named_parameters():
-                session.late.add(name, torch.ones_like(parameter))
+                session.stale.add(name, torch.ones_like(parameter))
             ((x, y),) = batches(rank, 1)
             for optimizer, factor in zip(optimizers, (1.0, torch.nan), strict=True):
                 model.zero_grad()
                 (F.cross_entropy(model(x), y) * factor).backward()
                 optimizer.step()
             assert session.skipped_steps == 1
-            return set(session.late.state_dict())
+            return set(session.stale.state_dict())
 
     assert on_ranks(2, run) == [{"2.weight", "2.bias"}] * 2
 

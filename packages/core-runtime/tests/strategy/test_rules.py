@@ -40,7 +40,7 @@ class Clipped(NoCompression):
 
 @dataclass(frozen=True)
 class Corrected(NoCompression):
-    takes: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay"})
+    applies_optimizer_terms: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay"})
 
 
 @pytest.fixture

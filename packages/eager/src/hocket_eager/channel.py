@@ -37,10 +37,10 @@ class PartialAllreduceChannel(Channel):
     def flush(self) -> None:
         """Nothing is under way; what no round has taken yet goes into the next one."""
 
-    def take_late(self, segment: Segment) -> Tensor | None:
+    def take_stale(self, segment: Segment) -> Tensor | None:
         of_segment = self._sums[segment.index]
         _, late = of_segment.left()
-        of_segment.put_back(None, late)
+        of_segment.restore(None, late)
         return torch.from_numpy(late)[: segment.numel]
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class PartialAllreduceChannel(Channel):
             saved = state[str(index)]
             self._rounds[index] = saved["round"]
             of_segment.resume(saved["round"])
-            of_segment.put_back(saved["oldest"], saved["late"].numpy())
+            of_segment.restore(saved["oldest"], saved["late"].numpy())
 
 
 class _Step(Request):

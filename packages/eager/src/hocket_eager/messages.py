@@ -140,8 +140,8 @@ class MessageSum(PartialSum):
     def left(self) -> tuple[int | None, Array]:
         return self._send.left()
 
-    def put_back(self, oldest: int | None, data: Array) -> None:
-        self._send.put_back(oldest, data)
+    def restore(self, oldest: int | None, data: Array) -> None:
+        self._send.restore(oldest, data)
 
     def resume(self, round: int) -> None:
         self.first_round = self._arrived = round

@@ -67,7 +67,7 @@ class PartialSum(ABC):
         """Return the step of the oldest gradient that no round has taken, None for none, and a copy of their sum."""
 
     @abstractmethod
-    def put_back(self, oldest: int | None, data: Array) -> None:
+    def restore(self, oldest: int | None, data: Array) -> None:
         """Hold what `left` returned, and nothing else."""
 
     @abstractmethod

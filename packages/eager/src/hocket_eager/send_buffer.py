@@ -61,7 +61,7 @@ class SendBuffer:
         with self._lock:
             return self._oldest, self._sum.copy() if self._oldest is not None else np.zeros_like(self._sum)
 
-    def put_back(self, oldest: int | None, data: Array) -> None:
+    def restore(self, oldest: int | None, data: Array) -> None:
         """Hold what `left` returned, and nothing else."""
         with self._lock:
             self._oldest = oldest

@@ -96,10 +96,10 @@ class ResidualCompressor(Compressor):
         return False
 
     @property
-    def takes(self) -> frozenset[str]:
+    def applies_optimizer_terms(self) -> frozenset[str]:
         return frozenset({"momentum", "weight_decay"}) if self.correct_momentum else frozenset()
 
-    def without_taking(self) -> ResidualCompressor:
+    def without_optimizer_terms(self) -> ResidualCompressor:
         return replace(self, correct_momentum=False)
 
     @property

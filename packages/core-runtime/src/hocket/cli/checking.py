@@ -19,13 +19,13 @@ def check_run(run: RunConfig) -> Task:
 
     from hocket.config.optimizer import build_optimizer
     from hocket.config.scheduler import build_scheduler
-    from hocket.session.refusals import check_taken_terms
+    from hocket.session.refusals import check_optimizer_terms
 
     task = build_task(run)
     build_engine(run)
     # Of two axes: some optimizers take only matrices.
     optimizer = build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])
-    check_taken_terms(run.strategy, optimizer)
+    check_optimizer_terms(run.strategy, optimizer)
     for scheduler in run.schedulers:
         build_scheduler(scheduler, optimizer)
     return task

@@ -92,7 +92,7 @@ class Channel(ABC):
     def flush(self) -> None:
         """Send what earlier rounds have kept back and wait for it; collective."""
 
-    def take_late(self, segment: Segment) -> Tensor | None:
+    def take_stale(self, segment: Segment) -> Tensor | None:
         """Give up what no round has taken of this rank's contributions.
 
         Returns:

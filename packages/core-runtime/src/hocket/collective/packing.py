@@ -49,7 +49,7 @@ class Packing:
         self._keeps = keeps
         self._packed.clear()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Let states hold what they held before the round, if it was kept."""
         for index in self._packed:
             self.states[index].load_state_dict(self._before[index])

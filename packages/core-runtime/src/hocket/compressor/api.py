@@ -127,11 +127,11 @@ class Compressor(Configured, ABC):
         return self.reducible
 
     @property
-    def takes(self) -> frozenset[str]:
+    def applies_optimizer_terms(self) -> frozenset[str]:
         """What the compressor takes over from the optimizer: of "momentum" and "weight_decay"."""
         return frozenset()
 
-    def without_taking(self) -> Compressor:
+    def without_optimizer_terms(self) -> Compressor:
         """Return what this one is without `takes`, for other optimizers; itself where it is of no use so."""
         return self
 

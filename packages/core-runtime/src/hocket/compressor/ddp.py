@@ -41,10 +41,10 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
             "the compressor looks at all gradients before the first is sent, and DistributedDataParallel shows "
             "one bucket at a time: use hocket.attach, or clip without local_clipping"
         )
-    if compressor.takes:
+    if compressor.applies_optimizer_terms:
         raise ValueError(
-            f"the compressor takes over the optimizer's {' and '.join(sorted(compressor.takes))}, which would apply "
-            "it a second time: use hocket.attach, or leave momentum_correction out"
+            f"the compressor takes over the optimizer's {' and '.join(sorted(compressor.applies_optimizer_terms))}, "
+            "which would apply it a second time: use hocket.attach, or leave momentum_correction out"
         )
     return _CommHook(compressor, group).exchange
 

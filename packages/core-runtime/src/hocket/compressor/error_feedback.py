@@ -65,7 +65,7 @@ class ErrorFeedback(Wrapper):
     def __post_init__(self) -> None:
         if self.compressor.keeps_residual:
             raise ValueError("compressor keeps a residual already: leave one error_feedback out")
-        if self.compressor.takes:
+        if self.compressor.applies_optimizer_terms:
             raise ValueError(
                 "compressor applies momentum, which belongs before what accumulates it: put error_feedback inside "
                 "momentum_correction"

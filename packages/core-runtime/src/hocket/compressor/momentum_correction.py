@@ -67,14 +67,14 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        if self.compressor.takes:
+        if self.compressor.applies_optimizer_terms:
             raise ValueError("compressor applies momentum already: leave one momentum_correction out")
 
     @property
-    def takes(self) -> frozenset[str]:
+    def applies_optimizer_terms(self) -> frozenset[str]:
         return frozenset({"momentum", "weight_decay"})
 
-    def without_taking(self) -> Compressor:
+    def without_optimizer_terms(self) -> Compressor:
         return self.compressor
 
     def init(self, segment: Segment) -> State:

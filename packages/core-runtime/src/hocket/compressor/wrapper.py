@@ -59,11 +59,11 @@ class Wrapper(Compressor):
         return self.compressor.equal_sizes
 
     @property
-    def takes(self) -> frozenset[str]:
-        return self.compressor.takes
+    def applies_optimizer_terms(self) -> frozenset[str]:
+        return self.compressor.applies_optimizer_terms
 
-    def without_taking(self) -> Compressor:
-        return replace(self, compressor=self.compressor.without_taking())
+    def without_optimizer_terms(self) -> Compressor:
+        return replace(self, compressor=self.compressor.without_optimizer_terms())
 
     @property
     def same_coordinates(self) -> bool:

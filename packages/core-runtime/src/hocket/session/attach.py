@@ -16,7 +16,7 @@ from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import agree
-from hocket.session.refusals import check, check_taken_terms, needs_closure, refuse_closure
+from hocket.session.refusals import check, check_optimizer_terms, needs_closure, refuse_closure
 from hocket.session.session import Session
 from hocket.strategy import Strategy, compose
 from hocket.trace import Observer
@@ -112,7 +112,7 @@ def attach(
         for each in optimizers:
             if needs_closure(each):
                 refuse_closure(each, strategy)
-            check_taken_terms(strategy, each)
+            check_optimizer_terms(strategy, each)
         facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine)
     except AttachError as error:
         refusal = str(error)

@@ -32,8 +32,8 @@ from hocket.session.ranks import flattened
 if TYPE_CHECKING:
     from hocket.session.api import TrainingSession
     from hocket.session.optimizers import Optimizers
-    from hocket.session.phases import OpenPhase
-    from hocket.session.stale_gradients import LateGradients
+    from hocket.session.phases import ActivePhase
+    from hocket.session.stale_gradients import StaleGradients
 
 __all__ = ["Checkpoints", "ReplicaState", "Resumed", "load_into", "tensors_of"]
 
@@ -242,13 +242,13 @@ class ReplicaState:
         model: its parameters and buffers, in their own memory.
         optimizers: those that are attached.
         phase: the exchanges that are open.
-        late: gradients that earlier phases have left for the next step.
+        stale: gradients that earlier phases have left for the next step.
     """
 
     model: nn.Module
     optimizers: Optimizers
-    phase: OpenPhase
-    late: LateGradients
+    phase: ActivePhase
+    stale: StaleGradients
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state by sections; tensors are the session's own, not copies."""
@@ -259,7 +259,7 @@ class ReplicaState:
             "optimizer": self.optimizers.state_dict(),
             "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
             "parameters": parameters,
-            "late": self.late.state_dict(),
+            "late": self.stale.state_dict(),
         }
 
     @torch.no_grad()
@@ -297,7 +297,7 @@ class ReplicaState:
                 )
             load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
         self.phase.parameters.load_state_dict(read("parameters"))
-        self.late.load_state_dict(read("late"))
+        self.stale.load_state_dict(read("late"))
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
@@ -324,7 +324,7 @@ class ReplicaState:
         for opened in self.phase.opened:
             if opened.exchange.name in exchanges:
                 opened.count_on(exchanges[opened.exchange.name]["round"])
-        self.late.load_state_dict(mean_of_section(files, "late"))
+        self.stale.load_state_dict(mean_of_section(files, "late"))
 
 
 def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:

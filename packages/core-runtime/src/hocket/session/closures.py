@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 from hocket.transport.lane import Lane
 
 __all__ = ["Before", "SharedClosure"]
@@ -69,7 +69,7 @@ class Before:
         opened: exchanges, whose compressors remember what earlier calls of the closure have sent.
     """
 
-    def __init__(self, flats: list[Tensor], optimizer: Optimizer, opened: Sequence[OpenExchange]) -> None:
+    def __init__(self, flats: list[Tensor], optimizer: Optimizer, opened: Sequence[ActiveExchange]) -> None:
         self._flats = [(flat, flat.clone()) for flat in flats]
         self._optimizer = optimizer
         self._state = {parameter: _copy(state) for parameter, state in optimizer.state.items()}

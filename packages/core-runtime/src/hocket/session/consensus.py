@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hocket.segment.segment import wire_dtype
 from hocket.session.optimizers import Optimizers
-from hocket.session.parameters import ParameterMoment
+from hocket.session.parameters import ParameterSync
 from hocket.transport.lane import Lane
 
 __all__ = ["Consensus", "average_optimizers", "squared_distance"]
@@ -29,7 +29,7 @@ class Consensus:
     """
 
     @torch.no_grad()
-    def __init__(self, tensors: Sequence[Tensor], parameters: ParameterMoment, lane: Lane) -> None:
+    def __init__(self, tensors: Sequence[Tensor], parameters: ParameterSync, lane: Lane) -> None:
         self._tensors = tensors
         self._parameters = parameters
         self._own = [tensor.clone() for tensor in tensors]

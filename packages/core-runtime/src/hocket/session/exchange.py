@@ -11,14 +11,14 @@ from typing import Any
 from hocket.collective.api import Channel, Outcome
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
-from hocket.session.send_window import Turns
+from hocket.session.send_window import SendWindow
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["Counters", "OpenExchange"]
+__all__ = ["Counters", "ActiveExchange"]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Counters:
 
 
 @dataclass
-class OpenExchange:
+class ActiveExchange:
     """An exchange over this rank's scope.
 
     Attributes:
@@ -87,7 +87,7 @@ class OpenExchange:
         """Send `segment.outgoing`, from now on not to be written, in this round."""
         self._start([segment], segment.name)
 
-    def start_in_turn(self, segment: Segment) -> None:
+    def start_in_window(self, segment: Segment) -> None:
         """Send `segment.outgoing` when those before it have made room, at the latest when it is waited for.
 
         Segments that are exchanged together begin with the last of them: called for all, in their order.
@@ -111,8 +111,8 @@ class OpenExchange:
                 self._start_together(group)
 
     @cached_property
-    def _turns(self) -> Turns:
-        return Turns(self)
+    def _turns(self) -> SendWindow:
+        return SendWindow(self)
 
     @cached_property
     def _together(self) -> Sequence[Sequence[Segment]]:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.errors import SessionError
 from hocket.progress import ProgressEngine
-from hocket.session.parameters import ParameterExchange
+from hocket.session.parameters import ParameterMix
 
 __all__ = ["ForwardMerge", "ProgressHooks"]
 
@@ -32,7 +32,7 @@ class ForwardMerge:
         exchange: with overlap forward.
     """
 
-    def __init__(self, model: nn.Module, exchange: ParameterExchange) -> None:
+    def __init__(self, model: nn.Module, exchange: ParameterMix) -> None:
         self._exchange = exchange
         self._segment_of = {
             span.name: segment.index for segment in exchange.opened.segments for span in segment.spans

@@ -1,4 +1,4 @@
-"""The gradients' moment: from autograd's hooks to `p.grad` holding what the strategy makes of all ranks' gradients.
+"""Exchanges gradients: from autograd's hooks to `p.grad`, which then holds what the strategy makes of all ranks'.
 
 When a parameter's gradient is in, its hook copies it, scaled, into the segment that will be sent and lets go of it;
 when `backward()` ends, `p.grad` is bound to a view of what came back. With overlap backward a segment is sent as
@@ -24,14 +24,14 @@ from hocket.collective.packing import Packing
 from hocket.errors import AttachError, HocketError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 from hocket.session.grad_scaler import loss_scale, watch_scalers
-from hocket.session.optimizer_terms import Takeover
-from hocket.session.segment_state import GradientPlace, SegmentPlace, Stage
+from hocket.session.optimizer_terms import AppliedTerms
+from hocket.session.segment_state import GradientSlot, SegmentState, Stage
 from hocket.session.weights import NOTHING, Agreement, Contribution
 from hocket.strategy.exchange import Overlap
 
-__all__ = ["GradientMoment", "Stage"]
+__all__ = ["GradientSync", "Stage"]
 
 _log = logging.getLogger("hocket")
 
@@ -45,7 +45,7 @@ class Undo:
         opened: the exchanges of a slot.
     """
 
-    def __init__(self, opened: Sequence[OpenExchange]) -> None:
+    def __init__(self, opened: Sequence[ActiveExchange]) -> None:
         self._packings: list[Packing] = [o.channel.packing for o in opened if o.channel.packing is not None]
         self._begun = False
 
@@ -67,10 +67,10 @@ class Undo:
     def undo(self) -> None:
         """Take the last round back."""
         for packing in self._packings:
-            packing.put_back()
+            packing.restore()
 
 
-class GradientMoment:
+class GradientSync:
     """Hooks, sends and binds the gradients of one model.
 
     Args:
@@ -80,7 +80,7 @@ class GradientMoment:
         segments: each segment's way through them.
         begin: called before a backward's gradients are sent; returns what this rank puts into the step's mean.
         end: called when `p.grad` holds what came back.
-        takeover: what the first exchange's compressor takes over from the optimizer.
+        terms: what the first exchange's compressor takes over from the optimizer.
         agreement: where compressors remember something, on what has to be known before they do.
         may_skip: whether steps with NaN or Inf are left out.
     """
@@ -88,11 +88,11 @@ class GradientMoment:
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        opened: Sequence[OpenExchange],
+        opened: Sequence[ActiveExchange],
         segments: Sequence[Sequence[Stage]],
         begin: Callable[[], Contribution],
         end: Callable[[], None],
-        takeover: Takeover | None,
+        terms: AppliedTerms | None,
         agreement: Agreement | None,
         *,
         may_skip: bool,
@@ -102,13 +102,13 @@ class GradientMoment:
         self._begin, self._end = begin, end
         #: What this rank has put into the last exchange.
         self.contribution = NOTHING
-        self.takeover = takeover
+        self.terms = terms
         self._agreement = agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
         self._undo = Undo(opened) if agreement is not None and self._early else None
         if self._undo is not None and may_skip:
             self._undo.begin()
-        self._places = [SegmentPlace(stages, parameters) for stages in segments]
+        self._segments = [SegmentState(stages, parameters) for stages in segments]
         self._backward: int | None = None
         self._factor = 0.0
         # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
@@ -124,29 +124,29 @@ class GradientMoment:
 
     def hook(self) -> None:
         """Set the parameters' hooks."""
-        for place in self._places:
-            for gradient in place.gradients:
+        for state in self._segments:
+            for gradient in state.gradients:
                 # Frozen since attach: torch sets no hook there, and there is no gradient to be told of.
                 if gradient.parameter.requires_grad:
                     hook = _hook_for(gradient, self._arrived)
                     self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
 
-    def _arrived(self, gradient: GradientPlace) -> None:
+    def _arrived(self, gradient: GradientSlot) -> None:
         """Take over a gradient that backward has just finished."""
         if self.accumulating:
             return
         if current_backward() != self._backward:
             self._begin_backward()
-        place = gradient.place
+        state = gradient.state
         self._contribute(gradient)
         # Freed at once, so that backward can reuse the memory; bound again when backward ends.
         gradient.parameter.grad = None
-        place.missing -= 1
-        if self._early and place.missing == 0 and self._knows_enough(place):
-            self._send(place)
+        state.missing -= 1
+        if self._early and state.missing == 0 and self._knows_enough(state):
+            self._send(state)
         self._open.progress.advance()
         if len(self._exchanges) > 1:
-            for each in self._places:
+            for each in self._segments:
                 each.advance()
 
     def _begin_backward(self) -> None:
@@ -175,12 +175,12 @@ class GradientMoment:
         self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
-        if self.takeover is not None:
-            self.takeover.read()
-        for place in self._places:
-            place.reset()
+        if self.terms is not None:
+            self.terms.read()
+        for state in self._segments:
+            state.reset()
 
-    def _contribute(self, gradient: GradientPlace) -> None:
+    def _contribute(self, gradient: GradientSlot) -> None:
         """Take over the gradient that this rank contributes of a parameter."""
         kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
@@ -192,9 +192,9 @@ class GradientMoment:
 
     def _finish_round(self) -> None:
         """Send what has not been sent yet, wait for everything, and bind what came back."""
-        waiting = [place for place in self._places if place.at < 0]
-        for place in waiting:
-            self._contribute_late(place)
+        waiting = [state for state in self._segments if state.at < 0]
+        for state in waiting:
+            self._contribute_late(state)
         finite = self._agreement is None or self._agree(self._agreement, waiting)
         if finite or self._early:  # with overlap backward others may wait for it already
             self._exchange(waiting)
@@ -202,24 +202,24 @@ class GradientMoment:
             self._leave_out()
         self._end()
 
-    def _exchange(self, waiting: Sequence[SegmentPlace]) -> None:
+    def _exchange(self, waiting: Sequence[SegmentState]) -> None:
         """Send what is waiting, and bind every segment when it has come."""
         packing = self._open.channel.packing
         if packing is not None and packing.compressor.prepares:
             packing.compressor.prepare(
                 self._open.segments, self._open.round, self._open.peer.size, self._factor
             )
-        for place in waiting:
-            self._send(place)
-            if not (self._early or place.in_place):
+        for state in waiting:
+            self._send(state)
+            if not (self._early or state.in_place):
                 # Messages are faster one after the other than all at once, which thrash the caches. With overlap
                 # backward ranks may have begun different segments, and waiting here could be for ever.
-                place.finish()
+                state.finish()
         self._pass_all_on()
-        for place in self._places:
-            place.finish()
-            place.bind(self._loss_scale)
-        trailers = (place.last.incoming_trailer for place in self._places)
+        for state in self._segments:
+            state.finish()
+            state.bind(self._loss_scale)
+        trailers = (state.last.incoming_trailer for state in self._segments)
         self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
         for opened in self._exchanges:
             opened.end_round()
@@ -227,53 +227,53 @@ class GradientMoment:
     def _pass_all_on(self) -> None:
         """Let all segments go on to their next exchange before the last of one is waited for."""
         for stage in range(len(self._exchanges) - 1):
-            for place in self._places:
-                if place.at == stage < len(place.stages) - 1:
-                    place.pass_on()
+            for state in self._segments:
+                if state.at == stage < len(state.stages) - 1:
+                    state.pass_on()
 
-    def _knows_enough(self, place: SegmentPlace) -> bool:
+    def _knows_enough(self, state: SegmentState) -> bool:
         """Return whether a segment can be sent before ranks have agreed on which parameters have a gradient."""
-        return self.takeover is None or bool(place.present.all())
+        return self.terms is None or bool(state.present.all())
 
-    def _agree(self, agreement: Agreement, waiting: Sequence[SegmentPlace]) -> bool:
+    def _agree(self, agreement: Agreement, waiting: Sequence[SegmentState]) -> bool:
         """Find out which parameters have a gradient anywhere, and return whether all are finite; collective."""
-        for place in waiting:
-            self._look(place)
-        present, anywhere = ([getattr(p, name) for p in self._places] for name in ("present", "anywhere"))
+        for state in waiting:
+            self._look(state)
+        present, anywhere = ([getattr(p, name) for p in self._segments] for name in ("present", "anywhere"))
         return agreement.meet(present, anywhere, finite=not self.nonfinite)
 
     def _leave_out(self) -> None:
         """Let all ranks find NaN, whatever of it has come to whom, and compressors remember nothing of the round."""
-        for place in self._places:
-            place.spoil()
+        for state in self._segments:
+            state.spoil()
         self.nonfinite_anywhere = True
         if self._undo is not None:
             self._undo.undo()
 
-    def _contribute_late(self, place: SegmentPlace) -> None:
+    def _contribute_late(self, state: SegmentState) -> None:
         """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
-        for gradient in place.gradients:
+        for gradient in state.gradients:
             if not gradient.arrived:
                 self._contribute(gradient)
 
-    def _send(self, place: SegmentPlace) -> None:
-        segment = place.first
+    def _send(self, state: SegmentState) -> None:
+        segment = state.first
         if segment.finite is None:
-            self._look(place)
+            self._look(state)
         share = self.contribution.weight * self._open.scale
         trailer = segment.outgoing_trailer
         trailer[WEIGHT] = share
         trailer[NONFINITE] = float(not segment.finite)
-        np.multiply(place.present, self._open.scale, out=trailer[FIRST_PRESENCE:])
-        if self.takeover is not None:
-            self.takeover.give(segment, place.present + place.anywhere != 0, share)
-        place.begin()
+        np.multiply(state.present, self._open.scale, out=trailer[FIRST_PRESENCE:])
+        if self.terms is not None:
+            self.terms.give(segment, state.present + state.anywhere != 0, share)
+        state.begin()
 
-    def _look(self, place: SegmentPlace) -> None:
+    def _look(self, state: SegmentState) -> None:
         """Find NaN and Inf in what is about to be sent."""
-        bad = place.nonfinite()
+        bad = state.nonfinite()
         self.nonfinite += bad
-        place.first.finite = not bad
+        state.first.finite = not bad
 
     def exchange(self) -> None:
         """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
@@ -294,11 +294,11 @@ class GradientMoment:
         """Take the hooks off; gradients become tensors of their own."""
         for handle in self._handles:
             handle.remove()
-        for place in self._places:
-            place.unbind()
+        for state in self._segments:
+            state.unbind()
 
 
-def _hook_for(gradient: GradientPlace, arrived: Callable[[GradientPlace], None]) -> Callable[[Tensor], None]:
+def _hook_for(gradient: GradientSlot, arrived: Callable[[GradientSlot], None]) -> Callable[[Tensor], None]:
     # A function, not a method: `copy.deepcopy` of a model copies hooks, and must not copy the session with them.
     def hook(parameter: Tensor) -> None:
         if parameter is gradient.parameter:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hocket.errors import NonFiniteElsewhereError, NonFiniteError, some
 from hocket.session.grad_scaler import scaler_steps
-from hocket.session.gradients import GradientMoment
+from hocket.session.gradients import GradientSync
 
 __all__ = ["NonFiniteSteps"]
 
@@ -33,7 +33,7 @@ class NonFiniteSteps:
         self.skipping = False
 
     def leaves_out(
-        self, optimizer: Optimizer, gradients: GradientMoment | None, step: int, *, alone: bool
+        self, optimizer: Optimizer, gradients: GradientSync | None, step: int, *, alone: bool
     ) -> bool:
         """Return whether an optimizer's step is left out, and drop the gradients then.
 

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 from hocket.session.optimizers import Optimizers
 from hocket.transport.peer import Peer
 
-__all__ = ["Takeover"]
+__all__ = ["AppliedTerms"]
 
 _BUFFER = "momentum_buffer"
 
 
-class Takeover:
+class AppliedTerms:
     """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
 
     The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
@@ -37,7 +37,7 @@ class Takeover:
     def __init__(
         self,
         optimizers: Optimizers,
-        opened: OpenExchange,
+        opened: ActiveExchange,
         parameters: Mapping[str, nn.Parameter],
         peer: Peer,
     ) -> None:
@@ -80,7 +80,7 @@ class Takeover:
         """Take the terms out of the optimizer's step that follows."""
         if self._suspended is not None:  # the last step failed, and its terms have not come back
             return
-        taken = self._packing.compressor.takes
+        taken = self._packing.compressor.applies_optimizer_terms
         self._suspended = [{name: group[name] for name in taken} for group in self._optimizers.param_groups]
         for group in self._optimizers.param_groups:
             group.update(dict.fromkeys(taken, 0.0))

@@ -1,4 +1,4 @@
-"""The parameters' moment: what is exchanged after the optimizer's step.
+"""Exchanges parameters after the optimizer's step, in one of three overlaps.
 
 - Overlap none: sent and merged before `optimizer.step()` returns.
 - Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
@@ -25,10 +25,10 @@ from torch import Tensor
 from hocket.errors import NonFiniteError, some
 from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Overlap
 
-__all__ = ["ParameterExchange", "ParameterMoment", "PushSums"]
+__all__ = ["ParameterMix", "ParameterSync", "PushSums"]
 
 #: An exchange's push-sum weights, and the values for which parameters are too short, by the segment's index.
 PushSums = tuple[dict[int, float], dict[int, Tensor]]
@@ -72,7 +72,7 @@ class Unrounded:
         self._parameters.copy_(self.value)
 
 
-class ParameterExchange:
+class ParameterMix:
     """One exchange of the slot, with what of it is under way.
 
     Args:
@@ -82,7 +82,7 @@ class ParameterExchange:
     """
 
     def __init__(
-        self, opened: OpenExchange, targets: Sequence[Tensor], take_values: Callable[[], None]
+        self, opened: ActiveExchange, targets: Sequence[Tensor], take_values: Callable[[], None]
     ) -> None:
         self.opened = opened
         self.overlap = opened.exchange.overlap
@@ -198,7 +198,7 @@ class ParameterExchange:
             if self.weights:
                 segment.outgoing_trailer[WEIGHT] = self.weights[index]
             if self.overlap is Overlap.FORWARD:
-                self.opened.start_in_turn(segment)
+                self.opened.start_in_window(segment)
             elif self.overlap is Overlap.DELAYED:
                 self.opened.start(segment)
         if self.overlap is Overlap.NONE:
@@ -266,10 +266,10 @@ class ParameterExchange:
             )
 
 
-class ParameterMoment:
+class ParameterSync:
     """Carries out the slot's exchanges, in order, after each step."""
 
-    def __init__(self, exchanges: Sequence[ParameterExchange]) -> None:
+    def __init__(self, exchanges: Sequence[ParameterMix]) -> None:
         self.exchanges = exchanges
 
     @property

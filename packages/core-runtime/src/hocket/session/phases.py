@@ -15,12 +15,12 @@ from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.segment.storage import ParameterStorage
-from hocket.session.exchange import Counters, OpenExchange
+from hocket.session.exchange import ActiveExchange, Counters
 from hocket.session.forward import ForwardMerge, ProgressHooks
-from hocket.session.gradients import GradientMoment
-from hocket.session.optimizer_terms import Takeover
+from hocket.session.gradients import GradientSync
+from hocket.session.optimizer_terms import AppliedTerms
 from hocket.session.optimizers import Optimizers
-from hocket.session.parameters import ParameterExchange, ParameterMoment
+from hocket.session.parameters import ParameterMix, ParameterSync
 from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, BatchWeights, Contribution
@@ -31,12 +31,12 @@ from hocket.trace import Observer
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 
-__all__ = ["OpenPhase", "Opening"]
+__all__ = ["ActivePhase", "PhaseOpener"]
 
 _log = logging.getLogger("hocket")
 
 
-class OpenPhase:
+class ActivePhase:
     """Open exchanges with their hooks; opening and closing are collective.
 
     Args:
@@ -44,20 +44,20 @@ class OpenPhase:
         opening: of that strategy.
         model, optimizers: those that are attached.
         weights: what this rank's batches count.
-        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientMoment`).
+        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
         take_values: called before parameters are sent.
         may_skip: whether steps with NaN or Inf are left out.
 
     Attributes:
-        gradients: that slot's moment; None where this rank exchanges none.
-        parameters: that slot's moment.
+        gradients: exchanges that slot; None where this rank exchanges none.
+        parameters: exchanges that slot.
         opened: the exchanges of both slots in which this rank takes part.
     """
 
     def __init__(
         self,
         strategy: Strategy,
-        opening: Opening,
+        opening: PhaseOpener,
         model: nn.Module,
         optimizers: Optimizers,
         weights: BatchWeights,
@@ -94,9 +94,9 @@ class OpenPhase:
             self.gradients.hook()
 
     @property
-    def takeover(self) -> Takeover | None:
+    def terms(self) -> AppliedTerms | None:
         """What a compressor has taken over from the optimizer."""
-        return None if self.gradients is None else self.gradients.takeover
+        return None if self.gradients is None else self.gradients.terms
 
     def lane_of_equal_gradients(self, placement: Placement, world: Lane) -> Lane | None:
         """Return the lane of the ranks that get the same gradients as this one; None where each has its own.
@@ -159,7 +159,7 @@ class _Scope:
     peer: Peer | None
 
 
-class Opening:
+class PhaseOpener:
     """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
 
     Attributes:
@@ -176,7 +176,7 @@ class Opening:
         observer: Observer | None = None,
     ) -> None:
         strategy.check_size(ranks.placement)
-        self.opened: list[OpenExchange] = []
+        self.opened: list[ActiveExchange] = []
         threaded = any(
             exchange.collective.needs_progress_thread or exchange.progress is Progress.THREAD
             for exchange in strategy.exchanges
@@ -197,12 +197,12 @@ class Opening:
         end: Callable[[], None],
         *,
         may_skip: bool,
-    ) -> GradientMoment | None:
+    ) -> GradientSync | None:
         """Open the gradients slot; None where this rank exchanges none.
 
         Args:
             optimizers: what compressors may take terms over from.
-            begin, end: called before and after an exchange of gradients (see `GradientMoment`).
+            begin, end: called before and after an exchange of gradients (see `GradientSync`).
             may_skip: whether steps with NaN or Inf are left out.
         """
         scopes = self._scopes(self._strategy.gradients)
@@ -210,7 +210,7 @@ class Opening:
             return None
         cut = partition(self._storage.spans, scopes[0].exchange.segments, backward=True)
         buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
-        exchanges: list[OpenExchange] = []
+        exchanges: list[ActiveExchange] = []
         stages: list[list[Stage]] = [[] for _ in cut]
         for number, scope in enumerate(scopes):
             if scope.peer is None:
@@ -227,17 +227,17 @@ class Opening:
                 stages[segment.index].append((opened, segment))
         parameters = self._storage.parameters
         agreement = self._agreement(scopes, len(parameters))
-        takeover = None
-        if exchanges[0].exchange.compressor.takes:
+        terms = None
+        if exchanges[0].exchange.compressor.applies_optimizer_terms:
             assert agreement is not None
-            takeover = Takeover(optimizers, exchanges[0], parameters, agreement.peer)
-        return GradientMoment(
+            terms = AppliedTerms(optimizers, exchanges[0], parameters, agreement.peer)
+        return GradientSync(
             parameters,
             exchanges,
             stages,
             begin,
             end,
-            takeover,
+            terms,
             agreement,
             may_skip=may_skip,
         )
@@ -245,14 +245,16 @@ class Opening:
     def _agreement(self, scopes: Sequence[_Scope], num_parameters: int) -> Agreement | None:
         """Let ranks agree on what they contribute where compressors remember it."""
         compressors = [scope.exchange.compressor for scope in scopes]
-        if not any(compressor.keeps_residual or compressor.takes for compressor in compressors):
+        if not any(
+            compressor.keeps_residual or compressor.applies_optimizer_terms for compressor in compressors
+        ):
             return None
         peer = scopes[0].peer if len(scopes) == 1 else self._peer
         assert peer is not None  # the first exchange of gradients has all ranks
         # Otherwise no mean over all ranks has a weight that all of them could know before.
         return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.equal_result)
 
-    def parameters(self, take_values: Callable[[], None]) -> ParameterMoment:
+    def parameters(self, take_values: Callable[[], None]) -> ParameterSync:
         """Open the parameters slot; `take_values` is called before they are sent."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
@@ -267,8 +269,8 @@ class Opening:
                 for index, target in zip(carried, targets, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterExchange(opened, targets, take_values))
-        return ParameterMoment(exchanges)
+            exchanges.append(ParameterMix(opened, targets, take_values))
+        return ParameterSync(exchanges)
 
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
         """Return the exchanges in which any ranks meet, in order."""
@@ -317,7 +319,7 @@ class Opening:
         incoming = buffer() if layout.own_incoming else target
         return Segment(_name(exchange, index), index, spans, outgoing, incoming)
 
-    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> OpenExchange:
+    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
         exchange = scope.exchange
         try:
             channel = exchange.collective.open(peer, segments, self.progress, exchange)
@@ -330,7 +332,7 @@ class Opening:
         )
         part = exchange.over.part_of(self._peer.rank, self._placement)
         assert part is not None
-        opened = OpenExchange(
+        opened = ActiveExchange(
             exchange, part, peer, segments, channel, self.progress, self._counters, scale, self._observer
         )
         self.opened.append(opened)

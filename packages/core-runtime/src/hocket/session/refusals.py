@@ -18,7 +18,7 @@ from hocket.strategy.exchange import Exchange
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
 
-__all__ = ["check", "check_taken_terms", "needs_closure", "refuse_closure"]
+__all__ = ["check", "check_optimizer_terms", "needs_closure", "refuse_closure"]
 
 
 def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -215,21 +215,23 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def check_taken_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has not what a compressor of the strategy, or of a phase of it, takes over.
 
     Raises:
         AttachError: names the compressor's key, and what to use.
     """
     for place, exchange in _exchanges(strategy):
-        if not exchange.compressor.takes:
+        if not exchange.compressor.applies_optimizer_terms:
             continue
         try:
             optimizer_terms(optimizer)
         except AttachError as error:
             key = f"{place}{exchange.name}.compressor"
-            other = exchange.compressor.without_taking()
-            advice = "" if other.takes else f", or {_override(key, exchange.compressor, other)}"
+            other = exchange.compressor.without_optimizer_terms()
+            advice = (
+                "" if other.applies_optimizer_terms else f", or {_override(key, exchange.compressor, other)}"
+            )
             raise AttachError(f"{key}: by {component_name(exchange.compressor)} {error}{advice}") from error
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.segment import Segment, view_of
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 
-__all__ = ["GradientPlace", "SegmentPlace", "Stage"]
+__all__ = ["GradientSlot", "SegmentState", "Stage"]
 
 # A mean of weights that is this close to 1 is 1: a third, three times, is not.
 _WEIGHT_TOLERANCE = 1e-6
@@ -22,10 +22,10 @@ _WEIGHT_TOLERANCE = 1e-6
 _SMALLEST_STREAM = 1 << 16
 
 #: An exchange of the slot, and a segment as it exchanges it.
-Stage = tuple[OpenExchange, Segment]
+Stage = tuple[ActiveExchange, Segment]
 
 
-class GradientPlace:
+class GradientSlot:
     """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
 
     __slots__ = (
@@ -34,27 +34,27 @@ class GradientPlace:
         "name",
         "outgoing",
         "parameter",
-        "place",
         "position",
         "result",
+        "state",
         "stream",
     )
 
-    def __init__(self, parameter: nn.Parameter, place: SegmentPlace, position: int) -> None:
-        span = place.first.spans[position]
+    def __init__(self, parameter: nn.Parameter, state: SegmentState, position: int) -> None:
+        span = state.first.spans[position]
         self.name = span.name
         self.parameter = parameter
-        self.place = place
+        self.state = state
         self.position = position
-        self.outgoing = view_of(place.first.outgoing, span)
-        self.result = view_of(place.results, span)
+        self.outgoing = view_of(state.first.outgoing, span)
+        self.result = view_of(state.results, span)
         self.arrived = False
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
         self.stream: Array | None = None
         on_cpu = self.outgoing.device.type == "cpu"
-        if on_cpu and not place.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
+        if on_cpu and not state.casts and span.numel >= _SMALLEST_STREAM and self.outgoing.is_contiguous():
             self.stream = self.outgoing.view(-1).numpy()
 
     @torch.no_grad()
@@ -67,19 +67,19 @@ class GradientPlace:
             return
         if given.layout != torch.strided:  # of F.embedding(..., sparse=True)
             given = given.to_dense()
-        self.place.present[self.position] = 1
+        self.state.present[self.position] = 1
         self.finite = None
         if self.stream is not None and _lies_alike(given, self.outgoing):
             from hocket.kernels import scaled_copy
 
             self.finite = scaled_copy(given.view(-1).numpy(), factor, self.stream)
-        elif self.place.casts:
+        elif self.state.casts:
             self.outgoing.copy_(given).mul_(factor)
         else:
             torch.mul(given, factor, out=self.outgoing)
 
 
-class SegmentPlace:
+class SegmentState:
     """A segment on its way through the slot's exchanges, within one backward.
 
     Attributes:
@@ -107,7 +107,7 @@ class SegmentPlace:
         data = self.last.incoming[: self.last.numel]
         self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
         self.gradients = [
-            GradientPlace(parameters[span.name], self, position)
+            GradientSlot(parameters[span.name], self, position)
             for position, span in enumerate(self.first.spans)
         ]
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from hocket.segment.segment import Segment
 from hocket.transport.peer import Peer
 
-__all__ = ["Turns"]
+__all__ = ["SendWindow"]
 
 # So much is under way while there is more to begin, at first and at most; what is over makes room for as much more. A
 # forward waits for the first, which so shares the network with nothing; afterwards a megabyte keeps the network busy
@@ -32,7 +32,7 @@ class _Exchange(Protocol):
     def under_way(self, segment: Segment) -> bool: ...
 
 
-class Turns:
+class SendWindow:
     """The segments of an exchange that wait for their turn, advanced by whatever this process waits for."""
 
     def __init__(self, exchange: _Exchange) -> None:

@@ -22,10 +22,10 @@ from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import scaler_in_use
 from hocket.session.nonfinite import NonFiniteSteps
 from hocket.session.optimizers import Closure
-from hocket.session.phases import Opening, OpenPhase
+from hocket.session.phases import ActivePhase, PhaseOpener
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, differing, find_ranks
 from hocket.session.refusals import refuse_closure
-from hocket.session.stale_gradients import LateGradients, send_residuals
+from hocket.session.stale_gradients import StaleGradients
 from hocket.session.weights import BatchWeights, Contribution
 from hocket.strategy.strategy import Strategy
 
@@ -39,7 +39,7 @@ class Session(TrainingSession):
 
     Attributes:
         phase: the exchanges that are open.
-        late: gradients that earlier phases have left for the next step.
+        stale: gradients that earlier phases have left for the next step.
         train_step: what `train_batch` does; the engine sets it.
     """
 
@@ -71,7 +71,7 @@ class Session(TrainingSession):
         self._weights = BatchWeights(storage.parameters.values())
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._initial_equal = self.size == 1 or initial == "rank0"
-        self.late = LateGradients(storage.parameters)
+        self.stale = StaleGradients(storage.parameters)
         self._nonfinite = NonFiniteSteps(storage.parameters, self.rank, may_skip=self._may_skip)
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = 0
@@ -94,11 +94,11 @@ class Session(TrainingSession):
         for opened in self.phase.opened:
             opened.counters = counters
 
-    def _open(self, strategy: Strategy) -> OpenPhase:
+    def _open(self, strategy: Strategy) -> ActivePhase:
         """Open the exchanges of a phase; collective."""
-        opening = Opening(self._ranks, self._storage, strategy, self.counters, self._observer)
+        opening = PhaseOpener(self._ranks, self._storage, strategy, self.counters, self._observer)
         self.replicas_equal = self._initial_equal and strategy.keeps_replicas_equal(self._ranks.placement)
-        return OpenPhase(
+        return ActivePhase(
             strategy,
             opening,
             self.model,
@@ -113,12 +113,12 @@ class Session(TrainingSession):
     def _change_phase(self, strategy: Strategy) -> None:
         """Go on with another strategy; collective, between steps."""
         self.settle()
-        takeover = self.phase.takeover
+        terms = self.phase.terms
         gradients = self.phase.strategy.gradients
         peer = self.phase.opened[0].peer if len(gradients) == 1 and self.phase.gradients else self.peer
-        send_residuals(gradients, self.phase.opened, peer, self._storage.parameters, self.late, takeover)
-        if takeover is not None:
-            takeover.hand_back()
+        self.stale.collect(gradients, self.phase.opened, peer, terms)
+        if terms is not None:
+            terms.hand_back()
         if strategy.keeps_replicas_equal(self._ranks.placement):
             if not self.replicas_equal:
                 self._set_to_mean()
@@ -286,8 +286,8 @@ class Session(TrainingSession):
             # Put there by hand, or accumulated: no backward has sent them.
             gradients.exchange()
         self.phase.parameters.before_step()
-        if self.phase.takeover is not None:
-            self.phase.takeover.suspend()
+        if self.phase.terms is not None:
+            self.phase.terms.suspend()
         if closure is None:
             self._gradients_are_in(optimizer)
             return None
@@ -322,18 +322,18 @@ class Session(TrainingSession):
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return  # fused: GradScaler lets it step all the same, and it leaves everything as it is
-        # Fused optimizers unscale within their step, as late gradients are already.
+        # Fused optimizers unscale within their step, as stale gradients are already.
         loss_scale = getattr(optimizer, "grad_scale", None)
-        self.late.join(_parameters_of(optimizer), 1.0 if loss_scale is None else loss_scale)
+        self.stale.join(_parameters_of(optimizer), 1.0 if loss_scale is None else loss_scale)
 
     def after_step(self, optimizer: Optimizer) -> None:
         if self._nonfinite.skipping and self._before is not None:
             self._storage.take_values()  # bound again, so that what is restored is theirs
             self._before.restore()
         self._before = None
-        if self.phase.takeover is not None:
-            self.phase.takeover.resume()
-        self.late.end_step(used=not self._nonfinite.skipping)
+        if self.phase.terms is not None:
+            self.phase.terms.resume()
+        self.stale.end_step(used=not self._nonfinite.skipping)
         self.skipped(optimizer)
 
     def skipped(self, optimizer: Optimizer) -> None:
@@ -455,7 +455,7 @@ class Session(TrainingSession):
     @property
     def replica_state(self) -> ReplicaState:
         """What this rank's replica continues from."""
-        return ReplicaState(self.model, self.optimizers, self.phase, self.late)
+        return ReplicaState(self.model, self.optimizers, self.phase, self.stale)
 
     def state_dict(self) -> dict[str, Any]:
         return self.replica_state.state_dict()
@@ -477,8 +477,8 @@ class Session(TrainingSession):
         self.heed_no_signal(together=True)
         self.settle()
         self.state = SessionState.CLOSED
-        if self.phase.takeover is not None:
-            self.phase.takeover.hand_back()
+        if self.phase.terms is not None:
+            self.phase.terms.hand_back()
         self.phase.close()
         if self._streamed is not None:
             self._streamed.close()
@@ -493,8 +493,8 @@ class Session(TrainingSession):
         self._unhook()
         self.heed_no_signal(together=False)
         self._unhook()
-        if self.phase.takeover is not None:
-            self.phase.takeover.hand_back_own()
+        if self.phase.terms is not None:
+            self.phase.terms.hand_back_own()
         if self._observer is not None:
             self._observer.abandon()
 

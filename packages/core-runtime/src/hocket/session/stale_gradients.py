@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from hocket.segment.segment import Segment, wire_dtype
-from hocket.session.exchange import OpenExchange
+from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 
 if TYPE_CHECKING:
-    from hocket.session.optimizer_terms import Takeover
+    from hocket.session.optimizer_terms import AppliedTerms
 
-__all__ = ["LateGradients", "send_residuals"]
+__all__ = ["StaleGradients"]
 
 
-class LateGradients:
+class StaleGradients:
     """What residuals held at a change of phase: it joins the next step's gradients, on every rank.
 
     Args:
@@ -34,20 +34,20 @@ class LateGradients:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._late: dict[str, Tensor] = {}
+        self._stale: dict[str, Tensor] = {}
         self._joined: set[str] = set()
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Keep a late gradient of a parameter for the next step; it is the same on every rank of its exchange."""
-        self._late[name] = self._late[name] + gradient if name in self._late else gradient
+        """Keep a stale gradient of a parameter for the next step; it is the same on every rank of its exchange."""
+        self._stale[name] = self._stale[name] + gradient if name in self._stale else gradient
 
     @torch.no_grad()
     def join(self, parameters: Iterable[nn.Parameter], loss_scale: float = 1.0) -> None:
-        """Add what is late to the gradients of `parameters`, which an optimizer is about to divide by `loss_scale`."""
-        if not self._late:
+        """Add what is stale to the gradients of `parameters`, which an optimizer is about to divide by `loss_scale`."""
+        if not self._stale:
             return
         used = set(map(id, parameters))
-        for name, gradient in self._late.items():
+        for name, gradient in self._stale.items():
             parameter = self._parameters[name]
             if id(parameter) in used:
                 self._joined.add(name)
@@ -58,54 +58,50 @@ class LateGradients:
         """Forget what has joined the step that ends, if that was taken; else it waits for the next one."""
         if used:
             for name in self._joined:
-                del self._late[name]
+                del self._stale[name]
         self._joined.clear()
 
+    @torch.no_grad()
+    def collect(
+        self,
+        exchanges: Sequence[Exchange],
+        active: Sequence[ActiveExchange],
+        peer: Peer,
+        terms: AppliedTerms | None,
+    ) -> None:
+        """Take over, on every rank, the mean of what ranks' residuals and contributions to no round hold; collective.
+
+        Where the compressor applies momentum and weight decay, a residual holds velocity, which is stepped at once by
+        the learning rate alone: as a gradient it would be given momentum a second time.
+
+        Args:
+            exchanges: the slot's, the same on every rank.
+            active: those that this rank takes part in.
+            peer: the ranks whose contributions end in one mean.
+            terms: what the compressor applies in the optimizer's place.
+        """
+        mine = {each.exchange.name: each for each in active}
+        for exchange in exchanges:
+            lane = peer.lane(f"{exchange.name} residuals")
+            for name, value in _means(lane, mine.get(exchange.name), self._parameters):
+                parameter = self._parameters[name]
+                if terms is None:
+                    self.add(name, value.clone(memory_format=torch.preserve_format))
+                else:
+                    parameter.add_(value, alpha=-terms.learning_rate(parameter))
+            lane.close()
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what is late, by parameter."""
-        return dict(self._late)
+        """Return what is stale, by parameter."""
+        return dict(self._stale)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state_dict` returned."""
-        self._late = {name: gradient.clone() for name, gradient in state.items()}
-
-
-@torch.no_grad()
-def send_residuals(
-    exchanges: Sequence[Exchange],
-    opened: Sequence[OpenExchange],
-    peer: Peer,
-    parameters: Mapping[str, nn.Parameter],
-    late: LateGradients,
-    takeover: Takeover | None,
-) -> None:
-    """Give every rank the mean of what the ranks' residuals and late contributions hold, and clear them; collective.
-
-    Where the compressor applies momentum and weight decay, a residual holds velocity, which is stepped at once by
-    the learning rate alone: as a gradient it would be given momentum a second time.
-
-    Args:
-        exchanges: the slot's, the same on every rank.
-        opened: those that this rank takes part in.
-        peer: the ranks whose contributions end in one mean.
-        parameters: the trainable ones by name.
-        late: where gradients wait for the next step.
-        takeover: what the compressor has taken over from the optimizer.
-    """
-    mine = {each.exchange.name: each for each in opened}
-    for exchange in exchanges:
-        lane = peer.lane(f"{exchange.name} residuals")
-        for name, value in _means(lane, mine.get(exchange.name), parameters):
-            parameter = parameters[name]
-            if takeover is None:
-                late.add(name, value.clone(memory_format=torch.preserve_format))
-            else:
-                parameter.add_(value, alpha=-takeover.learning_rate(parameter))
-        lane.close()
+        self._stale = {name: gradient.clone() for name, gradient in state.items()}
 
 
 def _means(
-    lane: Lane, opened: OpenExchange | None, parameters: Mapping[str, nn.Parameter]
+    lane: Lane, opened: ActiveExchange | None, parameters: Mapping[str, nn.Parameter]
 ) -> Iterator[tuple[str, Tensor]]:
     """Give the mean of what ranks keep back of each parameter in one exchange; nothing where none keeps anything."""
     kept = {} if opened is None else _take_kept(opened)
@@ -124,7 +120,7 @@ def _means(
             yield name, value.to(parameter.device, parameter.dtype)
 
 
-def _take_kept(opened: OpenExchange) -> dict[str, Tensor]:
+def _take_kept(opened: ActiveExchange) -> dict[str, Tensor]:
     """Take what an exchange holds back, by parameter and flat; nothing where it holds nothing back."""
     kept: dict[str, Tensor] = {}
     for segment in opened.segments:
@@ -134,10 +130,10 @@ def _take_kept(opened: OpenExchange) -> dict[str, Tensor]:
     return kept
 
 
-def _take_kept_of(opened: OpenExchange, segment: Segment) -> Tensor | None:
+def _take_kept_of(opened: ActiveExchange, segment: Segment) -> Tensor | None:
     packing = opened.channel.packing
     if packing is None or not packing.compressor.keeps_residual:
-        return opened.channel.take_late(segment)
+        return opened.channel.take_stale(segment)
     residual = packing.states[segment.index].residual
     if residual is None:
         return None

@@ -67,7 +67,7 @@ def run_round(compressor: Compressor, segment: Segment, state: State, round: int
         round: the exchange's counter.
         size: how many ranks contribute; contributions are already divided by it.
     """
-    if compressor.takes:
+    if compressor.applies_optimizer_terms:
         terms = [
             OptimizerTerms(torch.ones(span.shape, device=span.device), 0.9, 0.1) for span in segment.spans
         ]
@@ -168,7 +168,7 @@ class CompressorConformance:
             torch.testing.assert_close(out, before + weight * once, rtol=1e-6, atol=1e-6)
 
     def test_outgoing_stays_as_it_is(self, compressor: Compressor, segment: Segment) -> None:
-        if compressor.takes or compressor.prepares:
+        if compressor.applies_optimizer_terms or compressor.prepares:
             return
         state = compressor.init(segment)
         for round in range(2):

@@ -32,11 +32,11 @@ class Place:
         oldest, newest: [1] the steps of the oldest and the newest gradient in `send`; `oldest` is -1 if it holds none.
         accepted_step, accepted_round: [1] the newest step whose gradient a round has taken, and that round; or -1.
         staleness_max: [1] how many rounds late a gradient has come in, at most.
-        fetched: [1] so many rounds' results this rank has been handed, or owed.
+        fetched: [1] so many rounds' results this rank has been handed, or is owed.
         send: [numel] the gradients that no round has taken, added up.
-        owed: [numel] the sum of results that this rank was to be handed and that are in no slot any more; empty where
-            only the newest counts.
-        owes: [1] whether `owed` holds anything.
+        undelivered: [numel] the sum of results that this rank was to be handed and that are in no slot any more; empty
+            where only the newest counts.
+        owes: [1] whether `undelivered` holds anything.
         slot: [numel] the result of round `slot_round`, one of those with this rank's number modulo the number of ranks.
         slot_round, slot_active: [1] that round, and how many ranks were active in it.
     """
@@ -63,7 +63,7 @@ class Place:
             for i in range(2 + sums)
         ]
         self.send, self.slot = arrays[:2]
-        self.owed = arrays[2] if sums else self.send[:0]
+        self.undelivered = arrays[2] if sums else self.send[:0]
 
     @staticmethod
     def nbytes(numel: int, dtype: np.dtype[np.generic], sums: bool) -> int:

@@ -131,7 +131,7 @@ class SharedSum(PartialSum):
                 return None, np.zeros_like(own.send)
             return own.oldest[0], own.send.copy()
 
-    def put_back(self, oldest: int | None, data: Array) -> None:
+    def restore(self, oldest: int | None, data: Array) -> None:
         own = self._own
         with self._holding_own:
             np.copyto(own.send, data)
@@ -194,9 +194,9 @@ class SharedSum(PartialSum):
         for place in self._places:
             if place.fetched[0] == round:
                 if place.owes[0]:
-                    np.add(place.owed, author.slot, out=place.owed)
+                    np.add(place.undelivered, author.slot, out=place.undelivered)
                 else:
-                    np.copyto(place.owed, author.slot)
+                    np.copyto(place.undelivered, author.slot)
                 place.owes[0] = 1
                 place.fetched[0] = round + 1
 
@@ -222,7 +222,7 @@ class SharedSum(PartialSum):
             newest = self._table.rounds[0] - 1
             empty = not own.owes[0]
             if own.owes[0]:
-                np.copyto(out, own.owed)
+                np.copyto(out, own.undelivered)
                 own.owes[0] = 0
             for round in range(own.fetched[0], newest + 1):
                 slot = self._places[round % self._size].slot

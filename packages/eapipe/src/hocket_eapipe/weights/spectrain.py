@@ -37,7 +37,7 @@ class SpecTrain(Newest):
                 f"SpecTrain predicts weights from the momentum of torch's SGD, and the optimizer is "
                 f"{type(optimizer).__name__} without it: use SGD with momentum, or another policy"
             )
-        if part.session.phase.takeover is not None:
+        if part.session.phase.terms is not None:
             raise CompositionError(
                 "SpecTrain predicts weights from the optimizer's momentum, which the compressor of gradients.0 has "
                 "taken over: use one without momentum correction, or another policy"

@@ -198,8 +198,8 @@ def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
 
 def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
     """A compressor that takes over momentum corrects gradients; in parameters the step is already taken."""
-    if exchange.compressor.takes and exchange.slot != GRADIENTS:
-        terms = " and ".join(sorted(exchange.compressor.takes))
+    if exchange.compressor.applies_optimizer_terms and exchange.slot != GRADIENTS:
+        terms = " and ".join(sorted(exchange.compressor.applies_optimizer_terms))
         yield refuse(
             exchange,
             "compressor",

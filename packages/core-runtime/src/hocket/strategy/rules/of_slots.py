@@ -33,7 +33,7 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
                 f"each segment goes on when {strategy.gradients[exchange.index - 1].name} is done with it: leave it "
                 f"at none, and choose the overlap in {first.name}",
             )
-        if exchange.compressor.takes or exchange.compressor.prepares:
+        if exchange.compressor.applies_optimizer_terms or exchange.compressor.prepares:
             yield refuse(
                 exchange,
                 "compressor",
