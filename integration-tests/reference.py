@@ -204,7 +204,8 @@ def sender_of(compressor: Any) -> Send:
 
 
 def _count(compressor: Any, numel: int) -> int:
-    return max(1, round(compressor.density * numel))
+    density: float = compressor.density
+    return max(1, round(density * numel))
 
 
 def _largest(compressor: TopK, offered: Offered) -> NDArray[np.int64]:

@@ -136,7 +136,7 @@ class Exchanges:
             if not names:
                 continue
             shapes = {name: p.shape for name, p in Toy(0).named_parameters()}
-            total = 0
+            total: Tensor | int = 0
             for rank, of_rank in enumerate(own):
                 flat = torch.cat([_flat(of_rank[name], shapes[name]) for name in names])
                 held = self.residuals[rank].get(layer, torch.zeros_like(flat)) + flat
@@ -244,7 +244,7 @@ class Exchanges:
             self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
         mean = sum(replica.model.seen for replica in replicas) / self.ranks
         for replica in replicas:
-            replica.model.seen.copy_(mean)
+            replica.model.seen.copy_(torch.as_tensor(mean))
 
     # --- checkpoints
 

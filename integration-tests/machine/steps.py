@@ -158,7 +158,7 @@ class Steps:
         self.exchanges.bias(self.replicas)
         if self.is_local:
             for rank, replica in enumerate(self.replicas):
-                replica.optimizers[0].step(self._closure(given, rank))
+                replica.optimizers[0].step(self._closure(given, rank))  # type: ignore[arg-type]  # torch says float
         else:
             self._step_together(given)
         for rank in range(0 if self._is_skipped else len(self.replicas)):
@@ -189,7 +189,7 @@ class Steps:
 
         def step(replica: Replica) -> None:
             try:
-                replica.optimizers[0].step(closure)
+                replica.optimizers[0].step(closure)  # type: ignore[arg-type]  # torch says float
             except (FailedError, threading.BrokenBarrierError) as error:
                 failures.append(error)
 

@@ -97,12 +97,12 @@ class Sam(torch.optim.Optimizer):
 @torch.no_grad()
 def ascend(parameters: list[nn.Parameter], rho: float = 0.05) -> list[tuple[nn.Parameter, Tensor]]:
     """Go `rho` uphill, by other tensors in place of the parameters' own; return these."""
-    having = [p for p in parameters if p.grad is not None]
-    norm = torch.stack([p.grad.norm() for p in having]).norm() if having else torch.ones(())
+    having = [(p, p.grad) for p in parameters if p.grad is not None]
+    norm = torch.stack([gradient.norm() for _, gradient in having]).norm() if having else torch.ones(())
     left = []
-    for parameter in having:
+    for parameter, gradient in having:
         left.append((parameter, parameter.data))
-        parameter.data = parameter.data + parameter.grad * (rho / (norm + 1e-12))
+        parameter.data = parameter.data + gradient * (rho / (norm + 1e-12))
     return left
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from netlab_lab.system import NetlabError, call
 
@@ -118,7 +119,8 @@ def traffic(switch: str, hosts: list[str]) -> list[Traffic]:
 
 def _shaper(namespace: str, interface: str) -> dict[str, int]:
     told = call("tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", interface)
-    for discipline in json.loads(told):
+    disciplines: list[dict[str, Any]] = json.loads(told)
+    for discipline in disciplines:
         if discipline["kind"] == "tbf":
             return discipline
     raise NetlabError(f"{interface} of {namespace} has lost its shaper")

@@ -78,7 +78,7 @@ class LARS(torch.optim.Optimizer):
     def _step(self, weights: list[Tensor], group: dict[str, Any], *, adaptive: bool) -> None:
         if not weights:
             return
-        gradients = [weight.grad for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         change = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
         if adaptive:
             torch._foreach_mul_(change, self._rates(weights, gradients, group))

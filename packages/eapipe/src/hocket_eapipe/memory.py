@@ -22,7 +22,7 @@ class TensorBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.peak = 0
         self._alive: dict[int, Any] = {}
 

@@ -186,7 +186,7 @@ class Stage:
         leaves, _ = tree_flatten(value)
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         # A module may overwrite its input, which autograd refuses for leaves.
-        given = tree_map_only(Tensor, lambda x: _Passed.apply(x) if x.requires_grad else x, value)
+        given = tree_map_only(Tensor, _passed, value)
         with _seeded(self._draws, batch, micro), torch.enable_grad():
             if binding.are_modules:
                 output = self.module(given)
@@ -214,6 +214,11 @@ class _Passed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
+
+
+def _passed(x: Tensor) -> Tensor:
+    passed: Tensor = _Passed.apply(x) if x.requires_grad else x  # type: ignore[no-untyped-call]
+    return passed
 
 
 @contextmanager

@@ -92,7 +92,8 @@ class _Parts:
 
     def counts(self, form: Form) -> Array:
         """Return how many elements each parameter of a form sends, int64."""
-        return self.header[self.header[:, 1] == int(form), 0].astype(np.int64)
+        counts: Array = self.header[self.header[:, 1] == int(form), 0].astype(np.int64)
+        return counts
 
 
 def content_bytes(form: Form, count: float, itemsize: int) -> float:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from hocket.errors import CheckpointError, HocketError
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["collectively", "on_rank_0"]
 
+T = TypeVar("T")
 
-def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
+
+def collectively(peer: Peer, act: Callable[[], T]) -> list[T]:
     """Run `act` on this rank, and return what it returned (JSON-able) on each; collective.
 
     Raises:
@@ -38,7 +40,7 @@ def collectively(peer: Peer, act: Callable[[], Any]) -> list[Any]:
     return [of_rank["result"] for of_rank in everyone]
 
 
-def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
+def on_rank_0(peer: Peer, act: Callable[[], T]) -> T:
     """Run `act` on rank 0, and return what it returned (JSON-able) on every rank; collective.
 
     Raises:
@@ -51,6 +53,7 @@ def on_rank_0(peer: Peer, act: Callable[[], Any]) -> Any:
             told = [act(), None]
         except Exception as error:
             cause, told = error, [None, _described(error)]
+    result: T
     result, error_of_0 = gather(peer, told)[0]
     if error_of_0 is not None:
         raise CheckpointError(error_of_0) from cause

@@ -142,7 +142,7 @@ def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> None:
         value = tensor.to("cpu").contiguous()
         # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
         flat = value.as_strided((value.numel(),), (1,))
-        file.write(memoryview(flat.view(torch.uint8).numpy()))
+        file.write(flat.view(torch.uint8).numpy().data)
 
 
 class StateFile:

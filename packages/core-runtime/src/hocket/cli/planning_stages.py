@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from typing import cast
 
 import torch
 from torch.utils.data import default_collate
@@ -27,7 +28,9 @@ def stages_of(run: RunConfig, engine: Engine, task: Task) -> tuple[PlannedStage,
     torch.manual_seed(run.seed)
     model = task.model()
     samples = task.data(run.seed).train
-    batch = default_collate([samples[index] for index in range(min(run.batch_size, len(samples)))])
+    batch = default_collate(
+        [samples[index] for index in range(min(run.batch_size, len(cast(Sized, samples))))]
+    )
     optimizer = build_optimizer(run.optimizer, model.parameters())
     return engine.plan_stages(model, optimizer, batch, task.loss, run.ranks)
 

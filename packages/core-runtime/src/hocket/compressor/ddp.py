@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 
 from hocket.compressor.api import Compressor, Message, State
 from hocket.segment.partition import Model, named_spans, partition
@@ -19,7 +20,7 @@ from hocket.segment.segment import Segment, view_of, wire_dtype
 
 __all__ = ["ddp_comm_hook"]
 
-_Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
+_Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
 def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None) -> _Hook:
@@ -52,7 +53,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
 class _Place:
     """One bucket: its segment and what the compressor remembers of it."""
 
-    def __init__(self, bucket: dist.GradBucket, compressor: Compressor) -> None:
+    def __init__(self, bucket: GradBucket, compressor: Compressor) -> None:
         named = [(f"bucket {bucket.index()} parameter {i}", p) for i, p in enumerate(bucket.parameters())]
         spans = partition(named_spans(named), Model())[0]
         numel = spans[-1].start + spans[-1].padded_numel
@@ -82,7 +83,7 @@ class _CommHook:
         self._round = -1
         self._places: dict[tuple[int, ...], _Place] = {}
 
-    def exchange(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def exchange(self, state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Start the exchange of one bucket; the result is the mean, in the bucket's own buffer."""
         if self._round < 0:
             future = self._average(bucket)
@@ -94,15 +95,17 @@ class _CommHook:
         self._round += bucket.is_last()
         return future
 
-    def _average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer().div_(dist.get_world_size(self._group))
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+        mean: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return mean
 
     def _exchange_compressed(
-        self, bucket: dist.GradBucket, place: _Place, round: int
+        self, bucket: GradBucket, place: _Place, round: int
     ) -> torch.futures.Future[Tensor]:
-        gradients, buffer, segment = bucket.gradients(), bucket.buffer(), place.segment
+        gradients, segment = bucket.gradients(), place.segment
+        buffer: Tensor = bucket.buffer()
         place.read(gradients, 1 / dist.get_world_size(self._group))
         payload = self._compressor.compress(segment, place.state, round).payload
         own = torch.from_numpy(payload).to(buffer.device)
@@ -124,7 +127,8 @@ class _CommHook:
             place.write(gradients)
             return buffer
 
-        return work.get_future().then(decode)
+        decoded: torch.futures.Future[Tensor] = work.get_future().then(decode)
+        return decoded
 
     def _receive_buffers(self, own: Tensor) -> list[Tensor]:
         """Return a buffer for each rank's message, as long as the longest."""

@@ -57,7 +57,7 @@ def _is_kept(function: Any) -> bool:
 @intrinsic
 def pointer_to(typing: Any, address: Any, like: Any) -> Any:
     """Return a pointer to what lies at `address`, uint64: elements of the dtype of the array `like`."""
-    pointer = types.CPointer(like.dtype)
+    pointer = types.CPointer(like.dtype)  # type: ignore[attr-defined]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))

@@ -62,7 +62,7 @@ class Span:
     @property
     def padded_numel(self) -> int:
         """How many elements it takes in the segment, padding included."""
-        unit = ALIGNMENT_BYTES // self.dtype.itemsize
+        unit: int = ALIGNMENT_BYTES // self.dtype.itemsize
         return -(-self.numel // unit) * unit
 
 

@@ -105,7 +105,7 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
     memory = peer.memory.allocate(numel * dtype.itemsize)
     flat = torch.from_numpy(memory).view(dtype).zero_()
     # As long as the tensor lives: `share_memory_` moves a tensor's storage away, under what ranks still write into.
-    flat.hocket_memory = memory
+    flat.hocket_memory = memory  # type: ignore[attr-defined]
     return flat
 
 

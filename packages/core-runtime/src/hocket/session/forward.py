@@ -74,7 +74,7 @@ class ForwardMerge:
         if self._early is None and not self._exchange.due:
             self._settle()
             self._probe = _Probe(self._model, set(self._segment_of))
-            self._probe.__enter__()
+            self._probe.__enter__()  # type: ignore[no-untyped-call]
             return
         with torch.no_grad():
             for index in self._early or ():
@@ -147,7 +147,7 @@ class _Probe(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 class ModuleHook:

@@ -73,7 +73,7 @@ def watch_scalers() -> None:
                 loss.register_hook(note)
         return scaled
 
-    GradScaler.scale = noted
+    GradScaler.scale = noted  # type: ignore[method-assign]
 
 
 @cache
@@ -91,4 +91,4 @@ def watch_skips(told: Callable[[Optimizer], None]) -> None:
             told(optimizer)
         return result
 
-    GradScaler._maybe_opt_step = noted
+    GradScaler._maybe_opt_step = noted  # type: ignore[method-assign, assignment]

@@ -110,13 +110,16 @@ class Optimizers:
 
     def state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Return what the optimizer that steps `parameter` remembers of it; the mapping is the optimizer's own."""
+        state: dict[str, Any] = {}
         for optimizer in self.given:
             if parameter in optimizer.state:
-                return optimizer.state[parameter]
+                state = optimizer.state[parameter]
+                return state
         for optimizer in self.given:
             if any(parameter is held for group in optimizer.param_groups for held in group["params"]):
-                return optimizer.state[parameter]
-        return {}
+                state = optimizer.state[parameter]
+                return state
+        return state
 
     def step(self) -> None:
         """Step all, in order."""

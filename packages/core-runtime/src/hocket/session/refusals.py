@@ -98,7 +98,7 @@ def _check_modules(model: nn.Module) -> None:
 
 
 def _check_parameter(name: str, parameter: Any) -> None:
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise AttachError(f"parameter {name} is lazy and has no shape yet: run one forward before attach")
     if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(
         parameter.data, "torch.distributed", "DTensor"

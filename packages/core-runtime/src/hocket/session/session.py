@@ -424,7 +424,8 @@ class Session(TrainingSession):
         if self.replicas_equal:
             return 0.0
         squares = self.gather(squared_distance(self.flats, self.control))
-        return float(sum(squares) / len(squares)) ** 0.5
+        distance: float = float(sum(squares) / len(squares)) ** 0.5
+        return distance
 
     @property
     def flats(self) -> list[Tensor]:

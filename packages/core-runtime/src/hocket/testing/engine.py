@@ -176,7 +176,8 @@ class EngineConformance:
     def test_an_output_may_be_of_several_tensors(self, engine: ReplicaEngine) -> None:
         def rank_body(session: Session, train_step: TrainStep) -> None:
             def loss(output: dict[str, Any], target: Tensor) -> Tensor:
-                return cross_entropy(output["logits"], target) + output["hidden"][0].square().mean()
+                hidden: Tensor = output["hidden"][0].square().mean()
+                return cross_entropy(output["logits"], target) + hidden
 
             result = train_step(_batch(session.rank, 0), loss)
             assert result is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ class _Run:
         self._results = results
         self._checkpoints = checkpoints
         self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
-        num_samples = len(data.train)
+        num_samples = len(cast(Sized, data.train))
         self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
         self._done_in_epoch = 0
         self._losses = _Losses()
@@ -235,7 +235,9 @@ class _Run:
     def _mean_loss(self) -> float:
         told = self._session.gather([self._losses.loss, self._losses.samples])
         self._losses = _Losses()
-        return sum(loss for loss, _ in told) / max(1, sum(samples for _, samples in told))
+        total: float = sum(loss for loss, _ in told)
+        samples: float = sum(samples for _, samples in told)
+        return total / max(1, samples)
 
     def _seconds(self) -> float:
         """Seconds of training so far, without the evaluations."""

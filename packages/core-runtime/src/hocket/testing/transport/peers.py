@@ -69,7 +69,7 @@ def halve_until_alone(peer: Peer) -> None:
 def allocate_sizes(peer: Peer) -> None:
     for nbytes in (0, 1, 63, 64, 100_001):
         memory = peer.memory.allocate(nbytes)
-        assert (memory.nbytes, memory.dtype) == (nbytes, np.uint8)
+        assert (memory.nbytes, memory.dtype) == (nbytes, np.dtype(np.uint8))
         assert nbytes == 0 or memory.ctypes.data % 64 == 0
         memory[:] = 7
 

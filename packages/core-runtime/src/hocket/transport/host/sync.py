@@ -107,7 +107,7 @@ class RobustMutex:
         Raises:
             OwnerDiedError: who held it has died, now or before; it is not taken, and will not be any more.
         """
-        status = _at_once.pthread_mutex_trylock(self._address)
+        status: int = _at_once.pthread_mutex_trylock(self._address)
         if status == errno.EBUSY and longest_s > 0:
             until = _timespec(time.time() + longest_s)
             status = _blocking.pthread_mutex_timedlock(self._address, ctypes.byref(until))

@@ -62,7 +62,7 @@ class MPIRequest(Operation):
         if self._request is None:
             return True
         try:
-            finished = self._request.Test()
+            finished: bool = self._request.Test()
         except MPI.Exception as error:
             raise self._explain(error) from error
         if finished:
@@ -96,7 +96,7 @@ class Receive(MPIRequest):
             return True
         status = MPI.Status()
         try:
-            finished = self._request.Test(status)
+            finished: bool = self._request.Test(status)
         except MPI.Exception as error:
             raise self._explain(error) from error
         if finished:

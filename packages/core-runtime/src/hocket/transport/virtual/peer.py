@@ -85,7 +85,9 @@ class VirtualPeer(Peer):
             return [list(gathered) for _ in gathered]
 
         seconds = self._station.network.allgather_seconds
-        return self._meet(Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what), timeout_s)
+        call = Call("allgather_bytes", bytes(data), len(data), seconds, conclude, what)
+        gathered: list[bytes] = self._meet(call, timeout_s)
+        return gathered
 
     def kill(self) -> NoReturn:
         """End this rank at once, as a crash would: it raises RankKilledError here, and wherever it goes on."""
