@@ -29,6 +29,8 @@ def _reason_to_skip():
     return "this root may not make namespaces" if tried.returncode else None
 
 
+pytestmark = pytest.mark.alone
+
 REASON = _reason_to_skip()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 

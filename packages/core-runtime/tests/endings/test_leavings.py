@@ -17,6 +17,8 @@ import pytest
 
 from hocket.transport.job_folder import job_folder
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 LONGEST_S = 60.0
 RANKS = 2

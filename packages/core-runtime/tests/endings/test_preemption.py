@@ -21,7 +21,7 @@ needs_mpi = [
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]
 
 #: Three processes that import torch on a busy machine, in seconds.
 BEGINNING_S = 90.0

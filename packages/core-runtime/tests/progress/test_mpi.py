@@ -18,6 +18,7 @@ from bodies import ALLREDUCES, ENGINES
 from hocket.transport.launching import find_mpiexec
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]

@@ -17,7 +17,7 @@ from hocket.transport.single import SinglePeer
 
 from .host_cases import BIG, contribution, in_place
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.alone, pytest.mark.mpi]
 
 
 @pytest.fixture(scope="module", params=[2, 3, 5])

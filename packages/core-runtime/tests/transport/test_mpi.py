@@ -22,6 +22,7 @@ with pytest.MonkeyPatch.context() as _patch:
     from piece_cases import in_small_pieces
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
