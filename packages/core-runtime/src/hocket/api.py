@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from hocket.transport.peer import gather as gather
     from hocket.transport.reduction import TreeSum as TreeSum
     from hocket.transport.request import Request as Request
+    from hocket.transport.request import all_of as all_of
     from hocket.transport.threads import describe_wait as describe_wait
     from hocket.transport.waiting import CHECK_EVERY_S as CHECK_EVERY_S
     from hocket.transport.waiting import STALL_REPORT_AFTER_S as STALL_REPORT_AFTER_S
@@ -202,6 +203,7 @@ _HOMES = {
     "gather": "hocket.transport.peer",
     "TreeSum": "hocket.transport.reduction",
     "Request": "hocket.transport.request",
+    "all_of": "hocket.transport.request",
     "describe_wait": "hocket.transport.threads",
     "CHECK_EVERY_S": "hocket.transport.waiting",
     "STALL_REPORT_AFTER_S": "hocket.transport.waiting",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hocket.api import (
     Request,
     Segment,
     WrapperState,
+    all_of,
     allocate,
 )
 from hocket_redsync.state import ResidualState
@@ -69,16 +70,20 @@ class RedSyncChannel(Channel):
         dense = self._dense.get(segment.index)
         if dense is None:
             return self._gathering.start(segment, round)
-        outcome = Outcome(round, included=True, num_active=self._peer.size)
+        requests = []
         if segment.index in self._gathered:
-            gather = self._gathering.start(segment, round)
+            requests.append(self._gathering.start(segment, round))
         else:
             self.packing.pack(segment, round)  # momentum, which leaves in `outgoing` what is summed
             self.packing.packed_bytes[segment.index] = 0
-            gather = None
-        reduce = dense.start()
+        requests.append(dense.start())
         self.packing.packed_bytes[segment.index] += dense.as_gathered_bytes
-        return _Together(reduce, gather, dense.finish, outcome)
+
+        def finish(_: list[Outcome | None]) -> Outcome:
+            dense.finish()
+            return Outcome(round, included=True, num_active=self._peer.size)
+
+        return all_of(requests).then(finish)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""
@@ -144,42 +149,4 @@ class _DensePart:
             self._segment.incoming[place] = part
 
     def _parts(self, packed: torch.Tensor) -> Sequence[torch.Tensor]:
-        return torch.split(packed, [place.stop - place.start for place in self._places])
-
-
-class _Together(Request):
-    """An allreduce and, if there is one, a gather, and what is left to do when both are over."""
-
-    __slots__ = ("_finish", "_gather", "_outcome", "_reduce")
-
-    def __init__(
-        self, reduce: Request, gather: Request | None, finish: Callable[[], None], outcome: Outcome
-    ) -> None:
-        self._reduce = reduce
-        self._gather = gather
-        self._finish: Callable[[], None] | None = finish
-        self._outcome = outcome
-
-    def done(self) -> bool:
-        # Both are asked: whoever asks advances.
-        reduced, gathered = self._reduce.done(), self._gather is None or self._gather.done()
-        if reduced and gathered:
-            self._end()
-        return self._finish is None
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        if self._finish is not None:
-            if self._gather is not None:
-                self._gather.wait(timeout_s)
-            self._reduce.wait(timeout_s)
-            self._end()
-        return self._outcome
-
-    def _end(self) -> None:
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            finish()
-
-    @property
-    def result(self) -> Outcome:
-        return self._outcome
+        return packed.split([place.stop - place.start for place in self._places])

@@ -42,8 +42,14 @@ class GatheringChannel(Channel):
         payload = self.packing.pack(segment, round)
         raw = payload.reshape(-1).view(np.uint8)
         request = self._lanes[segment.index].iallgather(raw, self._received[segment.index])
-        outcome = Outcome(round, included=True, num_active=self._size)
-        return _Adding(request, self.packing, payload.dtype, segment, outcome)
+
+        def add(messages: Sequence[Array]) -> Outcome:
+            segment.incoming.zero_()
+            for message in messages:
+                self.packing.add(message.view(payload.dtype), 1.0, segment, round)
+            return Outcome(round, included=True, num_active=self._size)
+
+        return request.then(add)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""
@@ -57,39 +63,3 @@ class GatheringChannel(Channel):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.packing.load_state_dict(state)
-
-
-class _Adding(Request):
-    """A gather that is under way, and the sum that follows; in the caller's thread, as `incoming` is a tensor."""
-
-    __slots__ = ("_dtype", "_outcome", "_packing", "_request", "_segment")
-
-    def __init__(
-        self, request: Request, packing: Packing, dtype: np.dtype[Any], segment: Segment, outcome: Outcome
-    ) -> None:
-        self._request: Request | None = request
-        self._packing = packing
-        self._dtype = dtype
-        self._segment = segment
-        self._outcome = outcome
-
-    def done(self) -> bool:
-        if self._request is not None and self._request.done():
-            self._add(self._request.result)
-        return self._request is None
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        if self._request is not None:
-            self._add(self._request.wait(timeout_s))
-        return self._outcome
-
-    def _add(self, messages: Sequence[Array]) -> None:
-        self._request = None
-        segment = self._segment
-        segment.incoming.zero_()
-        for message in messages:
-            self._packing.add(message.view(self._dtype), 1.0, segment, self._outcome.round)
-
-    @property
-    def result(self) -> Outcome:
-        return self._outcome

@@ -16,44 +16,7 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["AllreduceChannel", "BroadcastChannel", "Completed", "NativeChannel", "ReduceChannel"]
-
-
-class Completed(Request):
-    """A transport's request whose result is the exchange's outcome.
-
-    Args:
-        request: the transport's.
-        outcome: what the exchange gave.
-        then: what is left to do when the request is done, in the thread that finds it so.
-    """
-
-    __slots__ = ("_outcome", "_request", "_then")
-
-    def __init__(self, request: Request, outcome: Outcome, then: Callable[[], None] | None = None) -> None:
-        self._request = request
-        self._outcome = outcome
-        self._then = then
-
-    def done(self) -> bool:
-        if not self._request.done():
-            return False
-        self._finish()
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        self._request.wait(timeout_s)
-        self._finish()
-        return self._outcome
-
-    def _finish(self) -> None:
-        if self._then is not None:
-            then, self._then = self._then, None
-            then()
-
-    @property
-    def result(self) -> Outcome:
-        return self._outcome
+__all__ = ["AllreduceChannel", "BroadcastChannel", "NativeChannel", "ReduceChannel"]
 
 
 class NativeChannel(Channel):
@@ -69,12 +32,12 @@ class NativeChannel(Channel):
         self._lanes = {segment.index: peer.lane(segment.name, segment.wire_bytes) for segment in segments}
 
     @abstractmethod
-    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
-        """Start the transport's operation on a segment's buffers; return it, and what is left to do afterwards."""
+    def _call(self, lane: Lane, segment: Segment, round: int) -> Request:
+        """Start the transport's operation on a segment's buffers."""
 
     def start(self, segment: Segment, round: int) -> Request:
-        request, then = self._call(self._lanes[segment.index], segment, round)
-        return Completed(request, Outcome(round, included=True, num_active=self._size), then)
+        outcome = Outcome(round, included=True, num_active=self._size)
+        return self._call(self._lanes[segment.index], segment, round).then(lambda _: outcome)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""
@@ -103,18 +66,18 @@ class AllreduceChannel(NativeChannel):
         self.packing = packing
         self._sums: dict[int, Array] = {}
 
-    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+    def _call(self, lane: Lane, segment: Segment, round: int) -> Request:
         packing = self.packing
         if packing is None:
-            return lane.iallreduce(segment.outgoing_array, segment.incoming_array), None
+            return lane.iallreduce(segment.outgoing_array, segment.incoming_array)
         message = packing.pack(segment, round)
         total = self._sums.setdefault(segment.index, np.empty_like(message))
 
-        def unpack() -> None:
+        def unpack(_: None) -> None:
             segment.incoming.zero_()
             packing.add(total, 1.0, segment, round)
 
-        return lane.iallreduce(message, total), unpack
+        return lane.iallreduce(message, total).then(unpack)
 
 
 class _RootedChannel(NativeChannel):
@@ -132,24 +95,24 @@ class _RootedChannel(NativeChannel):
 class BroadcastChannel(_RootedChannel):
     """Puts a root's `outgoing` into everyone's `incoming`."""
 
-    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+    def _call(self, lane: Lane, segment: Segment, round: int) -> Request:
         root = self._root_of(segment.index)
         if root == self._rank and segment.incoming is not segment.outgoing:
             segment.incoming_array[...] = segment.outgoing_array
-        return lane.ibroadcast(segment.incoming_array, root), None
+        return lane.ibroadcast(segment.incoming_array, root)
 
 
 class ReduceChannel(_RootedChannel):
     """Puts the mean of all ranks' `outgoing` into a root's `incoming`, and elsewhere the rank's own `outgoing`."""
 
-    def _call(self, lane: Lane, segment: Segment, round: int) -> tuple[Request, Callable[[], None] | None]:
+    def _call(self, lane: Lane, segment: Segment, round: int) -> Request:
         root = self._root_of(segment.index)
         outgoing, incoming = segment.outgoing_array, segment.incoming_array
         if root != self._rank:
             incoming[...] = outgoing
-            return lane.ireduce(outgoing, None, root), None
+            return lane.ireduce(outgoing, None, root)
 
-        def divide() -> None:
+        def divide(_: None) -> None:
             np.multiply(incoming, 1 / self._size, out=incoming)
 
-        return lane.ireduce(outgoing, incoming, root), divide
+        return lane.ireduce(outgoing, incoming, root).then(divide)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from hocket.topology import Neighbours, Topology
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
 from hocket.transport.reduction import weighted_sum
-from hocket.transport.request import Request
+from hocket.transport.request import Request, all_of
 
 __all__ = ["GossipChannel"]
 
@@ -87,15 +87,16 @@ class GossipChannel(Channel):
         ]
         requests += [lane.isend(message, to, round) for to in neighbours.send_to]
 
-        def combine() -> None:
+        def combine(_: list[None]) -> Outcome:
             if self.packing is None:
                 own = [segment.outgoing_array, *received]
                 weighted_sum(own, [neighbours.self_weight, *weights], segment.incoming_array)
             else:
                 terms = zip([message, *received], [neighbours.self_weight, *weights], strict=True)
                 self._combine_messages(self.packing, segment, round, list(terms))
+            return Outcome(round, included=True, num_active=1 + len(weights))
 
-        return _Combining(requests, combine, Outcome(round, included=True, num_active=1 + len(weights)))
+        return all_of(requests).then(combine)
 
     def together(self, segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
         shared: dict[Any, list[Segment]] = {}
@@ -112,9 +113,13 @@ class GossipChannel(Channel):
         if mixed is not None:
             return mixed
         # The buffers lie in shared memory, and none was left for what else it takes; or the transport wants messages.
-        requests = [self.start(segment, round) for segment in segments]
-        num_active = min(request.result.num_active for request in requests)
-        return _Combining(requests, lambda: None, Outcome(round, included=True, num_active=num_active))
+
+        def combine(outcomes: list[Outcome]) -> Outcome:
+            num_active = min(outcome.num_active for outcome in outcomes)
+            nonfinite = {rank for outcome in outcomes for rank in outcome.nonfinite}
+            return Outcome(round, included=True, num_active=num_active, nonfinite=tuple(sorted(nonfinite)))
+
+        return all_of(self.start(segment, round) for segment in segments).then(combine)
 
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""
@@ -127,7 +132,9 @@ class GossipChannel(Channel):
             return None
         terms = [self._plan(segment, round).mixing_rows for segment in segments]
         num_active = min(int(own.starts[self._rank + 1] - own.starts[self._rank]) for own in terms)
-        return _Mixed(mixer.start(terms), round, num_active)
+        return mixer.start(terms).then(
+            lambda nonfinite: Outcome(round, included=True, num_active=num_active, nonfinite=nonfinite)
+        )
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:
@@ -205,59 +212,3 @@ class _Plan:
     def mixing_rows(self) -> MixingRows:
         """What all ranks add up."""
         return self._topology.mixing_rows(*self._asked[1:])
-
-
-class _Mixed(Request):
-    """A mixing over shared memory, whose result names the ranks that gave NaN or Inf."""
-
-    __slots__ = ("_num_active", "_request", "_round")
-
-    def __init__(self, request: Request, round: int, num_active: int) -> None:
-        self._request = request
-        self._round = round
-        self._num_active = num_active
-
-    def done(self) -> bool:
-        return self._request.done()
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        self._request.wait(timeout_s)
-        return self.result
-
-    @property
-    def result(self) -> Outcome:
-        return Outcome(self._round, True, self._num_active, nonfinite=self._request.result)
-
-
-class _Combining(Request):
-    """Messages that are under way, and what is done with them when all are through."""
-
-    __slots__ = ("_combine", "_outcome", "_requests")
-
-    def __init__(self, requests: list[Request], combine: Callable[[], None], outcome: Outcome) -> None:
-        self._requests = requests
-        self._combine: Callable[[], None] | None = combine
-        self._outcome = outcome
-
-    def done(self) -> bool:
-        if self._combine is not None:
-            self._requests = [request for request in self._requests if not request.done()]
-            if not self._requests:
-                self._finish()
-        return self._combine is None
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        for request in self._requests:
-            request.wait(timeout_s)
-        self._requests = []
-        self._finish()
-        return self._outcome
-
-    def _finish(self) -> None:
-        if self._combine is not None:
-            combine, self._combine = self._combine, None
-            combine()
-
-    @property
-    def result(self) -> Outcome:
-        return self._outcome

@@ -10,7 +10,6 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
-from hocket.collective.native import Completed
 from hocket.collective.packing import Packing
 from hocket.progress import ProgressEngine
 from hocket.schedule import Compute, Execution, NoOp, Schedule, chain
@@ -84,12 +83,13 @@ class ScheduledAllreduceChannel(Channel):
         request = opened.run.start(opened.num_started)
         opened.num_started += 1
 
-        def unpack() -> None:
+        def finish(_: int) -> Outcome:
             if packing is not None:
                 segment.incoming.zero_()
                 packing.add(opened.total, 1.0, segment, round)
+            return Outcome(round, included=True, num_active=self._peer.size)
 
-        return Completed(request, Outcome(round, included=True, num_active=self._peer.size), unpack)
+        return request.then(finish)
 
     def flush(self) -> None:
         """Nothing outlives its request here."""

@@ -16,7 +16,7 @@ from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Finished, Request
 
 __all__ = ["Counters", "ActiveExchange"]
 
@@ -238,26 +238,9 @@ class ActiveExchange:
             # From where `finish` stages it in.
             segment.incoming_array[: segment.numel] = saved["incoming"].numpy()
             segment.incoming_trailer[:] = saved["companions"]
-            self._requests[segment.index] = _Arrived(Outcome(*saved["outcome"]))
+            self._requests[segment.index] = Finished(Outcome(*saved["outcome"]))
 
     @property
     def idle(self) -> bool:
         """Whether nothing of this exchange is under way."""
         return not self._requests and not self._turns
-
-
-class _Arrived(Request):
-    """An exchange that was over when it was saved."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        return self._outcome
-
-    @property
-    def result(self) -> Outcome:
-        return self._outcome

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["RANKS_DIVERGED", "Request"]
+__all__ = ["RANKS_DIVERGED", "Finished", "Request", "all_of"]
 
 #: What to look for where ranks meet that do different things; the end of a message.
 RANKS_DIVERGED = (
@@ -57,3 +58,97 @@ class Request(ABC):
             TypeError: this is no receive.
         """
         raise TypeError(f"{type(self).__name__}: only a receive can be withdrawn")
+
+    def then(self, act: Callable[[Any], Any]) -> Request:
+        """Return a request that is done once this one is and `act` has been called with its result.
+
+        `act` runs in the thread that finds this one done; what it returns is the new request's result. Use only the
+        new request from now on.
+        """
+        return _Then(self, act)
+
+
+def all_of(requests: Iterable[Request]) -> Request:
+    """Return a request that is done once all of these are; its result is the list of theirs."""
+    return _All(requests)
+
+
+class Finished(Request):
+    """A request that is done from the beginning.
+
+    Args:
+        result: what it gives.
+    """
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        return self._result
+
+    @property
+    def result(self) -> Any:
+        return self._result
+
+
+class _Then(Request):
+    __slots__ = ("_act", "_held", "_result")
+
+    def __init__(self, held: Request, act: Callable[[Any], Any]) -> None:
+        self._held: Request | None = held
+        self._act = act
+        self._result: Any = None
+
+    def done(self) -> bool:
+        held = self._held
+        if held is not None and held.done():
+            self._finish(held.result)
+        return self._held is None
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        if self._held is not None:
+            self._finish(self._held.wait(timeout_s))
+        return self._result
+
+    def _finish(self, given: Any) -> None:
+        self._held = None
+        self._result = self._act(given)
+
+    @property
+    def result(self) -> Any:
+        return self._result
+
+    def withdraw(self) -> None:
+        if self._held is not None:
+            self._held.withdraw()
+
+
+class _All(Request):
+    __slots__ = ("_left", "_requests")
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = list(requests)
+        self._left = self._requests
+
+    def done(self) -> bool:
+        self._left = [request for request in self._left if not request.done()]
+        return not self._left
+
+    def wait(self, timeout_s: float | None = None) -> list[Any]:
+        for request in self._left:
+            request.wait(timeout_s)
+        self._left = []
+        return self.result
+
+    @property
+    def result(self) -> list[Any]:
+        return [request.result for request in self._requests]
+
+    def withdraw(self) -> None:
+        for request in reversed(self._left):
+            request.withdraw()

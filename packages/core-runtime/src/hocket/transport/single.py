@@ -4,31 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Finished, Request
 
 __all__ = ["SinglePeer"]
-
-
-class _Finished(Request):
-    def __init__(self, result: Any = None) -> None:
-        self._result = result
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        return self._result
-
-    @property
-    def result(self) -> Any:
-        return self._result
 
 
 class _SelfReceive(Request):
@@ -81,7 +66,7 @@ class _SingleLane(Lane):
         _require_rank_0(to)
         self._messages[round].append(data.copy())
         self.deliver(round)
-        return _Finished()
+        return Finished()
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         _require_rank_0(source)
@@ -89,11 +74,11 @@ class _SingleLane(Lane):
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         receive[...] = send
-        return _Finished()
+        return Finished()
 
     def ibroadcast(self, data: Array, root: int) -> Request:
         _require_rank_0(root)
-        return _Finished()
+        return Finished()
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         _require_rank_0(root)
@@ -103,10 +88,10 @@ class _SingleLane(Lane):
     def iallgather(self, send: Array, receive: Array) -> Request:
         check_gathering(f"rank 0: {self.name}", send, receive, size=1)
         receive[0, : send.size] = send
-        return _Finished(gathered(receive, [send.size]))
+        return Finished(gathered(receive, [send.size]))
 
     def ibarrier(self) -> Request:
-        return _Finished()
+        return Finished()
 
     def close(self) -> None:
         pass

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hocket.arrays import Array
-from hocket.transport.faults.request import FaultyRequest, LostRequest
+from hocket.transport.faults.request import FaultyRequest
 from hocket.transport.faults.victim import Victim
 from hocket.transport.gathering import check_gathering
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import Finished, Request
 from hocket.transport.wrapper import WrapperLane
 
 __all__ = ["FaultyLane"]
@@ -90,7 +90,7 @@ class FaultyLane(WrapperLane):
         round, nth = (number, 0) if collective else (key[1], number)
         fate = victim.faults.fate(kind, self.name, self._ranks[self.rank], to, round, nth)
         if fate.dropped:
-            return LostRequest()
+            return Finished()  # lost, and its sender believes it sent
         victim.clock.look()
         self._held_back = [(other, held) for other, held in self._held_back if not held.has_begun]
         before = next((held for other, held in reversed(self._held_back) if other == key), None)

@@ -12,7 +12,7 @@ from hocket.transport.signals import Event
 if TYPE_CHECKING:
     from hocket.transport.faults.clock import Clock
 
-__all__ = ["FaultyRequest", "LostRequest"]
+__all__ = ["FaultyRequest"]
 
 
 class FaultyRequest(Request):
@@ -108,13 +108,3 @@ class FaultyRequest(Request):
             raise self._error
         assert self._held is not None
         return self._held
-
-
-class LostRequest(Request):
-    """A message that is lost: its sender believes it sent."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        return None

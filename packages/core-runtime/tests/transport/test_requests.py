@@ -1,0 +1,87 @@
+"""Requests made of requests: what follows one, and what waits for several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hocket.errors import ExchangeTimeoutError
+from hocket.transport.request import Finished, Request, all_of
+from hocket.transport.single import SinglePeer
+from hocket.transport.virtual import World, current_peer
+
+
+class Third(Request):
+    """Done at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks >= 3
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self.looks = 3
+        return self.looks
+
+    @property
+    def result(self) -> int:
+        return self.looks
+
+
+def test_what_follows_is_done_once_and_gives_the_result() -> None:
+    calls: list[int] = []
+
+    def act(result: int) -> str:
+        calls.append(result)
+        return f"after {result}"
+
+    polled, waited = Third().then(act), Third().then(act)
+    assert [polled.done() for _ in range(4)] == [False, False, True, True]
+    assert (polled.result, polled.wait()) == ("after 3", "after 3")
+    assert (waited.wait(), waited.done(), waited.result) == ("after 3", True, "after 3")
+    assert calls == [3, 3]
+
+
+def test_what_follows_and_fails_says_so_to_the_caller() -> None:
+    def fail(result: None) -> None:
+        raise ZeroDivisionError("as planned")
+
+    with pytest.raises(ZeroDivisionError):
+        Finished().then(fail).done()
+    with pytest.raises(ZeroDivisionError):
+        Finished().then(fail).wait()
+
+
+def test_several_are_done_when_all_are() -> None:
+    requests = [Third(), Finished(7), Third()]
+    together = all_of(requests)
+    assert [together.done() for _ in range(4)] == [False, False, True, True]
+    assert together.result == [3, 7, 3]
+    assert [request.looks for request in requests if isinstance(request, Third)] == [3, 3], (
+        "only looked at until done"
+    )
+    assert all_of([Third(), Third()]).then(sum).wait() == 6
+    assert all_of([]).done()
+    assert all_of([]).wait() == []
+
+
+def test_receives_are_withdrawn_together() -> None:
+    lane, data = SinglePeer().lane("a"), np.zeros(1)
+    request = all_of(lane.irecv(data, 0, round) for round in range(2)).then(lambda _: None)
+    request.withdraw()
+    lane.isend(np.ones(1), 0, 0)
+    assert not request.done()
+    assert not data.any()
+
+
+def test_a_wait_for_several_ends_with_a_timeout() -> None:
+    def body() -> None:
+        peer, data = current_peer(), np.zeros(1)
+        lane = peer.lane("a")
+        with pytest.raises(ExchangeTimeoutError, match="lane 'a', since 1 s"):
+            all_of([Finished(), lane.irecv(data, 1 - peer.rank, 0)]).wait(1.0)
+        assert peer.clock.now() < 2.0
+
+    World(2).run(body)
