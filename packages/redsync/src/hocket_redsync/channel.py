@@ -149,4 +149,4 @@ class _DensePart:
             self._segment.incoming[place] = part
 
     def _parts(self, packed: torch.Tensor) -> Sequence[torch.Tensor]:
-        return packed.split([place.stop - place.start for place in self._places])
+        return torch.split(packed, [place.stop - place.start for place in self._places])
