@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hocket.session.save_point import listening
+from hocket.session.save_point import SIGNALS
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.plot import plot
@@ -34,7 +34,7 @@ def run_virtual(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
     assert run.ranks is not None
     torch.set_num_threads(1)
     world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
-    with listening():
+    with SIGNALS.listening():
         world.run(lambda: _train(run, join(), folder, resume))
 
 

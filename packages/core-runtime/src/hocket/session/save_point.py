@@ -23,13 +23,14 @@ import torch
 
 from hocket.arrays import Array
 from hocket.errors import CheckpointError, HocketError, TransportError
+from hocket.transport.peer import Lane
 from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from hocket.session.api import TrainingSession
 
-__all__ = ["ENDED_STATUS", "SavePoint", "listening"]
+__all__ = ["ENDED_STATUS", "SIGNALS", "SavePoint"]
 
 _log = logging.getLogger("hocket")
 
@@ -65,7 +66,9 @@ class SavePoint:
         self.error: HocketError | None = None
         self.agreed = threading.Event()
         self._hook = session.model.register_forward_pre_hook(self._reach_in_forward)
-        _watch(self)
+        #: Open once all ranks have come here.
+        self.lane: Lane | None = None
+        SIGNALS.watch(self)
         self.lane = session.peer.lane("signals")
 
     def reach(self) -> None:
@@ -97,7 +100,7 @@ class SavePoint:
         if session.rank == 0:
             print(f"hocket: asked to end: {told}; all ranks end", file=sys.stderr, flush=True)
         session.gather(None)  # before a rank ends, and so perhaps all
-        _watch_no_more(self)
+        SIGNALS.forget(self)
         raise SystemExit(ENDED_STATUS)
 
     def close(self, *, together: bool) -> None:
@@ -107,113 +110,115 @@ class SavePoint:
             if together and self.session.size > 1:
                 self._end_together()
         finally:
-            _watch_no_more(self)
+            SIGNALS.forget(self)
 
     def _end_together(self) -> None:
         """See to it that ranks that were asked to end find the others', which have come to the training's end."""
         if any(self.session.gather(self.asked)):
-            _ask()
+            SIGNALS.ask()
             self.agreed.wait()
-        else:
+        elif self.lane is not None:
             self.lane.close()
 
 
-# The save points of this process's ranks: one, or those of all virtual ranks.
-_points: list[SavePoint] = []
-_listener: Listener | None = None
-_closed = threading.Event()
+class ProcessSignals:
+    """Requests to end, heard for the save points of this process's ranks: one, or those of all virtual ranks."""
 
+    def __init__(self) -> None:
+        self._points: list[SavePoint] = []
+        self._listener: Listener | None = None
+        self._closed = threading.Event()
 
-@contextmanager
-def listening() -> Iterator[None]:
-    """Hear requests for virtual ranks: they are threads, and only the main one may set handlers."""
-    global _listener
-    listener = _listener = Listener(_heard)
-    try:
-        yield
-    finally:
-        _listener = None
-        listener.close()
-
-
-def _watch(point: SavePoint) -> None:
-    global _listener
-    on_main = threading.current_thread() is threading.main_thread()
-    if not _points:
-        _closed.clear()
-    _points.append(point)
-    if _listener is None and on_main:
-        _listener = Listener(_heard)
-    elif _listener is None and point.session.rank == 0:
-        _log.warning(
-            "session.save_on_signal: signals are not heard here: only a process's main thread can heed them, and this "
-            "is another one. Virtual ranks of `hocket run` do hear them"
-        )
-
-
-def _watch_no_more(point: SavePoint) -> None:
-    global _listener
-    if point in _points:
-        _points.remove(point)
-    if not _points:
-        _closed.set()
-        if _listener is not None and threading.current_thread() is threading.main_thread():
-            _listener.close()
-            _listener = None
-
-
-def _ask() -> None:
-    if _listener is not None:
-        _listener.request()
-
-
-def _heard() -> None:
-    """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
-    end_s = time.monotonic() + _PATIENCE_S
-    while not _all_here() and time.monotonic() < end_s:
-        time.sleep(_POLL_S)  # the session is being attached
-    points = list(_points)
-    if not points:
-        return
-    for point in points:
-        point.asked = True  # before `passed` is read: who writes that afterwards looks at this then
-    target = max(point.passed for point in points) + 1
-    missing: list[int] = []
-    if not points[0].session.peer.threads.shares_process:
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear requests for virtual ranks: they are threads, and only the main one may set handlers."""
+        listener = self._listener = Listener(self._heard)
         try:
-            target, missing = _latest(points[0], target, end_s)
-        except TransportError as error:
-            points[0].error = error
-    if not missing:
+            yield
+        finally:
+            self._listener = None
+            listener.close()
+
+    def watch(self, point: SavePoint) -> None:
+        """Tell a save point of requests from now on."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if not self._points:
+            self._closed.clear()
+        self._points.append(point)
+        if self._listener is None and on_main:
+            self._listener = Listener(self._heard)
+        elif self._listener is None and point.session.rank == 0:
+            _log.warning(
+                "session.save_on_signal: signals are not heard here: only a process's main thread can heed them, and "
+                "this is another one. Virtual ranks of `hocket run` do hear them"
+            )
+
+    def forget(self, point: SavePoint) -> None:
+        """Tell a save point of no more requests."""
+        if point in self._points:
+            self._points.remove(point)
+        if not self._points:
+            self._closed.set()
+            if self._listener is not None and threading.current_thread() is threading.main_thread():
+                self._listener.close()
+                self._listener = None
+
+    def ask(self) -> None:
+        """Do as if a signal had come."""
+        if self._listener is not None:
+            self._listener.request()
+
+    def _heard(self) -> None:
+        """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while not self._all_here() and time.monotonic() < end_s:
+            time.sleep(_POLL_S)  # the session is being attached
+        points = list(self._points)
+        if not points:
+            return
         for point in points:
-            point.target = target
-            point.agreed.set()
-    if not _closed.wait(max(0.0, end_s - time.monotonic())):
-        _give_up(points[0], target, missing)
+            point.asked = True  # before `passed` is read: who writes that afterwards looks at this then
+        target = max(point.passed for point in points) + 1
+        missing: list[int] = []
+        if not points[0].session.peer.threads.shares_process:
+            try:
+                target, missing = self._latest(points[0], target, end_s)
+            except TransportError as error:
+                points[0].error = error
+        if not missing:
+            for point in points:
+                point.target = target
+                point.agreed.set()
+        if not self._closed.wait(max(0.0, end_s - time.monotonic())):
+            _give_up(points[0], target, missing)
+
+    def _all_here(self) -> bool:
+        if not self._points:
+            return False
+        peer = self._points[0].session.peer
+        if not peer.threads.shares_process:
+            return self._points[0].lane is not None
+        return len(self._points) == peer.size
+
+    def _latest(self, point: SavePoint, own: int, end_s: float) -> tuple[int, list[int]]:
+        """Return the latest of all ranks' next save points, and the ranks that have not told theirs in time."""
+        session, lane = point.session, point.lane
+        others = [rank for rank in range(session.size) if rank != session.rank]
+        if lane is None:  # some rank has not come so far
+            return own, others
+        told: Array = np.full(session.size, own, dtype=np.int64)
+        mine = told[session.rank : session.rank + 1].copy()
+        receives = {rank: lane.irecv(told[rank : rank + 1], rank, 0) for rank in others}
+        sends: Sequence[Request] = [lane.isend(mine, rank, 0) for rank in others]
+        while time.monotonic() < end_s and not self._closed.is_set():
+            if all([request.done() for request in (*receives.values(), *sends)]):  # noqa: C419 (each look moves one on)
+                break
+            time.sleep(_POLL_S)
+        return int(told.max()), [rank for rank, receive in receives.items() if not receive.done()]
 
 
-def _all_here() -> bool:
-    if not _points:
-        return False
-    peer = _points[0].session.peer
-    if not peer.threads.shares_process:
-        return hasattr(_points[0], "lane")
-    return len(_points) == peer.size
-
-
-def _latest(point: SavePoint, own: int, end_s: float) -> tuple[int, list[int]]:
-    """Return the latest of all ranks' next save points, and the ranks that have not told theirs in time."""
-    session, lane = point.session, point.lane
-    others = [rank for rank in range(session.size) if rank != session.rank]
-    told: Array = np.full(session.size, own, dtype=np.int64)
-    mine = told[session.rank : session.rank + 1].copy()
-    receives = {rank: lane.irecv(told[rank : rank + 1], rank, 0) for rank in others}
-    sends: Sequence[Request] = [lane.isend(mine, rank, 0) for rank in others]
-    while time.monotonic() < end_s and not _closed.is_set():
-        if all([request.done() for request in (*receives.values(), *sends)]):  # noqa: C419 (each look moves one on)
-            break
-        time.sleep(_POLL_S)
-    return int(told.max()), [rank for rank, receive in receives.items() if not receive.done()]
+#: Of this process.
+SIGNALS = ProcessSignals()
 
 
 def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
