@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.session import save_on_signal
+from hocket.session import save_point
 from hocket.training.startup import defer_dynamo
 
 _READY_STEP = 3
@@ -23,7 +23,7 @@ def main(how: str, folder: Path) -> None:
     peer = hocket.join()
     (Path(os.environ["PIDS"]) / str(os.getpid())).write_text(str(peer.rank))
     if how in ("impatient", "slow"):
-        save_on_signal._PATIENCE_S = 2.0
+        save_point._PATIENCE_S = 2.0
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     recipe = "local" if how in ("impatient", "slow", "last step") else "sgd"

@@ -44,7 +44,7 @@ class ParameterStorage:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.spans = named_spans(self.parameters.items())
         self._flats: list[tuple[list[Span], Tensor]] = []
-        self._places: dict[str, tuple[Tensor, int]] = {}
+        self._offsets: dict[str, tuple[Tensor, int]] = {}
         self._bound: list[_Bound] = []
         self._owners = {path: module._parameters for path, module in model.named_modules()}
         self._children = {path: module._modules for path, module in model.named_modules()}
@@ -52,7 +52,7 @@ class ParameterStorage:
             flat = allocate(peer, spans[-1].start + spans[-1].padded_numel, spans[0].dtype, spans[0].device)
             self._flats.append((spans, flat))
             for span in spans:
-                self._places[span.name] = (flat, span.start)
+                self._offsets[span.name] = (flat, span.start)
                 parameter = self.parameters[span.name]
                 view = view_of(flat, span)
                 with torch.no_grad():
@@ -73,7 +73,7 @@ class ParameterStorage:
 
     def slice_for(self, spans: Sequence[Span]) -> Tensor:
         """Return the flat part of the storage that holds the parameters of one segment."""
-        flat, start = self._places[spans[0].name]
+        flat, start = self._offsets[spans[0].name]
         return flat[start : start + spans[-1].start + spans[-1].padded_numel]
 
     def is_bound(self) -> bool:

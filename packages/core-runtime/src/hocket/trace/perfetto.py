@@ -37,15 +37,15 @@ def perfetto_trace(recordings: Sequence[Recording]) -> str:
     Args:
         recordings: of different ranks of one run; some may be missing or break off.
     """
-    placed = place(recordings)
+    aligned = align(recordings)
     events: list[dict[str, Any]] = []
     threads: dict[int, int] = {}
     for recording in recordings:
-        of_rank = placed[recording.rank]
+        of_rank = aligned[recording.rank]
         events += _training(of_rank)
         events += _exchanges(of_rank)
         events += _bytes_under_way(of_rank)
-    operations = [p for of_rank in placed.values() for p in of_rank if p.span.kind in OPERATIONS]
+    operations = [p for of_rank in aligned.values() for p in of_rank if p.span.kind in OPERATIONS]
     rows = rows_of(operations)
     for operation in operations:
         row = rows[id(operation)]
@@ -68,33 +68,33 @@ def perfetto_trace(recordings: Sequence[Recording]) -> str:
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n{lines}\n]}}\n'
 
 
-def _training(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
-    for placed in of_rank:
+def _training(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
+    for aligned in of_rank:
         # On a virtual clock most waits take no time.
-        if placed.span.kind in ON_TRAINING_THREAD and placed.end_ns > placed.start_ns:
-            yield _slice(placed, 0)
+        if aligned.span.kind in ON_TRAINING_THREAD and aligned.end_ns > aligned.start_ns:
+            yield _slice(aligned, 0)
 
 
-def _exchanges(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
-    for number, placed in enumerate(of_rank):
-        if placed.span.kind is Kind.EXCHANGE:
+def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
+    for number, aligned in enumerate(of_rank):
+        if aligned.span.kind is Kind.EXCHANGE:
             common = {
-                "name": placed.span.name,
+                "name": aligned.span.name,
                 "cat": Kind.EXCHANGE,
-                "id": f"{placed.rank:x}.{number:x}",
-                **_thread(placed.rank, 0),
+                "id": f"{aligned.rank:x}.{number:x}",
+                **_thread(aligned.rank, 0),
             }
-            yield {"ph": "b", **common, "ts": placed.start_ns / 1e3, "args": _arguments(placed.span)}
-            yield {"ph": "e", **common, "ts": placed.end_ns / 1e3}
+            yield {"ph": "b", **common, "ts": aligned.start_ns / 1e3, "args": _arguments(aligned.span)}
+            yield {"ph": "e", **common, "ts": aligned.end_ns / 1e3}
 
 
-def _bytes_under_way(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
+def _bytes_under_way(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
     changes: dict[int, float] = defaultdict(float)
-    for placed in of_rank:
-        if placed.span.kind is Kind.EXCHANGE:
-            changes[placed.start_ns] += placed.span.num_bytes
-            changes[placed.end_ns] -= placed.span.num_bytes
-            rank = placed.rank
+    for aligned in of_rank:
+        if aligned.span.kind is Kind.EXCHANGE:
+            changes[aligned.start_ns] += aligned.span.num_bytes
+            changes[aligned.end_ns] -= aligned.span.num_bytes
+            rank = aligned.rank
     for time_ns, total in zip(
         sorted(changes), itertools.accumulate(changes[t] for t in sorted(changes)), strict=True
     ):
@@ -107,12 +107,12 @@ def _bytes_under_way(of_rank: Sequence[Placed]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _arrows(operations: Sequence[Placed], rows: Mapping[int, int]) -> tuple[list[dict[str, Any]], int]:
+def _arrows(operations: Sequence[AlignedSpan], rows: Mapping[int, int]) -> tuple[list[dict[str, Any]], int]:
     """Join each send to the receive that got it; return the arrows, and how many messages have only one end.
 
     Messages between the same two ranks in the same lane and round are received in the order in which they were sent.
     """
-    sends: dict[tuple[Any, ...], deque[Placed]] = defaultdict(deque)
+    sends: dict[tuple[Any, ...], deque[AlignedSpan]] = defaultdict(deque)
     for operation in operations:
         if operation.span.kind is Kind.SEND:
             sends[_message(operation.span)].append(operation)
@@ -145,8 +145,8 @@ def _message(span: Span) -> tuple[Any, ...]:
     return span.name, span.sender, span.receiver, span.round
 
 
-def _slice(placed: Placed, row: int) -> dict[str, Any]:
-    span = placed.span
+def _slice(aligned: AlignedSpan, row: int) -> dict[str, Any]:
+    span = aligned.span
     names = {
         Kind.SEND: f"send {span.name} to {span.receiver}",
         Kind.RECEIVE: f"receive {span.name} from {span.sender}",
@@ -157,9 +157,9 @@ def _slice(placed: Placed, row: int) -> dict[str, Any]:
         "ph": "X",
         "name": names.get(span.kind, span.name),
         "cat": span.kind,
-        **_thread(placed.rank, row),
-        "ts": placed.start_ns / 1e3,
-        "dur": (placed.end_ns - placed.start_ns) / 1e3,
+        **_thread(aligned.rank, row),
+        "ts": aligned.start_ns / 1e3,
+        "dur": (aligned.end_ns - aligned.start_ns) / 1e3,
         "args": _arguments(span),
     }
 
@@ -195,7 +195,7 @@ _SHORTEST_OPERATION_NS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class AlignedSpan:
     """A span on the common clock.
 
     Attributes:
@@ -210,7 +210,7 @@ class Placed:
     end_ns: int
 
 
-def place(recordings: Sequence[Recording]) -> dict[int, list[Placed]]:
+def align(recordings: Sequence[Recording]) -> dict[int, list[AlignedSpan]]:
     """Translate all ranks' times into nanoseconds of one clock, from the first one on."""
     times = {}
     for recording in recordings:
@@ -218,18 +218,18 @@ def place(recordings: Sequence[Recording]) -> dict[int, list[Placed]]:
         ends = to_rank_0([span.end_s for span in recording.spans], recording.readings)
         times[recording.rank] = (recording.spans, starts, ends)
     origin_s = min((starts[0] for _, starts, _ in times.values() if starts), default=0.0)
-    placed: dict[int, list[Placed]] = {}
+    aligned: dict[int, list[AlignedSpan]] = {}
     for rank, (spans, starts, ends) in times.items():
-        placed[rank] = []
+        aligned[rank] = []
         for span, start_s, end_s in zip(spans, starts, ends, strict=True):
             start_ns = round((start_s - origin_s) * 1e9)
             shortest = _SHORTEST_OPERATION_NS if span.kind in OPERATIONS else 0
             end_ns = max(round((end_s - origin_s) * 1e9), start_ns + shortest)
-            placed[rank].append(Placed(span, rank, start_ns, end_ns))
-    return placed
+            aligned[rank].append(AlignedSpan(span, rank, start_ns, end_ns))
+    return aligned
 
 
-def rows_of(operations: Sequence[Placed]) -> dict[int, int]:
+def rows_of(operations: Sequence[AlignedSpan]) -> dict[int, int]:
     """Give each operation the first row of its rank that is free all the time; rows count from 1."""
     ends: dict[int, list[int]] = defaultdict(list)
     rows = {}
