@@ -13,6 +13,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
+from hocket.errors import NonFiniteError
+from hocket.session import parameters
 
 RANKS, STEPS = 3, 6
 
@@ -168,6 +170,35 @@ def test_delayed_adds_what_the_mean_differed_by(every: int) -> None:
         on_ranks(RANKS, lambda rank: train(strategy, batches(rank, STEPS))), models, strict=True
     ):
         torch.testing.assert_close(given, flat(model), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_delayed_merges_in_one_pass_with_the_bits_of_five(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for smallest in (0, 1 << 30):
+        monkeypatch.setattr(parameters, "_SMALLEST_FUSED", smallest)
+        results.append(trained(mlp, "delayed", every))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_delayed_names_a_nan_that_one_pass_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "_SMALLEST_FUSED", 0)
+
+    def run(rank: int) -> None:
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = sgd(model)
+        strategy = hocket.compose("periodic_average", "parameters.0.overlap=delayed", "parameters.0.every=1")
+        with hocket.attach(model, optimizer, strategy):
+            for step in range(3):
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, torch.nan if step == 2 else 0.1)
+                optimizer.step()
+
+    with pytest.raises(NonFiniteError, match="is NaN or Inf after step 3"):
+        on_ranks(2, run)
 
 
 def test_copies_read_and_keep_their_own() -> None:

@@ -34,6 +34,10 @@ __all__ = ["ParameterMix", "ParameterSync", "PushSums"]
 PushSums = tuple[dict[int, float], dict[int, Tensor]]
 
 
+# From so many elements on, one compiled pass is faster than torch's five.
+_SMALLEST_FUSED = 1 << 16
+
+
 class Unrounded:
     """The value x of a segment, of which its parameters hold x, or x / w, as well as they can.
 
@@ -108,6 +112,8 @@ class ParameterMix:
         }
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
+        # The segments whose `outgoing` holds what is sent next, and whether that is finite.
+        self._copied: dict[int, bool] = {}
 
     def bias(self) -> None:
         """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
@@ -189,11 +195,12 @@ class ParameterMix:
         self.due = False
         self.bias()
         for index, (segment, target) in self._places.items():
-            if not self.opened.channel.finds_nonfinite(segment):
+            finite = self._copied.pop(index, None)
+            if not (finite or self.opened.channel.finds_nonfinite(segment)):
                 self._refuse_nonfinite(segment, target)
             if index in self.unrounded:
                 segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
-            elif index not in self._sent:
+            elif finite is None and index not in self._sent:
                 segment.outgoing[: segment.numel].copy_(target)
             if self.weights:
                 segment.outgoing_trailer[WEIGHT] = self.weights[index]
@@ -204,8 +211,12 @@ class ParameterMix:
         if self.overlap is Overlap.NONE:
             self.opened.start_all()
 
-    def merge(self, index: int) -> None:
-        """Finish segment number `index`, if it is under way, and write what came of it into the parameters."""
+    def merge(self, index: int, *, sends: bool = False) -> None:
+        """Finish segment number `index`, if it is under way, and write what came of it into the parameters.
+
+        Args:
+            sends: whether they are sent at once, so that one pass can merge and copy.
+        """
         if index not in self._places or not self.opened.started(self._places[index][0]):
             return
         segment, target = self._places[index]
@@ -218,6 +229,8 @@ class ParameterMix:
         if index in self.unrounded:
             self._take(segment, self.unrounded[index].step())
             self.unrounded[index].show()
+        elif self.overlap is Overlap.DELAYED and _fuses(segment, target):
+            self._take_in_one_pass(segment, target, sends=sends)
         else:
             self._take(segment, target)
         if index in self._biased and self.overlap is Overlap.FORWARD:
@@ -240,15 +253,24 @@ class ParameterMix:
         else:
             target.copy_(combined.mul_(scale))
 
-    def merge_all(self) -> None:
-        """Finish and merge everything that is under way, or due."""
+    def _take_in_one_pass(self, segment: Segment, target: Tensor, *, sends: bool) -> None:
+        """Do what `_take` does with overlap delayed, bit for bit, and copy the result where it is sent from."""
+        from hocket.kernels import merge_delayed
+
+        combined, sent = (flat[: segment.numel].numpy() for flat in (segment.incoming, segment.outgoing))
+        finite = merge_delayed(target.numpy(), combined, self.opened.scale, sent, sends=sends)
+        if sends:
+            self._copied[segment.index] = finite
+
+    def merge_all(self, *, sends: bool = False) -> None:
+        """Finish and merge everything that is under way, or due; `sends` says whether `start` follows."""
         self.begin()
         if self.opened.idle:
             return
         if self.overlap is Overlap.DELAYED:
             self.bias()
         for index in self._places:
-            self.merge(index)
+            self.merge(index, sends=sends)
 
     def _refuse_nonfinite(self, segment: Segment, target: Tensor) -> None:
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
@@ -264,6 +286,12 @@ class ParameterMix:
                 f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, in what "
                 f"{self.opened.exchange.name} exchanges: lower the learning rate, or clip gradients"
             )
+
+
+def _fuses(segment: Segment, target: Tensor) -> bool:
+    """Return whether one compiled pass is worth its start, and can be: on the CPU, of one dtype."""
+    same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
+    return same and target.device.type == "cpu" and segment.numel >= _SMALLEST_FUSED
 
 
 class ParameterSync:
@@ -294,8 +322,9 @@ class ParameterSync:
     def after_step(self, step: int) -> None:
         """Merge what is under way and start what is due after step number `step`, counted from 1."""
         for exchange in self.exchanges:
-            exchange.merge_all()
-            if step % exchange.opened.exchange.period(exchange.opened.peer.size) == 0:
+            sends = step % exchange.opened.exchange.period(exchange.opened.peer.size) == 0
+            exchange.merge_all(sends=sends)
+            if sends:
                 exchange.start(step)
                 if exchange.overlap is Overlap.NONE:
                     exchange.merge_all()
