@@ -17,9 +17,9 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from hocket.collective.rooted import RootedCollective
+from hocket.collective.api import Ends
 from hocket.compressor import Compressor
-from hocket.compressor.none import NoCompression
+from hocket.compressor.wrappers import Identity
 from hocket.errors import CompositionError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
@@ -115,7 +115,7 @@ def sized_recipes() -> list[tuple[str, int]]:
 
 def is_repeatable(strategy: Strategy) -> bool:
     """Return whether two runs give the same bits, and send as many bytes as planned: nothing depends on time."""
-    return not any(exchange.collective.depends_on_time for exchange in strategy.exchanges)
+    return not any(exchange.collective.traits.depends_on_time for exchange in strategy.exchanges)
 
 
 def _fits(strategy: Strategy, ranks: int) -> CompositionError | None:
@@ -134,8 +134,7 @@ def gossip_recipes() -> list[str]:
 
 
 def asks_topology(collective: str, registry: Registry | None = None) -> bool:
-    component: Any = (registry or everything()).resolve(Kind.COLLECTIVE, collective)
-    return bool(component.needs_topology)
+    return bool(example_of(Kind.COLLECTIVE, collective, registry).traits.needs_topology)
 
 
 # --- components ------------------------------------------------------------------------------------------
@@ -169,9 +168,9 @@ def _around(wrappers: Mapping[str, type], inner: Choice, registry: Registry) -> 
         held = _held(wrapper)
         assert held is not None
         given = {held: _built(Kind.COMPRESSOR, inner.config, registry)}
-        if not _takes(wrapper, _example(name, wrapper, {held: NoCompression()}), given):
+        if not _takes(wrapper, _example(name, wrapper, {held: Identity()}), given):
             continue  # refused by the component itself, in whatever strategy
-        for choice in _switched(name, wrapper, {held: NoCompression()}):
+        for choice in _switched(name, wrapper, {held: Identity()}):
             yield Choice(f"{choice.id}+{inner.id}", {**choice.config, held: inner.config})
 
 
@@ -402,7 +401,8 @@ def _shared_before(slot: str, exchanges: list[Config], registry: Registry) -> Co
     first = exchanges[0]
     if slot == "gradients":
         return {}
-    if issubclass(registry.resolve(Kind.COLLECTIVE, first["collective"]["name"]), RootedCollective):
+    ends = example_of(Kind.COLLECTIVE, first["collective"]["name"], registry).traits.ends
+    if ends in {Ends.ROOT, Ends.COPY}:
         return {"gradients": [{"collective": "gossip", "topology": "random_matching"}]}
     if first.get("over", {}).get("name") == "leaders":
         return {"gradients": [{"collective": "allreduce", "over": {**first["over"], "name": "group"}}]}

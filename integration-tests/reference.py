@@ -22,17 +22,13 @@ from trial import Toy, batches, flat, loss_of, optimizer_for
 
 from hocket import draws
 from hocket.collective.allreduce import Allreduce
-from hocket.collective.broadcast import Broadcast
 from hocket.collective.gossip import Gossip
-from hocket.collective.reduce import Reduce
-from hocket.collective.sparse_allreduce import SparseAllreduce
+from hocket.collective.rooted import Broadcast, Reduce
+from hocket.collective.sparse import SparseAllreduce
 from hocket.compressor.cast import BFloat16, Float16
-from hocket.compressor.error_feedback import ErrorFeedback
-from hocket.compressor.local_clipping import LocalClipping
-from hocket.compressor.momentum_correction import MomentumCorrection
-from hocket.compressor.none import NoCompression
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
+from hocket.compressor.wrappers import ErrorFeedback, Identity, LocalClipping, MomentumCorrection
 from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Overlap, Strategy, World
 
 __all__ = ["NoReferenceError", "Parameters", "reference"]
@@ -187,7 +183,7 @@ Send = Callable[[Offered], tuple[Vector, NDArray[np.bool_]]]
 def sender_of(compressor: Any) -> Send:
     """Return a compressor with a state of its own."""
     kind = type(compressor)
-    if kind in (NoCompression, Float16, BFloat16):
+    if compressor is None or kind in (Identity, Float16, BFloat16):
         dtype = {Float16: torch.float16, BFloat16: torch.bfloat16}.get(kind, torch.float64)
         return lambda o: (torch.from_numpy(o.data).to(dtype).double().numpy(), np.ones(len(o.data), bool))
     if kind is TopK:
@@ -454,7 +450,8 @@ def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
     optimizers = [optimizer_for(model) for model in models]
     # An exchange in which no two ranks meet is left out, and takes nothing over.
     meeting = [exchange for exchange in strategy.gradients if parts_of(exchange, ranks, segment=0)]
-    takes = {term for exchange in meeting for term in exchange.compressor.applies_optimizer_terms}
+    compressors = (exchange.compressor for exchange in meeting)
+    takes = {term for each in compressors if each for term in each.applies_optimizer_terms}
     for optimizer in optimizers:
         optimizer.param_groups[0].update(dict.fromkeys(takes, 0.0))
     data = [batches(rank, steps) for rank in range(ranks)]

@@ -26,7 +26,10 @@ def sparse(compressor: Any) -> dict[str, Any]:
 
 
 def takes(recipe: str) -> bool:
-    return any(exchange.compressor.applies_optimizer_terms for exchange in hocket.compose(recipe).gradients)
+    return any(
+        each.compressor and each.compressor.applies_optimizer_terms
+        for each in hocket.compose(recipe).gradients
+    )
 
 
 TARGETS: list[Any] = [

@@ -37,11 +37,6 @@ FLOORS = """
 #: What breaks the contract until it is mended: importing modules, imported ones (each with all below it), and why.
 STILL_WRONG = (
     (
-        "hocket.collective",
-        "hocket.strategy.exchange",
-        "a channel is opened with the exchange that holds its collective",
-    ),
-    (
         "hocket.session",
         "hocket.session",
         "sessions, their loops and checkpoints know each other for type checkers",

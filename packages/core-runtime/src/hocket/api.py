@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from hocket.arrays import Array as Array
     from hocket.arrays import MixingRows as MixingRows
     from hocket.checkpoint.files import StateFile as StateFile
-    from hocket.collective.algorithms import RecursiveDoubling as RecursiveDoubling
-    from hocket.collective.algorithms import Ring as Ring
     from hocket.collective.api import Channel as Channel
+    from hocket.collective.api import Choices as Choices
     from hocket.collective.api import Collective as Collective
+    from hocket.collective.api import CollectiveTraits as CollectiveTraits
+    from hocket.collective.api import Cost as Cost
+    from hocket.collective.api import Ends as Ends
     from hocket.collective.api import Outcome as Outcome
-    from hocket.collective.gathering import GatheringChannel as GatheringChannel
     from hocket.collective.packing import Packing as Packing
-    from hocket.collective.sparse_allreduce import SparseAllreduce as SparseAllreduce
+    from hocket.collective.sparse import GatheringChannel as GatheringChannel
+    from hocket.collective.sparse import SparseAllreduce as SparseAllreduce
     from hocket.compressor.api import Compressor as Compressor
     from hocket.compressor.api import Message as Message
     from hocket.compressor.api import SegmentShape as SegmentShape
     from hocket.compressor.api import State as State
+    from hocket.compressor.api import count_of as count_of
+    from hocket.compressor.api import dtype_of as dtype_of
+    from hocket.compressor.api import numel_of as numel_of
+    from hocket.compressor.api import trailer_bytes as trailer_bytes
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
-    from hocket.compressor.shape import count_of as count_of
-    from hocket.compressor.shape import dtype_of as dtype_of
-    from hocket.compressor.shape import numel_of as numel_of
-    from hocket.compressor.shape import trailer_bytes as trailer_bytes
-    from hocket.compressor.sparse import check_indexable as check_indexable
-    from hocket.compressor.wrapper import Wrapper as Wrapper
-    from hocket.compressor.wrapper import WrapperState as WrapperState
+    from hocket.compressor.topk import check_indexable as check_indexable
+    from hocket.compressor.wrappers import Wrapper as Wrapper
+    from hocket.compressor.wrappers import WrapperState as WrapperState
     from hocket.errors import AttachError as AttachError
     from hocket.errors import CheckpointError as CheckpointError
     from hocket.errors import CompositionError as CompositionError
@@ -100,6 +102,9 @@ if TYPE_CHECKING:
     from hocket.transport.launching import find_mpiexec as find_mpiexec
     from hocket.transport.launching import launch as launch
     from hocket.transport.network import NetworkModel as NetworkModel
+    from hocket.transport.network import recursive_doubling_cost as recursive_doubling_cost
+    from hocket.transport.network import ring_cost as ring_cost
+    from hocket.transport.network import star_cost as star_cost
     from hocket.transport.peer import Peer as Peer
     from hocket.transport.peer import gather as gather
     from hocket.transport.reduction import TreeSum as TreeSum
@@ -114,26 +119,28 @@ _HOMES = {
     "Array": "hocket.arrays",
     "MixingRows": "hocket.arrays",
     "StateFile": "hocket.checkpoint.files",
-    "RecursiveDoubling": "hocket.collective.algorithms",
-    "Ring": "hocket.collective.algorithms",
     "Channel": "hocket.collective.api",
+    "Choices": "hocket.collective.api",
     "Collective": "hocket.collective.api",
+    "CollectiveTraits": "hocket.collective.api",
+    "Cost": "hocket.collective.api",
+    "Ends": "hocket.collective.api",
     "Outcome": "hocket.collective.api",
-    "GatheringChannel": "hocket.collective.gathering",
     "Packing": "hocket.collective.packing",
-    "SparseAllreduce": "hocket.collective.sparse_allreduce",
+    "GatheringChannel": "hocket.collective.sparse",
+    "SparseAllreduce": "hocket.collective.sparse",
     "Compressor": "hocket.compressor.api",
     "Message": "hocket.compressor.api",
     "SegmentShape": "hocket.compressor.api",
     "State": "hocket.compressor.api",
+    "count_of": "hocket.compressor.api",
+    "dtype_of": "hocket.compressor.api",
+    "numel_of": "hocket.compressor.api",
+    "trailer_bytes": "hocket.compressor.api",
     "OptimizerTerms": "hocket.compressor.optimizer_terms",
-    "count_of": "hocket.compressor.shape",
-    "dtype_of": "hocket.compressor.shape",
-    "numel_of": "hocket.compressor.shape",
-    "trailer_bytes": "hocket.compressor.shape",
-    "check_indexable": "hocket.compressor.sparse",
-    "Wrapper": "hocket.compressor.wrapper",
-    "WrapperState": "hocket.compressor.wrapper",
+    "check_indexable": "hocket.compressor.topk",
+    "Wrapper": "hocket.compressor.wrappers",
+    "WrapperState": "hocket.compressor.wrappers",
     "AttachError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "CompositionError": "hocket.errors",
@@ -199,6 +206,9 @@ _HOMES = {
     "find_mpiexec": "hocket.transport.launching",
     "launch": "hocket.transport.launching",
     "NetworkModel": "hocket.transport.network",
+    "recursive_doubling_cost": "hocket.transport.network",
+    "ring_cost": "hocket.transport.network",
+    "star_cost": "hocket.transport.network",
     "Peer": "hocket.transport.peer",
     "gather": "hocket.transport.peer",
     "TreeSum": "hocket.transport.reduction",

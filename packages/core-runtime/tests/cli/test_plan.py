@@ -194,7 +194,7 @@ def test_what_is_not_done_in_every_step_is_shared_out(ranks: int, every: int) ->
     planned = plan(strategy, model, ranks, NETWORK)
     assert planned.bytes_per_step == pytest.approx(2 * (ranks - 1) / ranks * 1024 / every)
     [exchange] = planned.exchanges
-    round_s = exchange.exchange.collective.seconds_per_round(1024, ranks, None, NETWORK)
+    round_s = exchange.exchange.collective.cost(1024, ranks, None, NETWORK).seconds
     assert planned.seconds_per_step == pytest.approx(round_s / every)
     assert exchange.scopes == (tuple(range(ranks)),)
 

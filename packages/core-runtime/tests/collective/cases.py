@@ -6,10 +6,9 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.collective.allreduce import Algorithm, Allreduce
-from hocket.collective.broadcast import Broadcast
 from hocket.collective.gossip import Gossip
-from hocket.collective.reduce import Reduce
-from hocket.collective.sparse_allreduce import SparseAllreduce
+from hocket.collective.rooted import Broadcast, Reduce
+from hocket.collective.sparse import SparseAllreduce
 from hocket.testing.collective import CollectiveConformance
 from hocket.topology import Complete, Exponential, RandomMatching, Ring
 from hocket.topology.exponential import Peers

@@ -15,8 +15,8 @@ from hocket.compressor import (
     Compressor,
     ErrorFeedback,
     Float16,
+    Identity,
     Message,
-    NoCompression,
     SharedRandom,
     TopK,
     largest,
@@ -44,7 +44,7 @@ class Positive(TopK):
 
 
 CASES: dict[str, Compressor] = {
-    "none": NoCompression(),
+    "none": Identity(),
     "all": TopK(1.0),
     "topk": ErrorFeedback(TopK(0.1)),
     "shared_random": ErrorFeedback(SharedRandom(0.25)),
@@ -88,7 +88,7 @@ def main(rank: int, store: str, results: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     told = {name: train(compressor, rank, 25) for name, compressor in CASES.items()}
     # A bucket for each parameter but the first step's, which are cut in another way.
-    told["many buckets"] = train(NoCompression(), rank, 1e-4)
+    told["many buckets"] = train(Identity(), rank, 1e-4)
     torch.save(told, results)
     dist.destroy_process_group()
 

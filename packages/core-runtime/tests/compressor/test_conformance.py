@@ -13,10 +13,10 @@ from hocket.compressor import (
     Compressor,
     ErrorFeedback,
     Float16,
+    Identity,
     LocalClipping,
     Message,
     MomentumCorrection,
-    NoCompression,
     SharedRandom,
     TopK,
     Wrapper,
@@ -26,7 +26,7 @@ from hocket.testing.compressor import CompressorConformance, make_segment
 
 
 class TestNone(CompressorConformance):
-    compressors = (NoCompression(),)
+    compressors = (Identity(),)
     relative_error = 0.0
 
 
@@ -64,7 +64,7 @@ class TestErrorFeedback(CompressorConformance):
         ErrorFeedback(Float16()),
         ErrorFeedback(BFloat16()),
         ErrorFeedback(SharedRandom(0.1)),
-        ErrorFeedback(NoCompression()),
+        ErrorFeedback(Identity()),
     )
 
 
@@ -72,7 +72,7 @@ class TestMomentumCorrection(CompressorConformance):
     compressors = (
         MomentumCorrection(ErrorFeedback(TopK(0.1))),
         MomentumCorrection(ErrorFeedback(SharedRandom(0.1)), masking=False),
-        MomentumCorrection(NoCompression()),
+        MomentumCorrection(Identity()),
     )
 
 
@@ -89,7 +89,7 @@ class TestLocalClipping(CompressorConformance):
 class TestOnAGpu(CompressorConformance):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     compressors = (
-        NoCompression(),
+        Identity(),
         BFloat16(),
         ErrorFeedback(SharedRandom(0.1)),
         LocalClipping(MomentumCorrection(ErrorFeedback(TopK(0.1))), max_norm=0.5),
@@ -127,14 +127,14 @@ class Overwriting(Wrapper):
 
 
 @dataclass(frozen=True)
-class Touching(NoCompression):
+class Touching(Identity):
     def compress(self, segment: Segment, state, round: int) -> Message:
         segment.outgoing[: segment.numel].mul_(2)
         return super().compress(segment, state, round)
 
 
 @dataclass(frozen=True)
-class Longer(NoCompression):
+class Longer(Identity):
     def compress(self, segment: Segment, state, round: int) -> Message:
         return Message(np.append(segment.outgoing_array, 0), segment, round)
 

@@ -16,8 +16,8 @@ from hocket.compressor import (
     BFloat16,
     Compressor,
     Float16,
+    Identity,
     Message,
-    NoCompression,
     SharedRandom,
     SparseValues,
     TopK,
@@ -256,7 +256,7 @@ def test_values_that_would_become_inf_are_named(
         run_round(compressor, segment, state, 1)
 
 
-@pytest.mark.parametrize("compressor", [NoCompression(), Float16(), BFloat16(), TopK(0.1), SharedRandom(1.0)])
+@pytest.mark.parametrize("compressor", [Identity(), Float16(), BFloat16(), TopK(0.1), SharedRandom(1.0)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_nan_and_inf_arrive(compressor: Compressor, bad: float) -> None:
     segment = make_segment([100])

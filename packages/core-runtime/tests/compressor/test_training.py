@@ -15,9 +15,9 @@ from torch import Tensor
 from hocket.compressor import (
     Compressor,
     ErrorFeedback,
+    Identity,
     LocalClipping,
     MomentumCorrection,
-    NoCompression,
     OptimizerTerms,
     SharedRandom,
     State,
@@ -141,7 +141,7 @@ def trained_by_torch(x: Tensor, steps: int, size: int, **settings: float) -> Ten
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("inner", [ErrorFeedback(TopK(1.0)), ErrorFeedback(NoCompression()), NoCompression()])
+@pytest.mark.parametrize("inner", [ErrorFeedback(TopK(1.0)), ErrorFeedback(Identity()), Identity()])
 def test_at_density_1_without_masking_it_is_sgd_with_momentum(inner: Compressor, nesterov: bool) -> None:
     ranks = Ranks(MomentumCorrection(inner, masking=False), 4, nesterov=nesterov)
     start = ranks.x.clone()
@@ -161,7 +161,7 @@ def test_at_density_1_with_masking_it_is_plain_sgd() -> None:
 
 
 def test_one_rank_at_density_1_is_sgd_to_the_bit() -> None:
-    ranks = Ranks(MomentumCorrection(NoCompression(), masking=False), 1)
+    ranks = Ranks(MomentumCorrection(Identity(), masking=False), 1)
     start = ranks.x.clone()
     for round in range(30):
         ranks.step(round)
@@ -195,7 +195,7 @@ def test_the_buffer_is_handed_over_and_back() -> None:
 
 
 def test_parameters_without_gradient_are_left_out() -> None:
-    compressor = MomentumCorrection(NoCompression(), masking=False)
+    compressor = MomentumCorrection(Identity(), masking=False)
     segment = make_segment(SHAPES)
     state = compressor.init(segment)
     state.momentum.fill_(1.0)
@@ -207,7 +207,7 @@ def test_parameters_without_gradient_are_left_out() -> None:
 
 
 def test_terms_have_to_be_taken_first() -> None:
-    compressor, segment = MomentumCorrection(NoCompression()), make_segment(SHAPES)
+    compressor, segment = MomentumCorrection(Identity()), make_segment(SHAPES)
     with pytest.raises(HocketError, match="before its optimizer's terms were taken"):
         compressor.compress(segment, compressor.init(segment), 0)
 
@@ -257,7 +257,7 @@ def test_clipping_against_torch(max_norm: float, size: int, scale: float | None,
     for segment, own in zip(segments, gradients, strict=True):
         own.grad = torch.randn(segment.numel, generator=generator)
         segment.outgoing.copy_(own.grad * scale)
-    LocalClipping(NoCompression(), max_norm).prepare(segments, 0, size, scale)
+    LocalClipping(Identity(), max_norm).prepare(segments, 0, size, scale)
     torch.nn.utils.clip_grad_norm_(gradients, max_norm * math.sqrt(size))
     for segment, own in zip(segments, gradients, strict=True):
         torch.testing.assert_close(segment.outgoing.float(), own.grad * scale)
@@ -265,7 +265,7 @@ def test_clipping_against_torch(max_norm: float, size: int, scale: float | None,
 
 def test_clipping_leaves_nan_and_empty_contributions_alone() -> None:
     segment = make_segment(SHAPES)
-    clipping = LocalClipping(NoCompression(), 1.0)
+    clipping = LocalClipping(Identity(), 1.0)
     clipping.prepare([segment], 0, 2, 0.0)
     assert not segment.outgoing.any()
     segment.outgoing.fill_(100.0)[3] = math.nan
@@ -276,7 +276,7 @@ def test_clipping_leaves_nan_and_empty_contributions_alone() -> None:
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, math.inf, math.nan])
 def test_max_norm_out_of_range(max_norm: float) -> None:
     with pytest.raises(ValueError, match="max_norm must be finite and more than 0"):
-        LocalClipping(NoCompression(), max_norm)
+        LocalClipping(Identity(), max_norm)
 
 
 def test_mixing_shared_coordinates_keeps_the_mean_and_reaches_consensus() -> None:
@@ -317,7 +317,7 @@ def test_gradients_whose_squares_overflow_are_clipped(dtype: torch.dtype, size: 
     directions = [direction / largest for direction in directions]
     for segment, direction in zip(segments, directions, strict=True):
         segment.outgoing.copy_(direction * size)
-    LocalClipping(NoCompression(), 0.5).prepare(segments, 0, 1, 1.0)
+    LocalClipping(Identity(), 0.5).prepare(segments, 0, 1, 1.0)
     norm = math.hypot(*(float(direction.norm()) for direction in directions))
     for segment, direction in zip(segments, directions, strict=True):
         expected = (0.5 / norm * direction).to(dtype)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from hocket.collective.allreduce import Allreduce
-from hocket.collective.broadcast import Broadcast
-from hocket.compressor import NoCompression
+from hocket.collective.api import CollectiveTraits, Ends
+from hocket.collective.rooted import Broadcast
 from hocket.errors import CompositionError
 from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
@@ -30,7 +30,7 @@ AGD: dict[str, Any] = {
 
 def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:
     strategy = compose("sgd")
-    exchange = Exchange("gradients", 0, Allreduce(), World(), None, NoCompression(), Bytes(), 1, Overlap.NONE)
+    exchange = Exchange("gradients", 0, Allreduce(), World(), None, None, Bytes(), 1, Overlap.NONE)
     assert strategy == Strategy("sgd", gradients=(exchange,))
     assert strategy.name == "sgd"
     assert strategy.gradients[0].name == "gradients.0"
@@ -290,7 +290,9 @@ def test_hierarchical_sgd_is_regrouped_by_one_key(overrides: tuple[str, ...]) ->
 
 
 class _Unequal(Allreduce):
-    equal_result = False
+    @property
+    def traits(self) -> CollectiveTraits:
+        return replace(super().traits, ends=Ends.OWN)
 
 
 def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
@@ -318,3 +320,18 @@ def test_composing_needs_no_torch() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("written", ["none", {"name": "none"}, None])
+def test_compressor_none_is_none(written: Any) -> None:
+    strategy = compose({"gradients": [{"collective": "allreduce", "compressor": written}]})
+    assert strategy.gradients[0].compressor is None
+    resolved = strategy.resolved()
+    assert resolved["gradients"][0]["compressor"] == {"name": "none"}
+    assert compose(resolved) == strategy
+
+
+def test_a_wrapper_holds_none_as_a_compressor() -> None:
+    clipping = {"name": "local_clipping", "max_norm": 1.0, "compressor": "none"}
+    strategy = compose({"gradients": [{"collective": "allreduce", "compressor": clipping}]})
+    assert compose(strategy.resolved()) == strategy

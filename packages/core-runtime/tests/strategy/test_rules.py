@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
 from hocket.collective.allreduce import Allreduce
-from hocket.compressor import NoCompression, TopK
+from hocket.collective.api import CollectiveTraits, Messages
+from hocket.compressor import Identity, TopK
 from hocket.errors import CompositionError
 from hocket.plugin import Registry
 from hocket.strategy import compose, refusals
@@ -18,8 +19,9 @@ from hocket.strategy import compose, refusals
 
 @dataclass(frozen=True)
 class Gathering(Allreduce):
-    gathers: ClassVar[bool] = True
-    needs_topology: ClassVar[bool] = True
+    @property
+    def traits(self) -> CollectiveTraits:
+        return replace(super().traits, messages=Messages.GATHERED, needs_topology=True)
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,12 @@ class Particular(Allreduce):
 
 
 @dataclass(frozen=True)
-class Clipped(NoCompression):
+class Clipped(Identity):
     def prepare(self, segments: Sequence[Any], round: int) -> None: ...
 
 
 @dataclass(frozen=True)
-class Corrected(NoCompression):
+class Corrected(Identity):
     applies_optimizer_terms: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay"})
 
 
@@ -84,7 +86,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("gradients", {"topology": "complete"}, "topology", ["allreduce takes none", "gossip"]),
         ("gradients", {"collective": "gathering"}, "topology", ["Gathering needs one", "topology: complete"]),
         ("gradients", {"compressor": "clipped", "overlap": "backward"}, "overlap", ["Clipped looks at all gradients", "use none"]),
-        ("parameters", {"compressor": "corrected"}, "compressor", ["Corrected takes over", "momentum and weight_decay", "use it in gradients"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "corrected"}, "compressor", ["Corrected takes over", "momentum and weight_decay", "use it in gradients"]),
     ],
 )  # fmt: skip
 def test_an_exchange_that_means_nothing_is_refused(
@@ -170,7 +172,7 @@ def test_a_refusal_names_the_override_that_caused_it() -> None:
 
 def test_a_compressor_prepares_exactly_if_it_says_how() -> None:
     assert Clipped().prepares
-    assert not NoCompression().prepares
+    assert not Identity().prepares
 
 
 def test_only_the_last_exchange_of_parameters_overlaps() -> None:

@@ -350,7 +350,7 @@ def gossip_falls_back(peer: Peer) -> bool:
     """Parameters lie in shared memory, and none is left for the lanes' marks: what starts together goes by messages."""
     import torch
 
-    from hocket.collective.neighbour_exchange import GossipChannel
+    from hocket.collective.gossip import GossipChannel
     from hocket.segment.partition import named_spans
     from hocket.segment.segment import Segment
     from hocket.transport.host import memory
@@ -367,11 +367,11 @@ def gossip_falls_back(peer: Peer) -> bool:
     memory._reserve = lambda name, nbytes: (None, "shared memory: No space left on device")
     channel = GossipChannel(group, segments, RandomMatching())
     memory._reserve = reserve
-    [together] = channel.together(segments)
+    [together] = channel.groups
     for round in range(3):
         for segment in together:
             segment.outgoing_array[:] = contribution(group.rank, round + segment.index, BIG, "float32")
-        channel.start_together(together, round).wait(20)
+        channel.start(together, round).wait(20)
         for segment in together:
             terms = RandomMatching().mixing_rows(group.size, round, segment.index)
             expected = mixed(terms, group.rank, round + segment.index, BIG, "float32")

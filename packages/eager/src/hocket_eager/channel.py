@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,24 +18,23 @@ class PartialAllreduceChannel(Channel):
     """Proposes `outgoing`, and puts into `incoming` what `PartialSum.fetch` gives.
 
     Args:
+        segments: all of the channel.
         sums: each segment's, by its index, in the order in which all ranks have opened them.
         close: gives back what they share; collective, after they have been closed.
     """
 
-    def __init__(self, sums: Mapping[int, PartialSum], close: Callable[[], None]) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], sums: Mapping[int, PartialSum], close: Callable[[], None]
+    ) -> None:
+        super().__init__(segments, {})
         self._sums = sums
         self._close = close
-        # The next round of each segment.
-        self._rounds = dict.fromkeys(sums, 0)
 
-    def start(self, segment: Segment, round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
         of_segment = self._sums[segment.index]
         of_segment.propose(segment.outgoing_array, round)
-        self._rounds[segment.index] = round + 1
         return _Step(of_segment, segment, round)
-
-    def flush(self) -> None:
-        """Nothing is under way; what no round has taken yet goes into the next one."""
 
     def take_stale(self, segment: Segment) -> Tensor | None:
         of_segment = self._sums[segment.index]
@@ -48,28 +47,19 @@ class PartialAllreduceChannel(Channel):
             of_segment.close()
         self._close()
 
-    def count_on(self, round: int) -> None:
-        for index, of_segment in self._sums.items():
-            self._rounds[index] = round
-            of_segment.resume(round)
-
     def state_dict(self) -> dict[str, Any]:
         state = {}
         for index, of_segment in self._sums.items():
             oldest, late = of_segment.left()
-            state[str(index)] = {
-                "round": self._rounds[index],
-                "oldest": oldest,
-                "late": torch.from_numpy(late),
-            }
+            state[str(index)] = {"oldest": oldest, "late": torch.from_numpy(late)}
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def resume(self, round: int, state: dict[str, Any] | None) -> None:
         for index, of_segment in self._sums.items():
-            saved = state[str(index)]
-            self._rounds[index] = saved["round"]
-            of_segment.resume(saved["round"])
-            of_segment.restore(saved["oldest"], saved["late"].numpy())
+            of_segment.resume(round)
+            if state is not None:
+                saved = state[str(index)]
+                of_segment.restore(saved["oldest"], saved["late"].numpy())
 
 
 class _Step(Request):

@@ -6,18 +6,29 @@ steps with the result divided by P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from hocket.api import Channel, Collective, RecursiveDoubling, Ring, draws
+from hocket.api import (
+    Channel,
+    Choices,
+    Collective,
+    CollectiveTraits,
+    Cost,
+    Ends,
+    draws,
+    recursive_doubling_cost,
+    ring_cost,
+    star_cost,
+)
 from hocket_eager.initiative import is_coordinated, num_notices
 from hocket_eager.messages import TRAILER_BYTES
 from hocket_eager.rules import Missed, Rules, Starts
 
 if TYPE_CHECKING:
-    from hocket.api import Array, Exchange, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
+    from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
 
 __all__ = ["Algorithm", "PartialAllreduce"]
 
@@ -30,12 +41,6 @@ class Algorithm(StrEnum):
     RECURSIVE_DOUBLING = "recursive_doubling"
     RING = "ring"
     STAR = "star"
-
-
-_COSTS = {
-    Algorithm.RECURSIVE_DOUBLING: RecursiveDoubling(),
-    Algorithm.RING: Ring(),
-}
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,6 @@ class PartialAllreduce(Collective):
         ValueError: a number out of its range.
     """
 
-    slots: ClassVar[frozenset[str]] = frozenset({"gradients"})
-    carries_messages: ClassVar[bool] = False
-    needs_progress_thread: ClassVar[bool] = True
-    divides_by_weight: ClassVar[bool] = False
-
     candidates: int | None = 1
     starts: Starts = Starts.FIRST
     missed: Missed = Missed.NEWEST
@@ -92,12 +92,20 @@ class PartialAllreduce(Collective):
         return Rules(size, candidates, self.starts, self.staleness, self.seed)
 
     @property
-    def depends_on_time(self) -> bool:
+    def traits(self) -> CollectiveTraits:
         full = self.candidates is None and self.starts is Starts.LAST
-        return not full and self.staleness != 0
+        depends_on_time = not full and self.staleness != 0
+        return CollectiveTraits(
+            Ends.OWN if depends_on_time else Ends.SAME,
+            slots=frozenset({"gradients"}),
+            sums=True,
+            needs_thread=True,
+            depends_on_time=depends_on_time,
+            divides_by_weight=False,
+        )
 
     def open(
-        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         from hocket_eager.channel import PartialAllreduceChannel
         from hocket_eager.opening import open_sums
@@ -106,44 +114,29 @@ class PartialAllreduce(Collective):
             self,
             peer,
             progress,
-            exchange.name,
+            choices.name,
             [(segment.name, segment.index, segment.outgoing_array) for segment in segments],
         )
-        return PartialAllreduceChannel(sums, close)
+        return PartialAllreduceChannel(segments, sums, close)
 
-    def contribution_scale(self, size: float) -> float:
-        return 1 / size
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return the cost of the sum and of the notices, by messages: all ranks come at once, and one starts the round.
 
-    def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:
-        if not self.depends_on_time:
-            return [(self, tuple(values))] * len(values)
-        return super().results(values, leader)
-
-    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return the sum's bytes and those of the notices, by messages and with one initiator."""
-        notices = num_notices(self.rules(size)) / size * _NOTICE_BYTES
-        nbytes = message_bytes + TRAILER_BYTES
-        if self.algorithm is Algorithm.STAR:
-            return 2 * (size - 1) / size * nbytes + notices
-        return _COSTS[self.algorithm].bytes_sent(nbytes, size) + notices
-
-    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return what messages need: the send buffer, the sum, the receive buffer, and where the sum's messages go."""
-        if self.algorithm is Algorithm.STAR:
-            return (3 + (size - 1) / size) * message_bytes
-        return 3 * message_bytes + _COSTS[self.algorithm].staging_bytes(message_bytes, size)
-
-    def seconds_per_round(
-        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
-    ) -> float:
-        """Return how long a round takes that all ranks come to at once."""
-        nbytes = message_bytes + TRAILER_BYTES
-        hops = (size - 1).bit_length() + (size > 1 and is_coordinated(self.rules(size)))
-        notices = hops * network.message_seconds(_NOTICE_BYTES)
-        if self.algorithm is Algorithm.STAR:
-            # The centre's link carries everybody's message, one after the other, in and then out.
-            return notices + 2 * (network.latency_s + (size - 1) * network.link_seconds(nbytes))
-        return notices + _COSTS[self.algorithm].seconds(nbytes, size, network)
+        Memory is for the send buffer, the sum, the receive buffer, and for where the sum's messages go.
+        """
+        of_sum = {
+            Algorithm.RECURSIVE_DOUBLING: recursive_doubling_cost,
+            Algorithm.RING: ring_cost,
+            Algorithm.STAR: star_cost,
+        }[self.algorithm]
+        of_data = of_sum(message_bytes + TRAILER_BYTES, size, network)
+        rules = self.rules(size)
+        hops = (size - 1).bit_length() + (size > 1 and is_coordinated(rules))
+        return Cost(
+            of_data.bytes + num_notices(rules) / size * _NOTICE_BYTES,
+            hops * network.message_seconds(_NOTICE_BYTES) + of_data.seconds,
+            3 * message_bytes + of_sum(message_bytes, size, network).memory,
+        )
 
     def schedule_builder(self) -> Callable[[int, int, Array], Schedule]:
         """Return what makes a rank's part of the sum."""

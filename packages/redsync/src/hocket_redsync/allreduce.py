@@ -7,7 +7,7 @@ compression does not pay.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hocket.api import SparseAllreduce
@@ -16,8 +16,9 @@ from hocket_redsync.cost import CostModel
 if TYPE_CHECKING:
     from hocket.api import (
         Channel,
+        Choices,
+        CollectiveTraits,
         Compressor,
-        Exchange,
         NetworkModel,
         Peer,
         ProgressEngine,
@@ -46,7 +47,7 @@ class RedSyncAllreduce(SparseAllreduce):
     costs: CostModel | None = None
 
     def open(
-        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         """Open a channel.
 
@@ -56,7 +57,8 @@ class RedSyncAllreduce(SparseAllreduce):
         from hocket_redsync.channel import RedSyncChannel
         from hocket_redsync.choosing import choose
 
-        own = _own(exchange.compressor)
+        own, compressor = _own(choices.compressor), choices.compressor
+        assert compressor is not None
         costs = self.costs
         if costs is None and self.auto:
             from hocket_redsync.calibration import calibrate
@@ -64,23 +66,23 @@ class RedSyncAllreduce(SparseAllreduce):
             costs = calibrate(peer, segments[0].outgoing.device)
         costs = costs or _FREE
         dense = [choose(own, segment, peer.size, costs, auto=self.auto).dense for segment in segments]
-        channel = RedSyncChannel(peer, segments, exchange.compressor, dense)
+        channel = RedSyncChannel(peer, segments, compressor, dense)
         if all(
             len(positions) == len(segment.spans) for positions, segment in zip(dense, segments, strict=True)
         ):
             channel.notice = _why_dense(own, segments, peer.size)
         return channel
 
-    def check_compressor(self, compressor: Compressor) -> None:
+    def check_compressor(self, compressor: Compressor | None) -> None:
         """Refuse compressors that are none of RedSync's, nor wrappers around one."""
         _own(compressor)
 
     @property
-    def depends_on_time(self) -> bool:
-        return self.auto and self.costs is None
+    def traits(self) -> CollectiveTraits:
+        return replace(super().traits, depends_on_time=self.auto and self.costs is None)
 
     def message_bytes(
-        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
         """Return the bytes of a message whose gather would send as much as is sent, for the network planned with."""
         from hocket_redsync.choosing import choose
@@ -89,7 +91,7 @@ class RedSyncAllreduce(SparseAllreduce):
         return choose(_own(compressor), shape, size, costs, auto=self.auto).as_gathered(size)
 
     def notes(
-        self, compressor: Compressor, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
+        self, compressor: Compressor | None, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
     ) -> list[str]:
         """Return how much is sent sparse, and from how many ranks on dense would be better."""
         from hocket_redsync.choosing import choose, first_dense_size
@@ -124,7 +126,7 @@ def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) 
     return f"nothing is compressed, as among {size} ranks all {len(sizes)} parameters cost less whole"
 
 
-def _own(compressor: Compressor) -> ResidualCompressor:
+def _own(compressor: Compressor | None) -> ResidualCompressor:
     """Return the compressor of RedSync that is within wrappers such as local clipping."""
     from hocket.api import Wrapper
     from hocket_redsync.residual import ResidualCompressor

@@ -36,6 +36,8 @@ class RedSyncChannel(Channel):
         dense: for each segment the positions of the parameters that are; the same on every rank.
     """
 
+    packing: Packing
+
     def __init__(
         self,
         peer: Peer,
@@ -43,7 +45,7 @@ class RedSyncChannel(Channel):
         compressor: Compressor,
         dense: Sequence[frozenset[int]],
     ) -> None:
-        self.packing: Packing = Packing(compressor, segments)
+        super().__init__(segments, {}, Packing(compressor, segments))
         self._peer = peer
         self._segments = segments
         self._open(dense)
@@ -66,13 +68,14 @@ class RedSyncChannel(Channel):
         assert isinstance(state, ResidualState)
         return state
 
-    def start(self, segment: Segment, round: int) -> Request:
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
         dense = self._dense.get(segment.index)
         if dense is None:
-            return self._gathering.start(segment, round)
+            return self._gathering.start(segments, round)
         requests = []
         if segment.index in self._gathered:
-            requests.append(self._gathering.start(segment, round))
+            requests.append(self._gathering.start(segments, round))
         else:
             self.packing.pack(segment, round)  # momentum, which leaves in `outgoing` what is summed
             self.packing.packed_bytes[segment.index] = 0
@@ -85,9 +88,6 @@ class RedSyncChannel(Channel):
 
         return all_of(requests).then(finish)
 
-    def flush(self) -> None:
-        """Nothing outlives its request here."""
-
     def close(self) -> None:
         self._gathering.close()
         for dense in self._dense.values():
@@ -97,8 +97,10 @@ class RedSyncChannel(Channel):
         dense = {str(segment.index): sorted(self._state(segment).elsewhere) for segment in self._segments}
         return {"messages": self.packing.state_dict(), "dense": dense}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def resume(self, round: int, state: dict[str, Any] | None) -> None:
         """Continue, with the saved run's choices: what a parameter's residual holds would not be sent by another."""
+        if state is None:
+            return
         self.packing.load_state_dict(state["messages"])
         dense = [frozenset(state["dense"][str(segment.index)]) for segment in self._segments]
         if dense != [self._state(segment).elsewhere for segment in self._segments]:

@@ -15,7 +15,7 @@ from hocket.errors import ConfigError, UserError
 from hocket.pictures import NO_PICTURE, new_figure
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.placement import Placement
+from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.topology import Topology
 from hocket.topology.analysis import Mixing, analyse

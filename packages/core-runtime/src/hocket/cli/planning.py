@@ -143,7 +143,7 @@ def _collective(planned: ExchangePlan) -> str:
     text = _title(exchange.collective)
     if exchange.topology is not None:
         text += f", {_title(exchange.topology)}"
-    compressor = _title(exchange.compressor)
+    compressor = "none" if exchange.compressor is None else _title(exchange.compressor)
     return text if compressor == "none" else f"{text}, {compressor}"
 
 

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from hocket.collective.algorithms import Native, RecursiveDoubling, Ring
-from hocket.collective.api import Channel, Collective
-from hocket.compressor.none import NoCompression
+import numpy as np
+
+from hocket.collective.api import (
+    Channel,
+    Choices,
+    Collective,
+    CollectiveTraits,
+    Cost,
+    Ends,
+    Messages,
+    Outcome,
+)
+from hocket.collective.packing import Packing, packing_for
+from hocket.transport.network import recursive_doubling_cost, ring_cost
 
 if TYPE_CHECKING:
+    from hocket.arrays import Array
     from hocket.progress import ProgressEngine
+    from hocket.schedule import Execution, Schedule
     from hocket.segment.segment import Segment
-    from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
+    from hocket.transport.request import Request
 
 __all__ = ["Algorithm", "Allreduce"]
+
+#: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
+AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 
 
 class Algorithm(StrEnum):
@@ -28,13 +44,6 @@ class Algorithm(StrEnum):
     NATIVE = "native"
     RECURSIVE_DOUBLING = "recursive_doubling"
     RING = "ring"
-
-
-_COSTS = {
-    Algorithm.NATIVE: Native(),
-    Algorithm.RECURSIVE_DOUBLING: RecursiveDoubling(),
-    Algorithm.RING: Ring(),
-}
 
 
 @dataclass(frozen=True)
@@ -47,42 +56,132 @@ class Allreduce(Collective):
             `ring` sends the fewest bytes.
     """
 
-    slots: ClassVar[frozenset[str]] = frozenset({"gradients", "parameters"})
-    equal_result: ClassVar[bool] = True
-
     algorithm: Algorithm = Algorithm.NATIVE
 
+    @property
+    def traits(self) -> CollectiveTraits:
+        return CollectiveTraits(Ends.SAME, messages=Messages.SUMMED, sums=True)
+
     def open(
-        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
-        from hocket.collective.native import AllreduceChannel
-        from hocket.collective.packing import packing_for
-        from hocket.collective.scheduled import ScheduledAllreduceChannel
+        packing = packing_for(choices.compressor, segments)
+        if self.algorithm is Algorithm.NATIVE:
+            return _NativeChannel(peer, segments, packing)
         from hocket.schedule import recursive_doubling_allreduce, ring_allreduce
 
-        packing = packing_for(exchange.compressor, segments)
-        if self.algorithm is Algorithm.NATIVE:
-            return AllreduceChannel(peer, segments, packing)
         ring = self.algorithm is Algorithm.RING
         build = ring_allreduce if ring else recursive_doubling_allreduce
-        return ScheduledAllreduceChannel(peer, segments, progress, build, packing)
+        return _ScheduledChannel(peer, segments, progress, build, packing)
 
-    def in_place(self, exchange: Exchange, shared: bool) -> bool:
+    def in_place(self, choices: Choices, shared: bool) -> bool:
         # By messages MPI is up to four times slower so.
-        return (
-            shared and self.algorithm is Algorithm.NATIVE and isinstance(exchange.compressor, NoCompression)
-        )
+        return shared and self.algorithm is Algorithm.NATIVE and choices.compressor is None
 
-    def contribution_scale(self, size: float) -> float:
-        return 1 / size
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return the algorithm's cost; the transport's own counts as a ring's bytes in the better one's time."""
+        if self.algorithm is Algorithm.RECURSIVE_DOUBLING:
+            return recursive_doubling_cost(message_bytes, size, network)
+        ring = ring_cost(message_bytes, size, network)
+        if self.algorithm is Algorithm.RING:
+            return ring
+        return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
 
-    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        return _COSTS[self.algorithm].bytes_sent(message_bytes, size)
 
-    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        return _COSTS[self.algorithm].staging_bytes(message_bytes, size)
+class _NativeChannel(Channel):
+    """One call of the transport's allreduce for each segment."""
 
-    def seconds_per_round(
-        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
-    ) -> float:
-        return _COSTS[self.algorithm].seconds(message_bytes, size, network)
+    def __init__(self, peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> None:
+        lanes = {segment.index: peer.lane(segment.name, segment.wire_bytes) for segment in segments}
+        super().__init__(segments, lanes, packing)
+        self._size = peer.size
+        self._sums: dict[int, Array] = {}
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
+        lane, packing = self._lanes[segment.index], self.packing
+        outcome = Outcome(round, included=True, num_active=self._size)
+        if packing is None:
+            return lane.iallreduce(segment.outgoing_array, segment.incoming_array).then(lambda _: outcome)
+        message = packing.pack(segment, round)
+        total = self._sums.setdefault(segment.index, np.empty_like(message))
+
+        def unpack(_: None) -> Outcome:
+            segment.incoming.zero_()
+            packing.add(total, 1.0, segment, round)
+            return outcome
+
+        return lane.iallreduce(message, total).then(unpack)
+
+
+@dataclass
+class _Sum:
+    """One segment's schedule.
+
+    Attributes:
+        total: what the schedule sums in place.
+        contribution: what it copies there first; set in each round.
+        run: carries it out.
+        num_started: rounds so far. A run counts its own, which begin at 0 where the exchange's are resumed.
+    """
+
+    total: Array
+    contribution: Array
+    run: Execution
+    num_started: int = 0
+
+
+class _ScheduledChannel(Channel):
+    """A schedule for each segment, which the progress engine carries out.
+
+    Args:
+        build: the algorithm.
+        packing: whose messages, of the segment's dtype, are summed in compressed form; None where segments are, as
+            they are.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        progress: ProgressEngine,
+        build: AllreduceBuilder,
+        packing: Packing | None,
+    ) -> None:
+        super().__init__(segments, {}, packing)
+        self._peer = peer
+        self._sums = {segment.index: self._open(segment, progress, build) for segment in segments}
+
+    def _open(self, segment: Segment, progress: ProgressEngine, build: AllreduceBuilder) -> _Sum:
+        from hocket.schedule import Compute, Execution, NoOp, Schedule, chain
+
+        total = segment.incoming_array
+        if self.packing is not None:
+            total = np.empty(self.packing.capacity_bytes(segment) // total.itemsize, total.dtype)
+
+        def copy(round: int) -> None:
+            np.copyto(total, opened.contribution)
+
+        begin = Schedule((NoOp("go"), Compute("copy", ("go",), call=copy)), ("copy",), trigger="go")
+        schedule = chain(("begin", begin), ("sum", build(self._peer.rank, self._peer.size, total)))
+        opened = _Sum(total, total, Execution(schedule, self._peer, progress, segment.name))
+        return opened
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
+        opened, packing = self._sums[segment.index], self.packing
+        opened.contribution = segment.outgoing_array if packing is None else packing.pack(segment, round)
+        request = opened.run.start(opened.num_started)
+        opened.num_started += 1
+
+        def unpack(_: int) -> Outcome:
+            if packing is not None:
+                segment.incoming.zero_()
+                packing.add(opened.total, 1.0, segment, round)
+            return Outcome(round, included=True, num_active=self._peer.size)
+
+        return request.then(unpack)
+
+    def close(self) -> None:
+        for opened in self._sums.values():
+            opened.run.close()

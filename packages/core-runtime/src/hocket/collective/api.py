@@ -1,13 +1,18 @@
-"""What a collective is: how the contributions of several ranks are combined, and the channel that does it."""
+"""The interface of collectives: how the contributions of several ranks are combined, and the channel that does it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
 
+from hocket.compressor.api import payload_bytes
 from hocket.configured import Configured
+from hocket.transport.lane import Lane
+from hocket.transport.network import Cost
+from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,13 +21,20 @@ if TYPE_CHECKING:
     from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
-    from hocket.strategy.exchange import Exchange
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
-    from hocket.transport.request import Request
 
-__all__ = ["Channel", "Collective", "Outcome"]
+__all__ = [
+    "Channel",
+    "Choices",
+    "Collective",
+    "CollectiveTraits",
+    "Cost",
+    "Ends",
+    "Messages",
+    "Outcome",
+]
 
 
 @dataclass(frozen=True)
@@ -53,112 +65,179 @@ class Channel(ABC):
 
     Attributes:
         packing: the exchange's compressor with what it remembers; None where segments travel as they are.
+        groups: the segments, each once, in groups that cost less when they are started together; the same on all ranks.
         notice: a sentence on what its user may not expect of these segments, logged when it is open; empty for none.
+
+    Args:
+        segments: all of the channel.
+        lanes: by the segments' indices, what `close` closes.
+        packing: the attribute.
     """
 
-    packing: Packing | None = None
-    notice: str = ""
+    def __init__(
+        self, segments: Sequence[Segment], lanes: Mapping[int, Lane], packing: Packing | None = None
+    ) -> None:
+        self.packing = packing
+        self.groups: Sequence[Sequence[Segment]] = [[segment] for segment in segments]
+        self.notice = ""
+        self._lanes = lanes
 
     def finds_nonfinite(self, segment: Segment) -> bool:
         """Return whether outcomes tell whose contributions held NaN or Inf, so that nobody has to look before."""
         return False
 
     @abstractmethod
-    def start(self, segment: Segment, round: int) -> Request:
-        """Begin the exchange of `segment.outgoing` into `segment.incoming`; never blocks.
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        """Begin the exchange of each segment's `outgoing` into its `incoming`; never blocks.
 
         Args:
-            segment: one of those that the channel was opened with; nobody changes its `outgoing` or reads its
-                `incoming` until the request is done.
+            segments: one of those that the channel was opened with, or a group of `groups`. Nobody changes their
+                `outgoing` or reads their `incoming` until the request is done.
             round: the exchange's own counter, from 0.
 
         Returns:
             A request whose result is an Outcome.
         """
 
-    def together(self, segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
-        """Return which of `segments` are best exchanged as one where all are started at once, on all ranks alike.
-
-        Returns:
-            Each segment once; those that are alone in theirs are for `start`, several for `start_together`.
-        """
-        return [[segment] for segment in segments]
-
-    def start_together(self, segments: Sequence[Segment], round: int) -> Request:
-        """Begin the exchange of several segments that `together` has joined, as `start` does of one."""
-        raise NotImplementedError(f"{type(self).__name__} joins no segments")
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Send what earlier rounds have kept back and wait for it; collective."""
-
     def take_stale(self, segment: Segment) -> Tensor | None:
-        """Give up what no round has taken of this rank's contributions.
+        """Give up what no round has sent of this rank's contributions, as residuals.
 
         Returns:
-            [segment.numel] on the CPU, zeros where nothing is left; None, on all ranks alike, if nothing is ever late.
+            [segment.numel] on the CPU, zeros where nothing is left; None, on all ranks alike, if nothing is ever kept.
         """
-        return None
+        residual = None if self.packing is None else self.packing.states[segment.index].residual
+        if residual is None:
+            return None
+        stale = residual.to("cpu", copy=True).contiguous()
+        residual.zero_()
+        return stale
 
-    @abstractmethod
     def close(self) -> None:
         """Give back what the channel holds; collective, answering the others until all have closed."""
+        for lane in self._lanes.values():
+            lane.close()
 
-    def count_on(self, round: int) -> None:  # noqa: B027 (nothing to do where nobody counts)
-        """Let the first round count as `round`, of a run that is resumed without this channel's state; all ranks do."""
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, tensors and plain values by name; no request may be under way."""
+        return {} if self.packing is None else self.packing.state_dict()
 
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank."""
+    def resume(self, round: int, state: dict[str, Any] | None) -> None:
+        """Let the first round count as `round`, on all ranks alike.
+
+        Args:
+            round: what `start` is called with next.
+            state: what `state_dict` returned on this rank; None where this rank has nothing of its own to go on from.
+        """
+        if state is not None and self.packing is not None:
+            self.packing.load_state_dict(state)
+
+
+class Ends(Enum):
+    """What the ranks end a round with."""
+
+    #: All with one combination, the same bits.
+    SAME = auto()
+    #: Each with a combination of its own.
+    OWN = auto()
+    #: The root with a combination, the others with what they had.
+    ROOT = auto()
+    #: All with the root's value.
+    COPY = auto()
+
+
+class Messages(Enum):
+    """What a collective does with the messages that compressors make."""
+
+    #: It takes none: values travel whole.
+    NONE = auto()
+    #: It adds them on their way, so that they must be reducible.
+    SUMMED = auto()
+    #: Each arrives, and is added on its own.
+    GATHERED = auto()
+
+
+@dataclass(frozen=True)
+class CollectiveTraits:
+    """What rules, sessions and plans know of a collective.
+
+    Attributes:
+        ends: what the ranks end a round with.
+        slots: where it is meaningful: of "gradients" and "parameters".
+        messages: what it does with compressors' messages.
+        sums: whether it sums up, so that each rank scales its contribution by 1 / size for a mean. If not, it weighs
+            contributions itself.
+        root: the root's rank where `ends` speaks of one; None for the rank that leads the segment.
+        needs_topology: whether it asks a topology who hears from whom; if not, it refuses one.
+        pushes_weight: whether values are meant to be divided by a weight that travels with them (push-sum).
+        needs_thread: whether others need this rank's answer while its training thread computes.
+        threadable: whether a progress thread can advance its requests beside the training thread (`progress: thread`).
+        depends_on_time: whether results depend on when ranks come to a round, or on what was measured, so that no two
+            runs need have the same.
+        divides_by_weight: whether gradients are divided by the weight that comes with them. Not where contributions
+            may come in a later round: there the divisor must be the same in all rounds, or they would count more or
+            less than others.
+    """
+
+    ends: Ends
+    slots: frozenset[str] = frozenset({"gradients", "parameters"})
+    messages: Messages = Messages.NONE
+    sums: bool = False
+    root: int | None = None
+    needs_topology: bool = False
+    pushes_weight: bool = False
+    needs_thread: bool = False
+    threadable: bool = False
+    depends_on_time: bool = False
+    divides_by_weight: bool = True
+
+    @property
+    def equal_result(self) -> bool:
+        """Whether every rank of the scope ends each round with the same value."""
+        return self.ends in {Ends.SAME, Ends.COPY}
+
+    def contribution_scale(self, size: float) -> float:
+        """Return the factor by which each rank scales its contribution so that the combination is a mean.
+
+        Args:
+            size: ranks that take part; their mean where groups of different sizes are to weigh by their ranks.
+        """
+        return 1 / size if self.sums else 1.0
+
+
+def _first(size: int, segment: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Choices:
+    """An exchange's other choices, as far as a collective has to know them.
+
+    Attributes:
+        name: the exchange's, for messages to a reader.
+        slot: "gradients" or "parameters".
+        topology: who hears from whom; None for collectives that need none.
+        compressor: in what form values travel; None for whole.
+        leader: from a number of ranks and a segment's index to the rank that leads the segment among so many.
+    """
+
+    name: str
+    slot: str
+    topology: Topology | None = None
+    compressor: Compressor | None = None
+    leader: Callable[[int, int], int] = _first
 
 
 class Collective(Configured, ABC):
     """How contributions are combined; a frozen dataclass whose fields are its configuration."""
 
-    #: The slots in which it means something: of "gradients" and "parameters".
-    slots: ClassVar[frozenset[str]]
-
-    #: Whether it asks a topology who hears from whom; if not, it refuses one.
-    needs_topology: ClassVar[bool] = False
-
-    #: Whether it can send what a compressor makes; if not, values travel whole.
-    carries_messages: ClassVar[bool] = True
-
-    #: Whether each rank's message arrives and is added on its own, so that compressors need not be reducible.
-    gathers: ClassVar[bool] = False
-
-    #: Whether others need this rank's answer while its training thread computes.
-    needs_progress_thread: ClassVar[bool] = False
-
-    #: Whether its requests can be advanced by a progress thread beside the training thread (`progress: thread`).
-    threadable: ClassVar[bool] = False
-
-    #: Whether gradients are divided by the weight that comes with them. Not where contributions may come in a later
-    #: round: there the divisor must be the same in all rounds, or they would count more or less than others.
-    divides_by_weight: ClassVar[bool] = True
-
-    #: Whether every rank of the scope ends each round with the same value.
-    equal_result: ClassVar[bool] = False
-
     @property
-    def depends_on_time(self) -> bool:
-        """Whether results depend on when ranks come to a round, or on what was measured, so that no two runs need
-        have the same.
-        """
-        return False
-
-    @property
-    def pushes_weight(self) -> bool:
-        """Whether values are meant to be divided by a weight that travels with them (push-sum)."""
-        return False
+    @abstractmethod
+    def traits(self) -> CollectiveTraits:
+        """What others know of it."""
 
     @abstractmethod
     def open(
-        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         """Make ready for rounds: open lanes, allocate, pre-post; collective among the peer's ranks.
 
@@ -167,24 +246,37 @@ class Collective(Configured, ABC):
             segments: what will be exchanged, in the same order on every rank of the peer; of the exchange's
                 segments all or some, as their `index` says.
             progress: runs what must go on while nobody waits.
-            exchange: the exchange's other choices: its topology and its compressor.
+            choices: the exchange's others.
         """
 
     @abstractmethod
-    def contribution_scale(self, size: float) -> float:
-        """Return the factor by which each rank scales its contribution so that the combination is a mean.
-
-        1/size for a sum, 1 where the combination weighs the contributions itself.
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return what one segment costs a rank in one round, on average over ranks, on an otherwise idle network.
 
         Args:
-            size: ranks that take part; their mean where groups of different sizes are to weigh by their ranks.
+            message_bytes: one rank's contribution, compressed if it is; see `message_bytes`.
+            size: ranks that take part.
+            topology: the exchange's.
+            network: what seconds are predicted for.
+
+        Returns:
+            Bytes that are sent, seconds, and bytes of memory that the channel takes besides the segment's own.
         """
 
-    def in_place(self, exchange: Exchange, shared: bool) -> bool:
+    def message_bytes(
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> float:
+        """Return what `plan` is to ask `cost` with, for one segment in bytes.
+
+        That is what the compressor says, but for a collective that chooses by size or network what it compresses.
+        """
+        return payload_bytes(compressor, shape)
+
+    def in_place(self, choices: Choices, shared: bool) -> bool:
         """Return whether `incoming` may, and had better, be `outgoing`: a buffer less, and no copy afterwards.
 
         Args:
-            exchange: of this collective.
+            choices: the exchange's others.
             shared: whether the ranks' segments lie in memory that all of them share (`Memory.works_in_place`).
         """
         return False
@@ -196,58 +288,19 @@ class Collective(Configured, ABC):
             ValueError: `size` is not possible; says what is.
         """
 
-    def check_compressor(self, compressor: Compressor) -> None:
-        """Refuse a compressor with which the collective means nothing, beyond what its flags say.
+    def check_compressor(self, compressor: Compressor | None) -> None:
+        """Refuse a compressor with which the collective is meaningless, beyond what its traits say.
 
         Raises:
             ValueError: says why, and what to use instead.
         """
 
-    def results(self, values: Sequence[Hashable], leader: int) -> list[Hashable]:
-        """Return what each rank ends with, as tokens that are equal where the bits are.
-
-        A token that is made of several is a tuple, which holds those whose ranks have a part in it.
-
-        Args:
-            values: a token for what each rank contributes.
-            leader: the rank that leads the segment.
-        """
-        together = (self, tuple(values))
-        if self.equal_result:
-            return [together] * len(values)
-        return [(rank, together) for rank in range(len(values))]
-
-    @abstractmethod
-    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return how many bytes a rank sends for one segment in one round, on average over ranks.
-
-        Args:
-            message_bytes: one rank's contribution, compressed if it is, in bytes.
-            size: ranks that take part.
-            topology: the exchange's.
-        """
-
-    def message_bytes(
-        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
-    ) -> float:
-        """Return what `plan` is to ask `bytes_per_round` and `seconds_per_round` with, for one segment in bytes.
-
-        That is what the compressor says, but for a collective that chooses by size or network what it compresses.
-        """
-        return compressor.payload_bytes(shape)
-
     def notes(
-        self, compressor: Compressor, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
+        self,
+        compressor: Compressor | None,
+        shapes: Sequence[SegmentShape],
+        size: int,
+        network: NetworkModel,
     ) -> list[str]:
         """Return sentences for `plan`, on what it would not show of this collective among `size` ranks."""
         return []
-
-    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return the memory that a rank's channel takes for one segment besides the segment's own, in bytes."""
-        return 0.0
-
-    @abstractmethod
-    def seconds_per_round(
-        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
-    ) -> float:
-        """Return how long one segment takes in one round on an otherwise idle network, in seconds."""

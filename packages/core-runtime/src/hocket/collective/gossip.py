@@ -10,20 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
-from hocket.collective.api import Channel, Collective
-from hocket.compressor.none import NoCompression
+import numpy as np
+
+from hocket.collective.api import (
+    Channel,
+    Choices,
+    Collective,
+    CollectiveTraits,
+    Cost,
+    Ends,
+    Messages,
+    Outcome,
+)
+from hocket.collective.packing import Packing, packing_for
+from hocket.compressor.api import payload_bytes
+from hocket.transport.reduction import weighted_sum
+from hocket.transport.request import all_of
 
 if TYPE_CHECKING:
+    from hocket.arrays import Array, MixingRows
     from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
-    from hocket.strategy.exchange import Exchange
-    from hocket.topology import Topology
+    from hocket.topology import Neighbours, Topology
+    from hocket.transport.lane import Mixer
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
+    from hocket.transport.request import Request
 
 __all__ = ["Gossip"]
 
@@ -44,60 +60,221 @@ class Gossip(Collective):
             themselves. Where W is doubly stochastic weights stay 1, and it costs nothing.
     """
 
-    slots: ClassVar[frozenset[str]] = frozenset({"gradients", "parameters"})
-    needs_topology: ClassVar[bool] = True
-    gathers: ClassVar[bool] = True
-    threadable: ClassVar[bool] = True
-
     push_sum: bool = False
 
     @property
-    def pushes_weight(self) -> bool:
-        return self.push_sum
+    def traits(self) -> CollectiveTraits:
+        return CollectiveTraits(
+            Ends.OWN,
+            messages=Messages.GATHERED,
+            needs_topology=True,
+            pushes_weight=self.push_sum,
+            threadable=True,
+        )
 
     def open(
-        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
-        from hocket.collective.neighbour_exchange import GossipChannel
-        from hocket.collective.packing import packing_for
-
-        assert exchange.topology is not None  # the rules of composition see to it
-        packing = packing_for(exchange.compressor, segments)
+        assert choices.topology is not None  # the rules of composition see to it
+        packing = packing_for(choices.compressor, segments)
         return GossipChannel(
-            peer, segments, exchange.topology, packing, keeps_own=exchange.slot == "parameters"
+            peer, segments, choices.topology, packing, keeps_own=choices.slot == "parameters"
         )
 
-    def in_place(self, exchange: Exchange, shared: bool) -> bool:
+    def in_place(self, choices: Choices, shared: bool) -> bool:
         # Values are combined when all are sent; only the sum of compressed messages begins from nothing.
-        return exchange.slot == "parameters" or isinstance(exchange.compressor, NoCompression)
-
-    def contribution_scale(self, size: float) -> float:
-        return 1.0
-
-    def bytes_per_round(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return n times the number of ranks that one sends to, on average over ranks and rounds."""
-        assert topology is not None
-        return _degrees(topology, size)[0] * message_bytes
+        return choices.slot == "parameters" or choices.compressor is None
 
     def message_bytes(
-        self, compressor: Compressor, shape: SegmentShape, size: int, network: NetworkModel
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
         """Return n: of the longest message where lengths differ, as receivers do not know them."""
-        return (
-            compressor.payload_bytes(shape) if compressor.equal_sizes else compressor.max_payload_bytes(shape)
+        if compressor is None or compressor.equal_sizes:
+            return payload_bytes(compressor, shape)
+        return compressor.max_payload_bytes(shape)
+
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return what a message to each receiver costs, one after the other on a rank's link.
+
+        The memory is for as many messages as the most that any rank hears from.
+        """
+        assert topology is not None
+        sent, most_received = _degrees(topology, size)
+        nbytes = sent * message_bytes
+        return Cost(nbytes, network.message_seconds(nbytes), message_bytes * most_received)
+
+
+class GossipChannel(Channel):
+    """Gossip with the neighbours that a topology names.
+
+    What is received lies in buffers of its own, so that nobody gets a half-averaged value, and what is sent does
+    not change until it is sent.
+
+    Args:
+        peer: the ranks that take part; collective.
+        segments: opened in this order on every rank, started later in any order.
+        topology: pure, so every rank knows with which weight a sender gives.
+        packing: gives the messages their form; None where segments travel as they are.
+        keeps_own: whether a rank's own value stays whole, and only what of it was sent is exchanged for what came:
+            x_i + sum over j of W[i, j] C(x_j) - C(x_i), which for messages that are whole is W x. Else the result is
+            the weighted sum of the messages.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        topology: Topology,
+        packing: Packing | None = None,
+        *,
+        keeps_own: bool = True,
+    ) -> None:
+        lanes = {
+            segment.index: peer.lane(segment.name, 0 if packing else segment.wire_bytes)
+            for segment in segments
+        }
+        super().__init__(segments, lanes, packing)
+        self._rank, self._size = peer.rank, peer.size
+        self._topology = topology
+        self._keeps_own = keeps_own
+        self._shared = {
+            segment.index
+            for segment in segments
+            if not packing and peer.memory.works_in_place(segment.outgoing_array)
+        }
+        # By the indices of the segments that start together.
+        self._mixers: dict[tuple[int, ...], Mixer | None] = {}
+        self._received: dict[int, list[Array]] = {segment.index: [] for segment in segments}
+        self._sent: dict[int, Array] = {}
+        #: The last round's, where it is the same for all segments.
+        self._common: _Plan | None = None
+        mixed: dict[np.dtype[Any], list[Segment]] = {}
+        for segment in segments:
+            if segment.index in self._shared:
+                mixed.setdefault(segment.outgoing_array.dtype, []).append(segment)
+        alone = [[segment] for segment in segments if segment.index not in self._shared]
+        self.groups = [*mixed.values(), *alone]
+
+    def finds_nonfinite(self, segment: Segment) -> bool:
+        return segment.index in self._shared
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        if all(segment.index in self._shared for segment in segments):
+            mixed = self._mix(segments, round)
+            if mixed is not None:
+                return mixed
+            # None is left of what else it takes of shared memory, or the transport wants messages. Nobody but the
+            # caller finds NaN and Inf in messages: it is told so from the next round on.
+            self._shared -= {segment.index for segment in segments}
+        if len(segments) == 1:
+            return self._send(segments[0], round)
+
+        def combine(outcomes: list[Outcome]) -> Outcome:
+            num_active = min(outcome.num_active for outcome in outcomes)
+            return Outcome(round, included=True, num_active=num_active)
+
+        return all_of(self._send(segment, round) for segment in segments).then(combine)
+
+    def _send(self, segment: Segment, round: int) -> Request:
+        """Exchange messages with the neighbours, and combine them."""
+        plan = self._plan(segment, round)
+        neighbours, weights = plan.neighbours, plan.weights
+        message = self._message(segment, round)
+        received = self._buffers(segment.index, message, len(weights))
+        lane = self._lanes[segment.index]
+        requests = [
+            lane.irecv(buffer, source, round)
+            for buffer, source in zip(received, neighbours.receive_from, strict=True)
+        ]
+        requests += [lane.isend(message, to, round) for to in neighbours.send_to]
+
+        def combine(_: list[None]) -> Outcome:
+            self._combine([message, *received], [neighbours.self_weight, *weights], segment, round)
+            return Outcome(round, included=True, num_active=1 + len(weights))
+
+        return all_of(requests).then(combine)
+
+    def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
+        """Let the ranks of the host share the work, if the transport can."""
+        indices = tuple(segment.index for segment in segments)
+        if indices not in self._mixers:
+            places = [(segment.outgoing_array, segment.incoming_array) for segment in segments]
+            self._mixers[indices] = self._lanes[indices[0]].mixer(places)
+        mixer = self._mixers[indices]
+        if mixer is None:
+            return None
+        terms = [self._plan(segment, round).mixing_rows for segment in segments]
+        num_active = min(int(own.starts[self._rank + 1] - own.starts[self._rank]) for own in terms)
+        return mixer.start(terms).then(
+            lambda nonfinite: Outcome(round, included=True, num_active=num_active, nonfinite=nonfinite)
         )
 
-    def channel_bytes(self, message_bytes: float, size: int, topology: Topology | None) -> float:
-        """Return n for each rank that one hears from at a time: the most of any rank."""
-        assert topology is not None
-        return message_bytes * _degrees(topology, size)[1]
+    def _plan(self, segment: Segment, round: int) -> _Plan:
+        if self._topology.differs_by_segment:
+            return _Plan(self._topology, self._rank, self._size, round, segment.index)
+        if self._common is None or self._common.round != round:
+            self._common = _Plan(self._topology, self._rank, self._size, round, 0)
+        return self._common
 
-    def seconds_per_round(
-        self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel
-    ) -> float:
-        """Return the time in which a rank's link sends its messages, one after the other, and the last arrives."""
-        assert topology is not None
-        return network.latency_s + network.link_seconds(_degrees(topology, size)[0] * message_bytes)
+    def _message(self, segment: Segment, round: int) -> Array:
+        if self.packing is None:
+            return segment.outgoing_array
+        payload = self.packing.pack(segment, round)
+        if self.packing.compressor.equal_sizes:
+            return payload
+        # Receivers do not know the length: what is sent is as long as any, and says itself where it ends.
+        sent = self._sent.setdefault(segment.index, np.zeros(self.packing.capacity_bytes(segment), np.uint8))
+        sent[: payload.nbytes] = payload.view(np.uint8)
+        self.packing.packed_bytes[segment.index] = sent.nbytes
+        return sent
+
+    def _buffers(self, index: int, like: Array, count: int) -> list[Array]:
+        buffers = self._received[index]
+        while len(buffers) < count:
+            buffers.append(np.empty_like(like))
+        return buffers[:count]
+
+    def _combine(
+        self, messages: Sequence[Array], weights: Sequence[float], segment: Segment, round: int
+    ) -> None:
+        """Add messages up, this rank's own first."""
+        if self.packing is None:
+            weighted_sum(messages, weights, segment.incoming_array)
+            return
+        own_weight, *others = weights
+        if self._keeps_own:
+            segment.incoming.copy_(segment.outgoing)
+            own_weight -= 1.0
+        else:
+            segment.incoming.zero_()
+        for message, weight in zip(messages, (own_weight, *others), strict=True):
+            self.packing.add(message, weight, segment, round)
+
+
+class _Plan:
+    """What a rank does in a round, of one segment or of all; worked out as far as it is asked for."""
+
+    def __init__(self, topology: Topology, rank: int, size: int, round: int, segment: int) -> None:
+        self.round = round
+        self._topology = topology
+        self._asked = rank, size, round, segment
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        """Whom the rank sends to and receives from."""
+        return self._topology.neighbours(*self._asked)
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """With which weight each of those counts from whom the rank receives."""
+        rank, *asked = self._asked
+        given = [self._topology.neighbours(source, *asked) for source in self.neighbours.receive_from]
+        return [source.send_weights[source.send_to.index(rank)] for source in given]
+
+    @cached_property
+    def mixing_rows(self) -> MixingRows:
+        """What all ranks add up."""
+        return self._topology.mixing_rows(*self._asked[1:])
 
 
 @lru_cache(maxsize=16)

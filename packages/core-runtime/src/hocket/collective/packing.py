@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.arrays import Array
 from hocket.compressor.api import Compressor, Message, State
-from hocket.compressor.none import NoCompression
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Packing", "packing_for"]
 
 
-def packing_for(compressor: Compressor, segments: Sequence[Segment]) -> Packing | None:
+def packing_for(compressor: Compressor | None, segments: Sequence[Segment]) -> Packing | None:
     """Return the packing of an exchange's segments, None where they travel as they are."""
-    return None if isinstance(compressor, NoCompression) else Packing(compressor, segments)
+    return None if compressor is None else Packing(compressor, segments)
 
 
 class Packing:
@@ -29,7 +28,7 @@ class Packing:
         compressor: gives the messages their form.
         states: what it remembers of each segment, by the segment's index.
         packed_bytes: how long each segment's last message was, by the segment's index; where a channel sends more or
-            otherwise, the length for which `Collective.bytes_per_round` gives what was sent.
+            otherwise, the length for which `Collective.cost` gives what was sent.
 
     Raises:
         ValueError: the compressor cannot carry one of the segments.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hocket.configured import Configured
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from hocket.arrays import Array
@@ -23,7 +24,19 @@ if TYPE_CHECKING:
     from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
 
-__all__ = ["Compressor", "Message", "SegmentShape", "State"]
+__all__ = [
+    "Compressor",
+    "Message",
+    "SegmentShape",
+    "State",
+    "trailer_bytes",
+    "count_of",
+    "dtype_of",
+    "numel_of",
+    "payload_bytes",
+    "unpadded_numel_of",
+    "whole_bytes",
+]
 
 
 class SegmentShape(Protocol):
@@ -102,10 +115,11 @@ class Compressor(Configured, ABC):
 
     What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `State` that
     `init` makes and the caller keeps. A compressor that corrects another's error holds that other one in a
-    field (see `hocket.compressor.wrapper`).
+    field (see `hocket.compressor.wrappers`).
 
-    In each round the caller calls, in this order: `take` for each segment if `takes` says so; `prepare` once;
-    `compress` for each segment; `accumulate` for each message, this rank's own included where it counts.
+    In each round the caller calls, in this order: `take` for each segment if `applies_optimizer_terms` says so;
+    `prepare` once; `compress` for each segment; `accumulate` for each message, this rank's own included where it
+    counts.
     """
 
     @property
@@ -132,7 +146,7 @@ class Compressor(Configured, ABC):
         return frozenset()
 
     def without_optimizer_terms(self) -> Compressor:
-        """Return what this one is without `takes`, for other optimizers; itself where it is of no use so."""
+        """Return this one without optimizer terms, for other optimizers; itself where it is of no use so."""
         return self
 
     @property
@@ -187,8 +201,8 @@ class Compressor(Configured, ABC):
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
         """Return what to send of `segment.outgoing` in this round, and update `state` in place.
 
-        Leaves `outgoing` as it is, but for gradients where `takes` is not empty. Values that are NaN or Inf
-        are sent where they would be, and never enter the state: the step that they spoil can be skipped.
+        Leaves `outgoing` as it is, but for gradients where `applies_optimizer_terms` is not empty. Values that are NaN
+        or Inf are sent where they would be, and never enter the state: the step that they spoil can be skipped.
 
         Args:
             segment: its data is read from `outgoing`, on its device, its trailer from
@@ -234,3 +248,41 @@ class Compressor(Configured, ABC):
     def state_bytes(self, shape: SegmentShape) -> int:
         """Return the memory that a segment's state takes, in bytes."""
         return 0
+
+
+def payload_bytes(compressor: Compressor | None, shape: SegmentShape) -> float:
+    """Return the bytes of a segment's message, of the whole segment where nothing compresses it."""
+    return float(whole_bytes(shape)) if compressor is None else compressor.payload_bytes(shape)
+
+
+def whole_bytes(shape: SegmentShape) -> int:
+    """Return the bytes of a segment's data and trailer."""
+    return numel_of(shape) * dtype_of(shape).itemsize + trailer_bytes(shape)
+
+
+def numel_of(shape: SegmentShape) -> int:
+    """Return how many numbers of data a segment has, padding included."""
+    last = shape.spans[-1]
+    return last.start + last.padded_numel
+
+
+def unpadded_numel_of(shape: SegmentShape) -> int:
+    """Return how many numbers a segment's parameters have together."""
+    return sum(span.numel for span in shape.spans)
+
+
+def dtype_of(shape: SegmentShape) -> torch.dtype:
+    """Return the dtype of a segment's buffers: float32, or float64 where its parameters are."""
+    from hocket.segment.segment import wire_dtype
+
+    return wire_dtype(shape.spans[0].dtype)
+
+
+def trailer_bytes(shape: SegmentShape) -> int:
+    """Return how many bytes a segment's trailer take."""
+    return shape.trailer_numel * dtype_of(shape).itemsize
+
+
+def count_of(density: float, numel: int) -> int:
+    """Return k, how many of `numel` elements a density means: the nearest whole number, but one at least."""
+    return min(numel, max(1, round(density * numel)))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import numel_of, trailer_bytes
+from hocket.compressor.api import Compressor, Message, SegmentShape, State, numel_of, trailer_bytes
 from hocket.errors import NonFiniteError
 
 if TYPE_CHECKING:

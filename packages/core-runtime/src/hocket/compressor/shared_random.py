@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket import draws
-from hocket.compressor.api import Compressor, Message, SegmentShape, State
-from hocket.compressor.shape import count_of, dtype_of, numel_of, trailer_bytes
+from hocket.compressor.api import (
+    Compressor,
+    Message,
+    SegmentShape,
+    State,
+    count_of,
+    dtype_of,
+    numel_of,
+    trailer_bytes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

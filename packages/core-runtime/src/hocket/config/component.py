@@ -29,6 +29,9 @@ __all__ = [
 
 T = TypeVar("T")
 
+#: The component that stands for none at all where there need not be one.
+_NONE = "none"
+
 _REFERENCE = "a name, or a mapping with a name and arguments"
 
 
@@ -162,7 +165,8 @@ def _read_field(hint: Any, where: Location, registry: Registry) -> Any:
         return None
     kind = kind_of_hint(inner)
     if kind is not None:
-        return build_component(kind, where, registry)
+        component = build_component(kind, where, registry)
+        return None if nullable and component_name(component, registry) == _NONE else component
     if inner is Reference:
         return Reference.read(where, _REFERENCE)
     if typing.get_origin(inner) is tuple and typing.get_args(inner)[0] is Reference:

@@ -107,7 +107,7 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
     weighted = exchange.carries_weight
     own = weighted or exchange.overlap is Overlap.DELAYED or dtype != spans[0].dtype
     unread = exchange.overlap is Overlap.NONE or (exchange.overlap is Overlap.FORWARD and shared)
-    in_place = unread and not own and exchange.collective.in_place(exchange, shared)
+    in_place = unread and not own and exchange.collective.in_place(exchange.choices, shared)
     return Layout(
         spans=tuple(spans),
         dtype=dtype,
@@ -131,6 +131,6 @@ def layouts(
         shared: whether the ranks' segments lie in memory that all of them share.
     """
     if exchange.slot == GRADIENTS:
-        in_place = alone and exchange.collective.in_place(exchange, shared)
+        in_place = alone and exchange.collective.in_place(exchange.choices, shared)
         return [gradient_layout(cut, in_place) for cut in partition(spans, exchange.segments, backward=True)]
     return [parameter_layout(cut, exchange, shared) for cut in partition(spans, exchange.segments)]

@@ -11,9 +11,9 @@ from torch import nn
 from hocket.plan.layout import Layout, layouts
 from hocket.segment.partition import Span, named_spans
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.placement import Placement
+from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
-from hocket.transport.network import NetworkModel
+from hocket.transport.network import Cost, NetworkModel
 
 __all__ = ["Plan", "ExchangePlan", "plan"]
 
@@ -103,22 +103,6 @@ def plan(
     return Plan(strategy, ranks, sum(span.numel for span in spans), nbytes, exchanges)
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What one segment, or several, cost a rank in a step, on average over steps."""
-
-    sent_bytes: float = 0.0
-    seconds: float = 0.0
-    memory_bytes: float = 0.0
-
-    def __add__(self, other: _Cost) -> _Cost:
-        return _Cost(
-            self.sent_bytes + other.sent_bytes,
-            self.seconds + other.seconds,
-            self.memory_bytes + other.memory_bytes,
-        )
-
-
 def _planned(
     exchange: Exchange,
     spans: list[Span],
@@ -148,34 +132,35 @@ def _planned(
     }
     # Ranks in the same role, in scopes of the same size, have the same costs.
     roles = range(over.num_roles(placement))
-    of_rank = [_Cost()] * placement.size
-    known: dict[tuple[int, ...], _Cost] = {}
+    of_rank = [Cost()] * placement.size
+    known: dict[tuple[int, ...], Cost] = {}
     for part in parts if cut else ():
         for rank in part:
             role = (len(part), *(over.carries(rank, segment, placement) for segment in roles))
             if role not in known:
                 carried = (c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement))
-                known[role] = sum(carried, _Cost())
+                known[role] = sum(carried, Cost())
             of_rank[rank] = known[role]
     return ExchangePlan(
         exchange,
         parts,
         tuple(cut),
-        mean(cost.sent_bytes for cost in of_rank),
+        mean(cost.bytes for cost in of_rank),
         max(cost.seconds for cost in of_rank),
-        round(max(cost.memory_bytes for cost in of_rank)),
+        round(max(cost.memory for cost in of_rank)),
     )
 
 
-def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> _Cost:
-    collective, topology = exchange.collective, exchange.topology
+def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> Cost:
+    collective, compressor, topology = exchange.collective, exchange.compressor, exchange.topology
     period = exchange.period(size)
-    message_bytes = collective.message_bytes(exchange.compressor, layout, size, network)
-    longest_bytes = exchange.compressor.max_payload_bytes(layout)
-    return _Cost(
-        collective.bytes_per_round(message_bytes, size, topology) / period,
-        collective.seconds_per_round(message_bytes, size, topology, network) / period,
+    message_bytes = collective.message_bytes(compressor, layout, size, network)
+    cost = collective.cost(message_bytes, size, topology, network)
+    longest_bytes = layout.wire_bytes if compressor is None else compressor.max_payload_bytes(layout)
+    return Cost(
+        cost.bytes / period,
+        cost.seconds / period,
         layout.memory_bytes * own_buffers
-        + collective.channel_bytes(longest_bytes, size, topology)
-        + exchange.compressor.state_bytes(layout),
+        + collective.cost(longest_bytes, size, topology, network).memory
+        + (0 if compressor is None else compressor.state_bytes(layout)),
     )

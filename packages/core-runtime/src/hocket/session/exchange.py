@@ -9,16 +9,21 @@ from functools import cached_property
 from typing import Any
 
 from hocket.collective.api import Channel, Outcome
+from hocket.compressor.api import payload_bytes
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
 from hocket.session.send_window import SendWindow
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
+from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, Request
 
 __all__ = ["Counters", "ActiveExchange"]
+
+# Bytes do not depend on it.
+_NETWORK = NetworkModel()
 
 
 @dataclass
@@ -116,7 +121,7 @@ class ActiveExchange:
 
     @cached_property
     def _together(self) -> Sequence[Sequence[Segment]]:
-        return self.channel.together(self.segments)
+        return self.channel.groups
 
     @cached_property
     def _group_of(self) -> dict[int, Sequence[Segment]]:
@@ -150,17 +155,15 @@ class ActiveExchange:
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
         if segment.index not in self._expected:
-            self._expected[segment.index] = self._bytes(self.exchange.compressor.payload_bytes(segment))
+            self._expected[segment.index] = self._bytes(payload_bytes(self.exchange.compressor, segment))
         return self._expected[segment.index]
 
     def _bytes(self, message_bytes: float) -> float:
-        return self.exchange.collective.bytes_per_round(message_bytes, self.peer.size, self.exchange.topology)
+        exchange = self.exchange
+        return exchange.collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
 
     def _begin(self, group: Sequence[Segment], name: str) -> Request:
-        if len(group) == 1:
-            request = self.channel.start(group[0], self.round)
-        else:
-            request = self.channel.start_together(group, self.round)
+        request = self.channel.start(group, self.round)
         if self.exchange.progress is Progress.THREAD:
             return self.progress.carry(request, self.peer, name)
         return request
@@ -204,7 +207,7 @@ class ActiveExchange:
     def count_on(self, round: int) -> None:
         """Go on from `round`, without what the channel has kept; nothing is under way."""
         self.round = round
-        self.channel.count_on(round)
+        self.channel.resume(round, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the round, the channel's state, and what has come but is not merged yet.
@@ -228,7 +231,7 @@ class ActiveExchange:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned on this rank; nothing is under way."""
         self.round = state["round"]
-        self.channel.load_state_dict(state["channel"])
+        self.channel.resume(self.round, state["channel"])
         for segment in self.segments:
             if segment.index not in state["pending"]:
                 continue

@@ -24,8 +24,9 @@ from hocket.session.parameters import ParameterMix, ParameterSync
 from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, BatchWeights, Contribution
+from hocket.strategy.equality import results
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap, Progress
-from hocket.strategy.placement import Placement
+from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.lane import Lane
@@ -112,8 +113,8 @@ class ActivePhase:
         if self._keeps_gradients_equal:
             return world
         [first, *others] = (opened for opened in self.opened if opened.exchange.slot == GRADIENTS)
-        results = first.exchange.collective.results(list(range(first.peer.size)), 0)
-        if others or len(set(results)) > 1:
+        ends = results(first.exchange.collective, list(range(first.peer.size)), 0)
+        if others or len(set(ends)) > 1:
             return None
         if self._closure_lane is None:
             self._closure_lane = first.peer.lane("closure")
@@ -122,8 +123,6 @@ class ActivePhase:
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
         self.parameters.settle()
-        for opened in self.opened:
-            opened.channel.flush()
 
     def close(self) -> None:
         """Close the exchanges, of which none is under way; collective."""
@@ -178,7 +177,7 @@ class PhaseOpener:
         strategy.check_size(ranks.placement)
         self.opened: list[ActiveExchange] = []
         threaded = any(
-            exchange.collective.needs_progress_thread or exchange.progress is Progress.THREAD
+            exchange.collective.traits.needs_thread or exchange.progress is Progress.THREAD
             for exchange in strategy.exchanges
         )
         self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
@@ -228,7 +227,8 @@ class PhaseOpener:
         parameters = self._storage.parameters
         agreement = self._agreement(scopes, len(parameters))
         terms = None
-        if exchanges[0].exchange.compressor.applies_optimizer_terms:
+        compressor = exchanges[0].exchange.compressor
+        if compressor is not None and compressor.applies_optimizer_terms:
             assert agreement is not None
             terms = AppliedTerms(optimizers, exchanges[0], parameters, agreement.peer)
         return GradientSync(
@@ -246,13 +246,14 @@ class PhaseOpener:
         """Let ranks agree on what they contribute where compressors remember it."""
         compressors = [scope.exchange.compressor for scope in scopes]
         if not any(
-            compressor.keeps_residual or compressor.applies_optimizer_terms for compressor in compressors
+            compressor and (compressor.keeps_residual or compressor.applies_optimizer_terms)
+            for compressor in compressors
         ):
             return None
         peer = scopes[0].peer if len(scopes) == 1 else self._peer
         assert peer is not None  # the first exchange of gradients has all ranks
         # Otherwise no mean over all ranks has a weight that all of them could know before.
-        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.equal_result)
+        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.traits.equal_result)
 
     def parameters(self, take_values: Callable[[], None]) -> ParameterSync:
         """Open the parameters slot; `take_values` is called before they are sent."""
@@ -302,7 +303,7 @@ class PhaseOpener:
         if (
             len(scopes) == 1
             and peer
-            and exchange.collective.in_place(exchange, _works_in_place(peer, outgoing))
+            and exchange.collective.in_place(exchange.choices, _works_in_place(peer, outgoing))
         ):
             return outgoing, outgoing
         return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
@@ -322,13 +323,15 @@ class PhaseOpener:
     def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
         exchange = scope.exchange
         try:
-            channel = exchange.collective.open(peer, segments, self.progress, exchange)
+            channel = exchange.collective.open(peer, segments, self.progress, exchange.choices)
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
         if channel.notice and self._peer.rank == 0:
             _log.warning("%s: %s", exchange.name, channel.notice)
         scale = (
-            _scale(scope) if exchange.slot == GRADIENTS else exchange.collective.contribution_scale(peer.size)
+            _scale(scope)
+            if exchange.slot == GRADIENTS
+            else exchange.collective.traits.contribution_scale(peer.size)
         )
         part = exchange.over.part_of(self._peer.rank, self._placement)
         assert part is not None
@@ -345,7 +348,7 @@ def _scale(scope: _Scope) -> float:
     Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along
     make up for what a group of another size scales too much or too little.
     """
-    return scope.exchange.collective.contribution_scale(mean(map(len, scope.parts)))
+    return scope.exchange.collective.traits.contribution_scale(mean(map(len, scope.parts)))
 
 
 def _works_in_place(peer: Peer, buffer: Tensor) -> bool:

@@ -222,17 +222,16 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
         AttachError: names the compressor's key, and what to use.
     """
     for place, exchange in _exchanges(strategy):
-        if not exchange.compressor.applies_optimizer_terms:
+        compressor = exchange.compressor
+        if compressor is None or not compressor.applies_optimizer_terms:
             continue
         try:
             optimizer_terms(optimizer)
         except AttachError as error:
             key = f"{place}{exchange.name}.compressor"
-            other = exchange.compressor.without_optimizer_terms()
-            advice = (
-                "" if other.applies_optimizer_terms else f", or {_override(key, exchange.compressor, other)}"
-            )
-            raise AttachError(f"{key}: by {component_name(exchange.compressor)} {error}{advice}") from error
+            other = compressor.without_optimizer_terms()
+            advice = "" if other.applies_optimizer_terms else f", or {_override(key, compressor, other)}"
+            raise AttachError(f"{key}: by {component_name(compressor)} {error}{advice}") from error
 
 
 def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:

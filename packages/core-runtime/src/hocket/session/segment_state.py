@@ -96,7 +96,7 @@ class SegmentState:
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
         self.in_place = self.last.incoming is self.first.outgoing
-        self.divides = all(opened.exchange.collective.divides_by_weight for opened, _ in stages)
+        self.divides = all(opened.exchange.collective.traits.divides_by_weight for opened, _ in stages)
         self.at = -1
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket.segment.segment import Segment, wire_dtype
+from hocket.segment.segment import wire_dtype
 from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
@@ -124,19 +124,7 @@ def _take_kept(opened: ActiveExchange) -> dict[str, Tensor]:
     """Take what an exchange holds back, by parameter and flat; nothing where it holds nothing back."""
     kept: dict[str, Tensor] = {}
     for segment in opened.segments:
-        own = _take_kept_of(opened, segment)
+        own = opened.channel.take_stale(segment)
         if own is not None:
             kept |= {span.name: own[span.start : span.stop] for span in segment.spans}
     return kept
-
-
-def _take_kept_of(opened: ActiveExchange, segment: Segment) -> Tensor | None:
-    packing = opened.channel.packing
-    if packing is None or not packing.compressor.keeps_residual:
-        return opened.channel.take_stale(segment)
-    residual = packing.states[segment.index].residual
-    if residual is None:
-        return None
-    own = residual.to("cpu", copy=True).contiguous()
-    residual.zero_()
-    return own

@@ -3,10 +3,9 @@
 from hocket.segment.partition import Bytes, Layers, Model, Segmentation
 from hocket.strategy.compose import compose
 from hocket.strategy.exchange import Every, Exchange, Overlap, Progress
-from hocket.strategy.placement import Placement
 from hocket.strategy.rules import Refusal, refusals
 from hocket.strategy.samples import SampleExchange, SampleStream
-from hocket.strategy.scope import Group, Leaders, Scope, World
+from hocket.strategy.scope import Group, Leaders, Placement, Scope, World
 from hocket.strategy.strategy import Strategy
 
 __all__ = [

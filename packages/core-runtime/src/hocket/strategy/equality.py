@@ -1,14 +1,21 @@
-"""Whether a strategy keeps replicas equal, found by following tokens through its exchanges."""
+"""Tokens followed through a strategy's exchanges: whether replicas stay equal, and whose gradients are lost.
+
+Each rank's value is a token, and each exchange says which ranks end with the same one; nothing is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
 
+from hocket.collective.api import Collective, Ends
+from hocket.config.component import component_name
+from hocket.errors import some
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.following import after, own_contributions, roles
-from hocket.strategy.placement import Placement
+from hocket.strategy.scope import Placement
 
-__all__ = ["replicas_stay_equal"]
+__all__ = ["check_contributions", "replicas_stay_equal", "results"]
 
 
 def replicas_stay_equal(
@@ -16,24 +23,132 @@ def replicas_stay_equal(
 ) -> bool:
     """Return whether replicas that begin equal are equal after every step, to the bit.
 
-    Each rank's value is a token, and each exchange says which ranks end with the same one. Gradients begin
-    different on every rank, parameters equal if the gradients have ended so.
+    Gradients begin different on every rank, parameters equal if the gradients have ended so.
     """
     return all(
         _ends_equal(gradients, parameters, placement, segment)
-        for segment in roles((*gradients, *parameters), placement)
+        for segment in _roles((*gradients, *parameters), placement)
     )
 
 
 def _ends_equal(
     gradients: Sequence[Exchange], parameters: Sequence[Exchange], placement: Placement, segment: int
 ) -> bool:
-    values: list[Hashable] = own_contributions(placement)
+    values: list[Hashable] = _own_contributions(placement)
     for exchange in gradients:
         if exchange.every == 1:
-            values = after(exchange, values, placement, segment)
+            values = _after(exchange, values, placement, segment)
     if len(set(values)) > 1:
         return False
     for exchange in parameters:
-        values = after(exchange, values, placement, segment)
+        values = _after(exchange, values, placement, segment)
     return len(set(values)) == 1
+
+
+def check_contributions(
+    gradients: Sequence[Exchange], parameters: Sequence[Exchange], placement: Placement
+) -> None:
+    """Refuse exchanges after which no replica holds anything of what some rank has contributed to the step.
+
+    A rank contributes its gradient, and by it its parameters. Gossip is taken to reach all of its scope in time.
+
+    Raises:
+        ValueError: begins with the exchange at fault; names the ranks, and says what to do.
+    """
+    for segment in _roles((*gradients, *parameters), placement):
+        for exchanged in _occasions(parameters, placement.size):
+            _check_step((*gradients, *exchanged), placement, segment)
+
+
+def _occasions(parameters: Sequence[Exchange], size: int) -> Iterator[list[Exchange]]:
+    """Yield the exchanges of parameters that take place in a step, for steps of every kind."""
+    steps = {1}
+    for exchange in parameters:
+        steps |= {lcm(step, exchange.period(size)) for step in steps}
+    for step in sorted(steps):
+        yield [exchange for exchange in parameters if step % exchange.period(size) == 0]
+
+
+def _check_step(exchanges: Sequence[Exchange], placement: Placement, segment: int) -> None:
+    values = _own_contributions(placement)
+    for exchange in exchanges:
+        values = _after(exchange, values, placement, segment)
+        lost = sorted(set(range(placement.size)) - _contributors(values))
+        if lost:
+            ranks = f"rank{'s' * (len(lost) > 1)} {some([str(rank) for rank in lost])}"
+            collective, over = component_name(exchange.collective), component_name(exchange.over)
+            raise ValueError(
+                f"{exchange.name} among {placement.size} ranks: after {collective} over {over} nothing is left of the "
+                f"gradients of {ranks}: let an allreduce among the same ranks come before it, or give the same size, "
+                "count or by wherever the strategy says group or leaders"
+            )
+
+
+def results(collective: Collective, values: Sequence[Hashable], leader: int) -> list[Hashable]:
+    """Return what each rank ends a collective with, as tokens that are equal where the bits are.
+
+    A token that is made of several is a tuple, which holds those whose ranks have a part in it.
+
+    Args:
+        collective: what combines them.
+        values: a token for what each rank contributes.
+        leader: the rank that leads the segment.
+    """
+    traits = collective.traits
+    root = leader if traits.root is None else traits.root
+    together = (collective, tuple(values))
+    if traits.ends is Ends.SAME:
+        return [together] * len(values)
+    if traits.ends is Ends.COPY:
+        return [values[root]] * len(values)
+    if traits.ends is Ends.ROOT:
+        return [together if rank == root else value for rank, value in enumerate(values)]
+    return [(rank, together) for rank in range(len(values))]
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    """The token of what one rank contributes."""
+
+    rank: int
+
+
+def _own_contributions(placement: Placement) -> list[Hashable]:
+    """Return what the ranks begin with: each its own."""
+    return [_Contribution(rank) for rank in range(placement.size)]
+
+
+def _roles(exchanges: Iterable[Exchange], placement: Placement) -> Iterator[int]:
+    """Return numbers of segments: after the last, who carries and leads them repeats."""
+    return iter(range(lcm(*(exchange.over.num_roles(placement) for exchange in exchanges))))
+
+
+def _after(
+    exchange: Exchange, values: Sequence[Hashable], placement: Placement, segment: int
+) -> list[Hashable]:
+    """Return what the ranks end an exchange with, by rank, of what they begin it with."""
+    ended = list(values)
+    for part in exchange.over.parts(placement):
+        members = [rank for rank in part if exchange.over.carries(rank, segment, placement)]
+        if len(members) < 2:
+            continue
+        leader = exchange.over.leader(len(members), segment)
+        ends = results(exchange.collective, [values[rank] for rank in members], leader)
+        for rank, result in zip(members, ends, strict=True):
+            ended[rank] = result
+    return ended
+
+
+def _contributors(values: Iterable[Hashable]) -> set[int]:
+    """Return the ranks whose contributions are in any of the tokens."""
+    found, seen, left = set(), set(), list(values)
+    while left:
+        token = left.pop()
+        if id(token) in seen:
+            continue
+        seen.add(id(token))  # many ranks hold one and the same
+        if isinstance(token, _Contribution):
+            found.add(token.rank)
+        elif isinstance(token, tuple):
+            left.extend(token)
+    return found

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hocket.collective.api import Collective
+from hocket.collective.api import Choices, Collective
 from hocket.compressor.api import Compressor
-from hocket.compressor.none import NoCompression
 from hocket.configured import Configured
 from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
@@ -52,7 +51,7 @@ class Exchange(Configured):
         collective: how the contributions are combined.
         over: among whom.
         topology: who hears from whom, for the collectives that ask.
-        compressor: in what form values travel.
+        compressor: in what form values travel; None, in a config `none`, for whole.
         segments: in what pieces.
         every: in each how manieth step, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that what an
             allreduce's ceil(log2 p) messages cost is shared out over as many steps.
@@ -66,7 +65,7 @@ class Exchange(Configured):
     collective: Collective
     over: Scope = field(default_factory=World)
     topology: Topology | None = None
-    compressor: Compressor = field(default_factory=NoCompression)
+    compressor: Compressor | None = None
     segments: Segmentation = field(default_factory=Bytes)
     every: int | Every = 1
     overlap: Overlap = Overlap.NONE
@@ -91,4 +90,10 @@ class Exchange(Configured):
     def carries_weight(self) -> bool:
         """Whether a push-sum weight travels with each segment, as weights can become other than 1."""
         topology = self.topology
-        return self.collective.pushes_weight and topology is not None and not topology.rows_sum_to_one
+        pushes = self.collective.traits.pushes_weight
+        return pushes and topology is not None and not topology.rows_sum_to_one
+
+    @property
+    def choices(self) -> Choices:
+        """What its collective has to know of it."""
+        return Choices(self.name, self.slot, self.topology, self.compressor, self.over.leader)

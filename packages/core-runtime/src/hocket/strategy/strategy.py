@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.config.component import describe
 from hocket.errors import CompositionError
-from hocket.strategy.contributions import check_contributions
-from hocket.strategy.equality import replicas_stay_equal
+from hocket.strategy.equality import check_contributions, replicas_stay_equal
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.placement import Placement
 from hocket.strategy.samples import SampleExchange
+from hocket.strategy.scope import Placement
 
 if TYPE_CHECKING:
     from hocket.plugin import Registry
@@ -105,4 +104,5 @@ class Strategy:
         for slot in ("gradients", "parameters"):
             for exchange in plain[slot]:
                 del exchange["slot"], exchange["index"]
+                exchange["compressor"] = exchange["compressor"] or {"name": "none"}
         return plain

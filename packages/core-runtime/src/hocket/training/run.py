@@ -15,7 +15,7 @@ from hocket.config.source import SLOTS, Target, load_document
 from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.compose import build_strategy
-from hocket.strategy.placement import Placement
+from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""What a network costs: the time of a message and of the usual collectives, as pure functions.
+"""The cost of messages and of the usual collectives on a network, as pure functions.
 
 The alpha-beta model: a message of n bytes takes latency + n / bandwidth. Collectives are charged with the
-better of two well-known algorithms, as MPI libraries choose.
+better of two well-known algorithms, as MPI libraries choose; some algorithms are charged by themselves.
 
 Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH",
-IJHPCA 19(1), 2005, sections 4 and 5; congestion between different pairs of ranks is left out.
+IJHPCA 19(1), 2005, sections 4 and 5; P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009,
+for the ring; congestion between different pairs of ranks is left out.
 """
 
 from __future__ import annotations
@@ -12,9 +13,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["NetworkModel"]
+__all__ = ["Cost", "NetworkModel", "recursive_doubling_cost", "ring_cost", "star_cost"]
 
 _LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation costs a rank, on average over ranks.
+
+    Attributes:
+        bytes: that it sends.
+        seconds: that it takes, on an otherwise idle network.
+        memory: bytes that it receives into, or keeps, besides its operands.
+    """
+
+    bytes: float = 0.0
+    seconds: float = 0.0
+    memory: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.seconds + other.seconds, self.memory + other.memory)
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,42 @@ class NetworkModel:
         scattered = 2 * _doublings(size) * self.latency_s
         scattered += 2 * (size - 1) / size * self.link_seconds(nbytes)
         return min(tree, scattered)
+
+
+def ring_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
+    """Return the cost of an allreduce whose shares of the buffer go around a ring twice: summed up, then handed on.
+
+    2 (p - 1) messages of n / p bytes, which no algorithm undercuts.
+    """
+    return Cost(
+        2 * (size - 1) / size * nbytes,
+        2 * (size - 1) * network.message_seconds(nbytes / size),
+        nbytes / size,
+    )
+
+
+def recursive_doubling_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
+    """Return the cost of an allreduce in which ranks exchange in pairs, stage by stage.
+
+    The largest power of two c of ranks do, in log2 c stages; the other p - c hand their data to one before, and get the
+    sum from it. The next stage's message may come while the last one's is added: 2 n of memory.
+    """
+    stages = size.bit_length() - 1
+    core = 1 << stages
+    return Cost(
+        (core * stages + 2 * (size - core)) / size * nbytes,
+        (stages + 2 * (size > core)) * network.message_seconds(nbytes),
+        2 * nbytes,
+    )
+
+
+def star_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
+    """Return the cost of an allreduce whose centre's link carries everybody's message, in and then out."""
+    return Cost(
+        2 * (size - 1) / size * nbytes,
+        2 * (network.latency_s + (size - 1) * network.link_seconds(nbytes)),
+        (size - 1) / size * nbytes,
+    )
 
 
 def _doublings(size: int) -> int:

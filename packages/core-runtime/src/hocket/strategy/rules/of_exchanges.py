@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.compressor.none import NoCompression
+from hocket.collective.api import Messages
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap, Progress
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import World
@@ -19,7 +19,7 @@ _OVERLAPS = {
 
 def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
     """A collective declares the slots in which it means something."""
-    slots = exchange.collective.slots
+    slots = exchange.collective.traits.slots
     if exchange.slot not in slots:
         allowed = " or ".join(sorted(slots))
         yield refuse(
@@ -63,7 +63,7 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
 
 def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
     """Requests that the training thread's other waits advance, too, cannot be a progress thread's."""
-    if exchange.progress is Progress.THREAD and not exchange.collective.threadable:
+    if exchange.progress is Progress.THREAD and not exchange.collective.traits.threadable:
         yield refuse(
             exchange,
             "progress",
@@ -74,16 +74,17 @@ def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
 
 def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
     """Some collectives carry no messages of compressors, and some add them in flight and cannot look into them."""
-    if isinstance(exchange.compressor, NoCompression):
+    messages = exchange.collective.traits.messages
+    if exchange.compressor is None:
         return
-    if not exchange.collective.carries_messages:
+    if messages is Messages.NONE:
         yield refuse(
             exchange,
             "compressor",
             f"{title_of(exchange.collective)} sends values whole: use none, or a collective that carries messages "
             "(allreduce, sparse_allreduce, gossip)",
         )
-    elif not (exchange.compressor.reducible or exchange.collective.gathers):
+    elif messages is Messages.SUMMED and not exchange.compressor.reducible:
         yield refuse(
             exchange,
             "compressor",
@@ -103,7 +104,7 @@ def collective_takes_compressor(exchange: Exchange) -> Iterator[Refusal]:
 
 def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
     """A topology that nobody asks changes nothing, and a collective that asks needs one."""
-    needs = exchange.collective.needs_topology
+    needs = exchange.collective.traits.needs_topology
     title = title_of(exchange.collective)
     if needs and exchange.topology is None:
         yield refuse(exchange, "topology", f"{title} needs one: for instance topology: complete")
@@ -118,7 +119,7 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
     topology = exchange.topology
     if topology is None or topology.rows_sum_to_one:
         return
-    if not exchange.collective.pushes_weight:
+    if not exchange.collective.traits.pushes_weight:
         yield refuse(
             exchange,
             "topology",
@@ -136,7 +137,8 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
 
 def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
     """What a round of parameters does not send is in them still: a residual would send it twice."""
-    if exchange.slot == PARAMETERS and exchange.compressor.keeps_residual:
+    compressor = exchange.compressor
+    if exchange.slot == PARAMETERS and compressor is not None and compressor.keeps_residual:
         yield refuse(
             exchange,
             "compressor",
@@ -147,13 +149,9 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
 
 def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
     """A sum of messages holds nothing of the parameters that did not travel, which each rank has to keep."""
-    if exchange.slot != PARAMETERS or isinstance(exchange.compressor, NoCompression):
+    if exchange.slot != PARAMETERS or exchange.compressor is None:
         return
-    if (
-        exchange.compressor.reducible
-        and exchange.collective.carries_messages
-        and not exchange.collective.gathers
-    ):
+    if exchange.compressor.reducible and exchange.collective.traits.messages is Messages.SUMMED:
         yield refuse(
             exchange,
             "compressor",
@@ -165,7 +163,7 @@ def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
 
 def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
     """A compressed push-sum would need the share of the weight that each coordinate carries."""
-    if exchange.carries_weight and not isinstance(exchange.compressor, NoCompression):
+    if exchange.carries_weight and exchange.compressor is not None:
         yield refuse(
             exchange,
             "compressor",
@@ -176,7 +174,8 @@ def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
 
 def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
     """What looks at all gradients before the first is sent cannot start while backward still makes them."""
-    if exchange.compressor.prepares and exchange.overlap == Overlap.BACKWARD:
+    compressor = exchange.compressor
+    if compressor is not None and compressor.prepares and exchange.overlap == Overlap.BACKWARD:
         yield refuse(
             exchange,
             "overlap",
@@ -187,7 +186,7 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
 
 def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
     """What clips looks at a step's gradients; parameters are not clipped."""
-    if exchange.compressor.prepares and exchange.slot != GRADIENTS:
+    if exchange.compressor is not None and exchange.compressor.prepares and exchange.slot != GRADIENTS:
         yield refuse(
             exchange,
             "compressor",
@@ -198,7 +197,11 @@ def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
 
 def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
     """A compressor that takes over momentum corrects gradients; in parameters the step is already taken."""
-    if exchange.compressor.applies_optimizer_terms and exchange.slot != GRADIENTS:
+    if (
+        exchange.compressor is not None
+        and exchange.compressor.applies_optimizer_terms
+        and exchange.slot != GRADIENTS
+    ):
         terms = " and ".join(sorted(exchange.compressor.applies_optimizer_terms))
         yield refuse(
             exchange,

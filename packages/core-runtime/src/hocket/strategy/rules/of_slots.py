@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.collective.broadcast import Broadcast
-from hocket.collective.reduce import Reduce
-from hocket.compressor.none import NoCompression
+from hocket.collective.api import Ends
+from hocket.config.component import component_name
 from hocket.strategy.exchange import PARAMETERS, Overlap
 from hocket.strategy.rules.refusal import Refusal, flow, refuse, title_of
 from hocket.strategy.scope import Leaders, World
@@ -33,7 +32,8 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
                 f"each segment goes on when {strategy.gradients[exchange.index - 1].name} is done with it: leave it "
                 f"at none, and choose the overlap in {first.name}",
             )
-        if exchange.compressor.applies_optimizer_terms or exchange.compressor.prepares:
+        compressor = exchange.compressor
+        if compressor is not None and (compressor.applies_optimizer_terms or compressor.prepares):
             yield refuse(
                 exchange,
                 "compressor",
@@ -52,8 +52,8 @@ def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
             group = exchange.over.as_group()
             heard = (
                 following is not None
-                and isinstance(following.collective, Broadcast)
-                and following.collective.root is None
+                and following.collective.traits.ends is Ends.COPY
+                and following.collective.traits.root is None
                 and following.over == group
                 and following.every == exchange.every
             )
@@ -81,11 +81,12 @@ def gradients_begin_with_all(strategy: Strategy) -> Iterator[Refusal]:
                 "over",
                 "the gradients of those who lead nothing would be lost: begin with an exchange over group or world",
             )
-        if isinstance(exchange.collective, Broadcast):
+        if exchange.collective.traits.ends is Ends.COPY:
             yield refuse(
                 exchange,
                 "collective",
-                "broadcast would replace the other ranks' gradients: begin with one that combines them (allreduce)",
+                f"{component_name(exchange.collective)} would replace the other ranks' gradients: begin with one that "
+                "combines them (allreduce)",
             )
 
 
@@ -93,7 +94,7 @@ def reduced_values_go_on(strategy: Strategy) -> Iterator[Refusal]:
     """What only a root has is of no use at the end of a slot."""
     for slot in (strategy.gradients, strategy.parameters):
         for exchange in slot[-1:]:
-            if isinstance(exchange.collective, Reduce):
+            if exchange.collective.traits.ends is Ends.ROOT:
                 yield refuse(
                     exchange,
                     "collective",
@@ -118,13 +119,13 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
     """Parameters of which each rank sends other ones never agree, unless all are averaged now and then."""
     for exchange in strategy.parameters:
         averaged = any(
-            other.collective.equal_result
+            other.collective.traits.equal_result
             and isinstance(other.over, World)
-            and isinstance(other.compressor, NoCompression)
+            and other.compressor is None
             for other in strategy.parameters
             if other is not exchange
         )
-        if not (exchange.compressor.same_coordinates or averaged):
+        if exchange.compressor is not None and not (exchange.compressor.same_coordinates or averaged):
             yield refuse(
                 exchange,
                 "compressor",

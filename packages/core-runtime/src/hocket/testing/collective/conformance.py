@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hocket.arrays import Array
 from hocket.collective.api import Collective
 from hocket.config.component import describe
+from hocket.strategy.equality import results
 from hocket.testing.collective.rounds import Case, Shape, contribution, exchange_rounds, sample, time_round
 from hocket.topology.api import Topology
 from hocket.transport.network import NetworkModel
@@ -106,7 +107,7 @@ class CollectiveConformance(ABC):
                 tolerance = 4 * (size + 1) * np.finfo(dtype).eps * np.abs(values).max(initial=0.0)
                 expected = self.expected(values, round, shape.index)
                 np.testing.assert_allclose(got, sample(expected), rtol=0, atol=tolerance)
-                if self.collective.equal_result:
+                if self.collective.traits.equal_result:
                     assert len({rank[round][place] for rank in told}) == 1, "not the same bits on all ranks"
 
     @_EXAMPLES
@@ -167,7 +168,7 @@ class CollectiveConformance(ABC):
             for world, num in zip(worlds, (few, rounds), strict=True):
                 _run_on(world, exchange_rounds, self._case([_SHAPE], num).to_json())
             if worlds[1].num_messages:
-                said = self.collective.bytes_per_round(_WIRE_BYTES, size, self.topology)
+                said = self.collective.cost(_WIRE_BYTES, size, self.topology, NetworkModel()).bytes
                 sent = worlds[1].num_bytes - worlds[0].num_bytes
                 assert sent / size / (rounds - few) == pytest.approx(said)
 
@@ -176,7 +177,7 @@ class CollectiveConformance(ABC):
         case = self._case([replace(_SHAPE, numel=400_000)], 1)
         for size in self._sizes()[1:5]:
             seconds = _run_on(World(size), time_round, case.to_json())
-            said = self.collective.seconds_per_round(1_600_000, size, self.topology, NetworkModel())
+            said = self.collective.cost(1_600_000, size, self.topology, NetworkModel()).seconds
             assert 0.95 * min(seconds) <= said <= 1.05 * max(seconds)
 
     def test_tokens_are_equal_where_results_are(self) -> None:
@@ -184,7 +185,7 @@ class CollectiveConformance(ABC):
         case = self._case([_SHAPE], 1)
         for size in self._sizes():
             told = self.run(size, 0, exchange_rounds, case.to_json())
-            tokens = self.collective.results(range(size), leader=0)
+            tokens = results(self.collective, range(size), leader=0)
             assert len(tokens) == size
             for one in range(size):
                 for other in range(size):

@@ -95,22 +95,21 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
     if case.faulty:
         peer = Faults(seed=case.seed, delay_s=(0.0, 1e-3), reorder=0.2).wrap(peer)
     own = random.Random(f"{case.seed} {peer.rank}")
-    scale = exchange.collective.contribution_scale(peer.size)
+    scale = exchange.collective.traits.contribution_scale(peer.size)
     segments = [_segment(peer, shape) for shape in case.shapes]
-    threaded = case.threaded or exchange.collective.needs_progress_thread
+    threaded = case.threaded or exchange.collective.traits.needs_thread
     progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
-    channel = exchange.collective.open(peer, segments, progress, exchange)
+    channel = exchange.collective.open(peer, segments, progress, exchange.choices)
     told = []
     for round in range(case.rounds):
         if round == case.resumed_at:
-            channel = _resumed(channel, peer, segments, progress, exchange)
+            channel = _resumed(channel, peer, segments, progress, exchange, round)
         for segment, shape in zip(segments, case.shapes, strict=True):
             value = contribution(case, peer.rank, round, shape)
             segment.outgoing.copy_(torch.from_numpy(value * scale))
         peer.clock.elapse(case.lateness_s * peer.rank)
         _exchange(channel, peer, segments, progress, round, own)
         told.append([sample(segment.incoming_array).tobytes().hex() for segment in segments])
-    channel.flush()
     channel.close()
     progress.close()
     return told
@@ -127,10 +126,10 @@ def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
     exchange = _composed(case.slot, json.dumps(case.exchange))
     segment = _segment(peer, case.shapes[0])
     progress = ThreadProgress()
-    channel = exchange.collective.open(peer, [segment], progress, exchange)
+    channel = exchange.collective.open(peer, [segment], progress, exchange.choices)
     peer.lane("together").ibarrier().wait()
     start_s = peer.clock.now()
-    channel.start(segment, 0).wait()
+    channel.start([segment], 0).wait()
     seconds = peer.clock.now() - start_s
     channel.close()
     progress.close()
@@ -156,7 +155,7 @@ def _exchange(
     requests: list[tuple[Segment, bytes, Request]] = []
     for segment in own.sample(segments, len(segments)):
         peer.clock.elapse(own.choice([0.0, 0.0, 1e-6, 1e-3]))
-        request = channel.start(segment, round)
+        request = channel.start([segment], round)
         requests.append((segment, segment.outgoing_array.tobytes(), request))
         progress.watch(request)
         if own.random() < 0.3:
@@ -175,13 +174,17 @@ def _exchange(
 
 
 def _resumed(
-    channel: Channel, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, exchange: Exchange
+    channel: Channel,
+    peer: Peer,
+    segments: Sequence[Segment],
+    progress: ProgressEngine,
+    exchange: Exchange,
+    round: int,
 ) -> Channel:
-    channel.flush()
     state = channel.state_dict()
     channel.close()
-    resumed = exchange.collective.open(peer, segments, progress, exchange)
-    resumed.load_state_dict(state)
+    resumed = exchange.collective.open(peer, segments, progress, exchange.choices)
+    resumed.resume(round, state)
     return resumed
 
 

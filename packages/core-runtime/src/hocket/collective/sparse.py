@@ -1,0 +1,98 @@
+"""The sum of all ranks' compressed contributions on every rank, by one gather of their messages.
+
+Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, and a sparse addition of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.collective.api import (
+    Channel,
+    Choices,
+    Collective,
+    CollectiveTraits,
+    Cost,
+    Ends,
+    Messages,
+    Outcome,
+)
+from hocket.collective.packing import Packing
+from hocket.compressor.wrappers import Identity
+
+if TYPE_CHECKING:
+    from hocket.arrays import Array
+    from hocket.progress import ProgressEngine
+    from hocket.segment.segment import Segment
+    from hocket.topology import Topology
+    from hocket.transport.network import NetworkModel
+    from hocket.transport.peer import Peer
+    from hocket.transport.request import Request
+
+__all__ = ["GatheringChannel", "SparseAllreduce"]
+
+
+@dataclass(frozen=True)
+class SparseAllreduce(Collective):
+    """Every rank ends with the mean of what all ranks sent, the same bits everywhere.
+
+    For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Bytes and
+    decompression grow with the number of ranks: dense messages are cheaper by allreduce from a few ranks on.
+    """
+
+    @property
+    def traits(self) -> CollectiveTraits:
+        return CollectiveTraits(
+            Ends.SAME, slots=frozenset({"gradients"}), messages=Messages.GATHERED, sums=True
+        )
+
+    def open(
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
+    ) -> Channel:
+        return GatheringChannel(peer, segments, Packing(choices.compressor or Identity(), segments))
+
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return (p - 1) n bytes, as each message passes p - 1 links of a ring, and p n of memory."""
+        return Cost(
+            (size - 1) * message_bytes, network.allgatherv_seconds(message_bytes, size), size * message_bytes
+        )
+
+
+class GatheringChannel(Channel):
+    """Puts the sum of all ranks' messages into everyone's `incoming`, the same bits on every rank.
+
+    Messages are added in the order of their ranks. They may differ in length, and be as short as nothing.
+
+    Args:
+        peer: the ranks that take part; collective.
+        segments: opened in this order on every rank, started later in any order.
+        packing: gives the messages their form.
+    """
+
+    packing: Packing
+
+    def __init__(self, peer: Peer, segments: Sequence[Segment], packing: Packing) -> None:
+        super().__init__(segments, {segment.index: peer.lane(segment.name) for segment in segments}, packing)
+        self._size = peer.size
+        self._received = {
+            segment.index: np.empty((peer.size, packing.capacity_bytes(segment)), np.uint8)
+            for segment in segments
+        }
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
+        payload = self.packing.pack(segment, round)
+        raw = payload.reshape(-1).view(np.uint8)
+        request = self._lanes[segment.index].iallgather(raw, self._received[segment.index])
+
+        def add(messages: Sequence[Array]) -> Outcome:
+            segment.incoming.zero_()
+            for message in messages:
+                self.packing.add(message.view(payload.dtype), 1.0, segment, round)
+            return Outcome(round, included=True, num_active=self._size)
+
+        return request.then(add)

@@ -1,0 +1,407 @@
+"""Compressors that hold a compressor, and correct what goes into it: error feedback, momentum correction, clipping.
+
+Error feedback: what is not sent stays, and is sent later. V is the residual, G a round's contribution, C the compressor
+that is held: V <- V + G, send C(V), V <- V - C(V). Source: Fang et al., "RedSync", algorithm 1; F. Seide et al.,
+"1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P. Karimireddy et al., "Error Feedback Fixes
+SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In the last the learning rate sits inside the
+residual; here, as in RedSync, it does not.
+
+Momentum correction: momentum is applied before sparsification, so that what is sent late has the velocity that it would
+have had. u is the velocity, g the gradient with weight decay in it, m the momentum: u <- m u + g, and u (with Nesterov
+m u + g) is what the compressor that is held gets, to accumulate and to send. With factor masking, u <- 0 where
+something was sent, so that stale gradients do not carry the momentum on. Source: Y. Lin et al., "Deep Gradient
+Compression", ICLR 2018, sections 3.1 (correction) and 3.2 (factor masking) and appendix B (Nesterov); RedSync, section
+2.4.
+
+Local clipping: each rank clips what it contributes, before anything is accumulated. Source: Lin et al., section 3.1;
+RedSync, section 2.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.compressor.api import (
+    Compressor,
+    Message,
+    SegmentShape,
+    State,
+    dtype_of,
+    numel_of,
+    whole_bytes,
+)
+from hocket.errors import HocketError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.compressor.optimizer_terms import OptimizerTerms
+    from hocket.segment.segment import Segment
+
+__all__ = ["ErrorFeedback", "Identity", "LocalClipping", "MomentumCorrection", "Wrapper", "WrapperState"]
+
+
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """No compression, for wrappers to hold: the message is the segment's own memory, without a copy."""
+
+    @property
+    def reducible(self) -> bool:
+        return True
+
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
+        """Return the outgoing values, which the caller has staged out, as they lie in host memory."""
+        return Message(segment.outgoing_array, segment, round)
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        """Add weight * message to `out`, in the dtype of `out`."""
+        import torch
+
+        out.add_(torch.from_numpy(message.payload).to(out.device), alpha=weight)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        """Set everything to 0."""
+        out.zero_()
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        """Return the segment's own size."""
+        return float(whole_bytes(shape))
+
+
+class WrapperState(State):
+    """The state of a compressor that holds another: by itself, the other's.
+
+    Attributes:
+        inner: the state of the compressor that is held.
+    """
+
+    def __init__(self, inner: State) -> None:
+        self.inner = inner
+
+    @property
+    def residual(self) -> Tensor | None:
+        return self.inner.residual
+
+    @property
+    def momentum(self) -> Tensor | None:
+        return self.inner.momentum
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the other's tensors, their names prefixed; a subclass adds its own."""
+        return {f"compressor.{name}": tensor for name, tensor in self.inner.tensors().items()}
+
+
+@dataclass(frozen=True)
+class Wrapper(Compressor):
+    """Base of compressors that correct what goes into another, or into which it goes.
+
+    Attributes:
+        compressor: gives the messages their form.
+    """
+
+    compressor: Compressor
+
+    @property
+    def reducible(self) -> bool:
+        return self.compressor.reducible
+
+    @property
+    def equal_sizes(self) -> bool:
+        return self.compressor.equal_sizes
+
+    @property
+    def applies_optimizer_terms(self) -> frozenset[str]:
+        return self.compressor.applies_optimizer_terms
+
+    def without_optimizer_terms(self) -> Compressor:
+        return replace(self, compressor=self.compressor.without_optimizer_terms())
+
+    @property
+    def same_coordinates(self) -> bool:
+        return self.compressor.same_coordinates
+
+    @property
+    def keeps_residual(self) -> bool:
+        return self.compressor.keeps_residual
+
+    @property
+    def prepares(self) -> bool:
+        return self.compressor.prepares
+
+    def init(self, segment: Segment) -> State:
+        return WrapperState(self.compressor.init(segment))
+
+    def take(
+        self, segment: Segment, state: Any, terms: Sequence[OptimizerTerms | None], scale: float
+    ) -> None:
+        self.compressor.take(segment, state.inner, terms, scale)
+
+    def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
+        self.compressor.prepare(segments, round, size, scale)
+
+    def compress(self, segment: Segment, state: Any, round: int) -> Message:
+        return self.compressor.compress(segment, state.inner, round)
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        self.compressor.accumulate(message, weight, out)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        self.compressor.clear_sent(message, out)
+
+    def payload_bytes(self, shape: SegmentShape) -> float:
+        return self.compressor.payload_bytes(shape)
+
+    def max_payload_bytes(self, shape: SegmentShape) -> int:
+        return self.compressor.max_payload_bytes(shape)
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return self.compressor.state_bytes(shape)
+
+
+class _Feedback(WrapperState):
+    """The residual V, in a segment of its own, so that the compressor that is held reads V as what goes out."""
+
+    def __init__(self, segment: Segment, compressor: Compressor) -> None:
+        import torch
+
+        from hocket.segment.segment import Segment
+
+        values = torch.zeros_like(segment.outgoing)
+        # Nothing is received into it.
+        self.carrier = Segment(segment.name, segment.index, segment.spans, values, values)
+        super().__init__(compressor.init(self.carrier))
+
+    @property
+    def residual(self) -> Tensor:
+        return self.carrier.outgoing[: self.carrier.numel]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"residual": self.residual, **super().tensors()}
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """Adds what was not sent to the next round's contribution.
+
+    Nothing is lost: V before + G = V after + what was sent, bit for bit around a compressor that selects or that
+    rounds to a shorter type. Memory: one more copy of the segment's data.
+
+    A round with NaN or Inf in G is sent without V, and leaves V as it was.
+
+    Raises:
+        ValueError: the compressor that is held keeps a residual too, so that everything would be sent twice, or
+            corrects momentum, which has to come before.
+    """
+
+    def __post_init__(self) -> None:
+        if self.compressor.keeps_residual:
+            raise ValueError("compressor keeps a residual already: leave one error_feedback out")
+        if self.compressor.applies_optimizer_terms:
+            raise ValueError(
+                "compressor applies momentum, which belongs before what accumulates it: put error_feedback inside "
+                "momentum_correction"
+            )
+
+    @property
+    def keeps_residual(self) -> bool:
+        return True
+
+    def init(self, segment: Segment) -> State:
+        return _Feedback(segment, self.compressor)
+
+    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
+        """Return what the compressor that is held makes of the contribution and the residual together."""
+        data = segment.outgoing[: segment.numel]
+        if not is_finite(data):
+            return self.compressor.compress(segment, state.inner, round)
+        carrier = state.carrier
+        state.residual.add_(data)
+        carrier.outgoing_trailer[:] = segment.outgoing_trailer
+        carrier.stage_out()
+        payload = self.compressor.compress(carrier, state.inner, round).payload
+        # A message without compression is a view of V, which must not change with it.
+        if np.may_share_memory(payload, carrier.outgoing_array):
+            payload = payload.copy()
+        message = Message(payload, segment, round)
+        self.compressor.accumulate(message, -1.0, carrier.outgoing)
+        return message
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return whole_bytes(shape) + super().state_bytes(shape)
+
+
+class _Velocity(WrapperState):
+    """The velocity u and what the optimizer would do in this round."""
+
+    def __init__(self, segment: Segment, inner: State) -> None:
+        import torch
+
+        super().__init__(inner)
+        self.velocity = torch.zeros_like(segment.outgoing[: segment.numel])
+        self.terms: Sequence[OptimizerTerms | None] = ()
+        self.scale = 0.0
+
+    @property
+    def momentum(self) -> Tensor:
+        return self.velocity
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"momentum": self.velocity, **super().tensors()}
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """Takes over momentum and weight decay of torch's SGD, and hands the velocity to the compressor it holds.
+
+    Meant around `error_feedback`. The sum over ranks is the optimizer's own arithmetic: at density 1 and without
+    masking the run is that of SGD with momentum, to rounding. At density 1 with masking it is plain SGD.
+
+    Writes the velocity into `outgoing`, which for gradients is the exchange's own. A round with NaN or Inf in
+    the gradients leaves the velocity as it was. Memory: one more copy of the segment's data.
+
+    Attributes:
+        masking: whether the velocity is cleared where something was sent.
+
+    Raises:
+        ValueError: the compressor that is held applies momentum too.
+    """
+
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compressor.applies_optimizer_terms:
+            raise ValueError("compressor applies momentum already: leave one momentum_correction out")
+
+    @property
+    def applies_optimizer_terms(self) -> frozenset[str]:
+        return frozenset({"momentum", "weight_decay"})
+
+    def without_optimizer_terms(self) -> Compressor:
+        return self.compressor
+
+    def init(self, segment: Segment) -> State:
+        return _Velocity(segment, self.compressor.init(segment))
+
+    def take(
+        self, segment: Segment, state: _Velocity, terms: Sequence[OptimizerTerms | None], scale: float
+    ) -> None:
+        state.terms, state.scale = terms, scale
+
+    def compress(self, segment: Segment, state: _Velocity, round: int) -> Message:
+        """Return what the compressor that is held makes of the velocity.
+
+        Raises:
+            HocketError: `take` was not called before.
+        """
+        import torch
+
+        if len(state.terms) != len(segment.spans):
+            raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
+        if not is_finite(segment.outgoing[: segment.numel]):
+            return self.compressor.compress(segment, state.inner, round)
+        with torch.no_grad():
+            _accelerate(segment, state)
+        segment.stage_out()
+        message = self.compressor.compress(segment, state.inner, round)
+        if self.masking:
+            self.clear_sent(message, state.velocity)
+        return message
+
+    def state_bytes(self, shape: SegmentShape) -> int:
+        return numel_of(shape) * dtype_of(shape).itemsize + super().state_bytes(shape)
+
+
+def _accelerate(segment: Segment, state: _Velocity) -> None:
+    """Update the velocity and write it where the gradients are, in the order of operations of torch's SGD."""
+    from hocket.segment.segment import view_of
+
+    for span, terms in zip(segment.spans, state.terms, strict=True):
+        if terms is None:
+            continue
+        gradient, velocity = view_of(segment.outgoing, span), view_of(state.velocity, span)
+        if terms.weight_decay:
+            gradient.add_(terms.parameter, alpha=terms.weight_decay * state.scale)
+        if not terms.momentum:
+            continue
+        velocity.mul_(terms.momentum).add_(gradient)
+        if terms.nesterov:
+            gradient.add_(velocity, alpha=terms.momentum)
+        else:
+            gradient.copy_(velocity)
+
+
+@dataclass(frozen=True)
+class LocalClipping(Wrapper):
+    """Clips the norm of a rank's own gradients to `max_norm` * sqrt(N), N the number of ranks.
+
+    The mean of N independent gradients has 1/sqrt(N) of the norm of each, so that the mean's norm is then about
+    `max_norm` at most. The papers say N^-1/2: of gradients that were divided by N already, which is the same.
+    With one rank this is `torch.nn.utils.clip_grad_norm_`.
+
+    It needs the gradients of all segments, so nothing can overlap backward. Gradients with NaN or Inf are left
+    as they are. Each rank's norm is of what it contributes, weighted if it is.
+
+    Attributes:
+        max_norm: of the mean gradient over all segments, L2; finite and more than 0.
+
+    Raises:
+        ValueError: `max_norm` is not in its range.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm < math.inf:
+            raise ValueError(f"max_norm must be finite and more than 0, not {self.max_norm}")
+
+    @property
+    def prepares(self) -> bool:
+        return True
+
+    def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
+        """Scale all segments' `outgoing` data down by one factor if their norm together is too large."""
+        if scale != 0:
+            gradients = [segment.outgoing[: segment.numel] for segment in segments]
+            norm = _norm(gradients)
+            # The small number is torch's own, so that one rank clips as torch does.
+            factor = self.max_norm * math.sqrt(size) / (norm / scale + 1e-6)
+            if math.isfinite(norm) and factor < 1:
+                for gradient in gradients:
+                    _scale(gradient, factor)
+        super().prepare(segments, round, size, scale)
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """Return the L2 norm of all together; not finite only where an element is not, or float64 cannot hold it."""
+    import torch
+
+    def total(divisor: float) -> float:
+        parts = (gradient if divisor == 1 else gradient / divisor for gradient in gradients)
+        return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
+
+    norm = total(1.0)
+    if math.isfinite(norm):
+        return norm
+    largest = max(float(gradient.abs().max()) for gradient in gradients)  # squares of float64 have overflowed
+    return largest * total(largest) if math.isfinite(largest) else math.inf
+
+
+def _scale(gradient: Tensor, factor: float) -> None:
+    """Multiply by a factor that the gradient's dtype may hold in a few bits only."""
+    import torch
+
+    if factor >= torch.finfo(gradient.dtype).tiny:
+        gradient.mul_(factor)
+    else:
+        gradient.mul_(math.sqrt(factor)).mul_(math.sqrt(factor))
+
+
+def is_finite(data: Tensor) -> bool:
+    """Return whether no element is NaN or Inf."""
+    # One pass, which a single NaN or Inf poisons; only then, or where finite numbers sum to Inf, one by one.
+    return bool(data.sum().isfinite()) or bool(data.isfinite().all())
