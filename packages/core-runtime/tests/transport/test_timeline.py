@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
-from hocket.transport.virtual.task import Signal, State, Task
-from hocket.transport.virtual.timeline import Timeline
+from hocket.transport.virtual.timeline import Signal, State, Task, Timeline
 
 
 def add_tasks(timeline: Timeline, num_tasks: int) -> list[Task]:

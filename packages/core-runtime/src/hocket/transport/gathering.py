@@ -1,15 +1,40 @@
-"""What every transport's `iallgather` has in common: what it refuses, and how it hands out what came."""
+"""Gathering: of control messages over a peer, and the checks and results that every lane's `iallgather` shares."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
 
-__all__ = ["check_gathering", "gathered"]
+__all__ = ["Ranks", "check_gathering", "gather", "gathered"]
+
+
+class Ranks(Protocol):
+    """A group of ranks: a peer, seen from here."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        """See `Peer.allgather_bytes`."""
+
+
+def gather(peer: Ranks, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
+    """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`."""
+    told = peer.allgather_bytes(json.dumps(value).encode(), timeout_s, what)
+    return [json.loads(data) for data in told]
 
 
 def check_gathering(where: str, send: Array, receive: Array, size: int) -> None:

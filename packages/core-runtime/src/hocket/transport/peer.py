@@ -20,17 +20,16 @@ What a peer has besides lanes are four parts, each of which does the plain thing
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from hocket.arrays import Array
+from hocket.transport.gathering import gather
 from hocket.transport.lane import Lane
 from hocket.transport.progress import Progress
 from hocket.transport.status import Status
@@ -197,9 +196,3 @@ class Peer(ABC):
     ) -> None:
         if kind is None:
             self.close()
-
-
-def gather(peer: Peer, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
-    """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`."""
-    told = peer.allgather_bytes(json.dumps(value).encode(), timeout_s, what)
-    return [json.loads(data) for data in told]

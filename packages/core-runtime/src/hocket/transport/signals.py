@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from hocket.transport.peer import Peer
+from hocket.transport.gathering import Ranks
 
 __all__ = ["Connection", "Event", "Ring", "Wake"]
 
@@ -86,7 +85,7 @@ class Wake(ABC):
     hears_everything: bool
 
     @abstractmethod
-    def connect(self, peer: Peer, key: int) -> Connection:
+    def connect(self, peer: Ranks, key: int) -> Connection:
         """Let the peer's other ranks wake this thread, and return the way to wake theirs; collective.
 
         Args:

@@ -9,6 +9,7 @@ process an operation is held back until the clock has passed and the thread that
 requests again.
 """
 
-from hocket.transport.faults.config import Faults, KillAt
+from hocket.transport.faults.config import KillAt
+from hocket.transport.faults.peer import Faults
 
 __all__ = ["Faults", "KillAt"]

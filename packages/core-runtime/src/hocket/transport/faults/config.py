@@ -8,9 +8,8 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from hocket.draws import check_seed, words
-from hocket.transport.peer import Peer
 
-__all__ = ["Fate", "Faults", "KillAt"]
+__all__ = ["Fate", "FaultPlan", "KillAt"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Fate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Faults:
+class FaultPlan:
     """Faults to inject; none by default.
 
     Two messages of one pair, lane and round stay in order, and so do a lane's collectives. These are delayed at
@@ -101,10 +100,3 @@ class Faults:
             sent and bool(reorder < self.reorder),
             sent and bool(drop < self.drop),
         )
-
-    def wrap(self, peer: Peer) -> Peer:
-        """Return `peer`, the world's, with these faults."""
-        from hocket.transport.faults.peer import FaultyPeer
-        from hocket.transport.faults.victim import Victim
-
-        return FaultyPeer(peer, Victim(peer, self), range(peer.size))

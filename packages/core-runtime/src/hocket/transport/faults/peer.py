@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hocket.transport.faults.config import FaultPlan
 from hocket.transport.faults.lane import FaultyLane
 from hocket.transport.faults.victim import Victim
+from hocket.transport.gathering import Ranks
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -15,7 +18,16 @@ from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.wrapper import WrapperPeer
 
-__all__ = ["FaultyPeer"]
+__all__ = ["Faults", "FaultyPeer"]
+
+
+@dataclass(frozen=True)
+class Faults(FaultPlan):
+    __doc__ = FaultPlan.__doc__
+
+    def wrap(self, peer: Peer) -> Peer:
+        """Return `peer`, the world's, with these faults."""
+        return FaultyPeer(peer, Victim(peer, self), range(peer.size))
 
 
 class FaultyPeer(WrapperPeer):
@@ -109,7 +121,7 @@ class _FaultyWake(Wake):
         self.hears_everything = held.hears_everything
         self._held = held
 
-    def connect(self, peer: Peer, key: int) -> Connection:
+    def connect(self, peer: Ranks, key: int) -> Connection:
         return Connection()
 
     def ring(self) -> None:

@@ -1,18 +1,111 @@
-"""Operations that may be held back before they begin, and messages that never do."""
+"""Operations held back until a clock has passed: the virtual one, or the wall's."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hocket.errors import TransportError
+from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 from hocket.transport.signals import Event
+from hocket.transport.waiting import wait_until
 
-if TYPE_CHECKING:
-    from hocket.transport.faults.clock import Clock
+__all__ = ["Clock", "FaultyRequest", "clock_of"]
 
-__all__ = ["FaultyRequest"]
+# What it costs a virtual rank to look at an operation that has not begun, in seconds.
+_LOOK_S = 1e-6
+
+
+class Clock(ABC):
+    """Begins what was held back."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self._peer.clock.now()
+
+    @abstractmethod
+    def hold(self, request: FaultyRequest, seconds: float) -> None:
+        """Begin `request` when `seconds` have passed."""
+
+    @abstractmethod
+    def look(self, request: FaultyRequest | None = None) -> None:
+        """Begin what this thread holds back and what is due; on a virtual clock a look at `request` takes time."""
+
+    @abstractmethod
+    def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:
+        """Wait until waiting for what `request` holds is safe: it has begun, and no look is needed any more.
+
+        Raises:
+            ExchangeTimeoutError: not in `timeout_s` seconds.
+        """
+
+    def drain(self) -> None:  # noqa: B027 (the simulation begins by itself what is held back)
+        """Wait until this thread holds nothing back."""
+
+
+def clock_of(peer: Peer) -> Clock:
+    """Return a clock for `peer`'s operations."""
+    return _VirtualClock(peer) if peer.clock.call_later(0.0, lambda: None) else _WallClock(peer)
+
+
+class _VirtualClock(Clock):
+    def hold(self, request: FaultyRequest, seconds: float) -> None:
+        request.begun = self._peer.threads.event()
+        self._peer.clock.call_later(seconds, request.begin)
+
+    def look(self, request: FaultyRequest | None = None) -> None:
+        if request is not None and not request.has_begun:
+            self._peer.clock.elapse(_LOOK_S)
+
+    def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:
+        if not request.has_begun and request.begun is not None:
+            request.begun.wait(lambda: request.what, timeout_s)
+
+
+class _WallClock(Clock):
+    """Each thread holds its own operations back and begins them itself: a lane's belong to one thread."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(peer)
+        self._held = threading.local()
+        self._order = itertools.count()
+
+    def hold(self, request: FaultyRequest, seconds: float) -> None:
+        heapq.heappush(self._heap(), (self._peer.clock.now() + seconds, next(self._order), request))
+
+    def look(self, request: FaultyRequest | None = None) -> None:
+        heap = self._heap()
+        while heap and heap[0][0] <= self._peer.clock.now():
+            heapq.heappop(heap)[2].begin()
+
+    def wait_until_begun(self, request: FaultyRequest, timeout_s: float) -> None:
+        # Others may need what is held back to give what this one waits for.
+        if self._heap():
+            self._wait(lambda: not self._heap() or request.is_done(), request.what, timeout_s)
+
+    def drain(self) -> None:
+        self._wait(lambda: not self._heap(), "what was held back", self._peer.timeout_s)
+
+    def _wait(self, over: Callable[[], bool], what: str, timeout_s: float) -> None:
+        def look() -> bool:
+            self.look()
+            return over()
+
+        wait_until(look, timeout_s, lambda outcome: f"rank {self._peer.rank}: {what}: {outcome}")
+
+    def _heap(self) -> list[tuple[float, int, FaultyRequest]]:
+        if not hasattr(self._held, "heap"):
+            self._held.heap = []
+        heap: list[tuple[float, int, FaultyRequest]] = self._held.heap
+        return heap
 
 
 class FaultyRequest(Request):

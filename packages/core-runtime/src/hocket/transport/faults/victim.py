@@ -6,9 +6,8 @@ import os
 import signal
 from typing import NoReturn
 
-from hocket.transport.faults.clock import clock_of
-from hocket.transport.faults.config import Faults
-from hocket.transport.faults.request import FaultyRequest
+from hocket.transport.faults.config import FaultPlan
+from hocket.transport.faults.request import FaultyRequest, clock_of
 from hocket.transport.peer import Peer
 from hocket.transport.virtual.peer import VirtualPeer
 from hocket.transport.wrapper import WrapperPeer
@@ -28,7 +27,7 @@ class Victim:
         steps: how many it has reported.
     """
 
-    def __init__(self, peer: Peer, faults: Faults) -> None:
+    def __init__(self, peer: Peer, faults: FaultPlan) -> None:
         self.faults = faults
         self.clock = clock_of(peer)
         self.steps = 0

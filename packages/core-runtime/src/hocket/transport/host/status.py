@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import PeerLostError
+from hocket.errors import PeerLostError, TransportError
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import reserve
 from hocket.transport.status import (
@@ -129,6 +129,11 @@ class Failures:
             dead = self.dead()
             if dead:
                 raise self.lost(where(), dead)
+
+    def explain(self, where: str, error: Exception) -> TransportError:
+        """Return what an error of the transport's own means: PeerLostError if a rank has died."""
+        dead = self.dead()
+        return self.lost(where, dead) if dead else TransportError(f"{where}: {error}")
 
     def lost(self, where: str, dead: Sequence[int]) -> PeerLostError:
         """Return the error of a rank that others' deaths end, `where` it finds out."""

@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hocket.transport.gathering import Ranks, gather
 from hocket.transport.host.descriptors import Descriptor
-from hocket.transport.peer import Peer, gather
 from hocket.transport.signals import Connection, Ring, Wake
 
 __all__ = ["HostWake"]
@@ -43,7 +43,7 @@ class HostWake(Wake):
         # All that the pipe holds: a read cuts no ring in two.
         self._pipe_bytes = fcntl.fcntl(self._reading, fcntl.F_GETPIPE_SZ)
 
-    def connect(self, peer: Peer, key: int) -> Connection:
+    def connect(self, peer: Ranks, key: int) -> Connection:
         host = _host()
         told = gather(peer, [host, Descriptor.of(self._writing), key])
         pipes: dict[int, tuple[int, int]] = {}

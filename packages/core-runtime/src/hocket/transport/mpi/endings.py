@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from hocket.errors import (
     ExchangeTimeoutError,
@@ -24,12 +24,10 @@ from hocket.errors import (
     UserError,
 )
 from hocket.transport.forks import is_fork
-from hocket.transport.host import StatusBoard
+from hocket.transport.host import HostPeer, StatusBoard
 from hocket.transport.launching import note_ending
+from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.status import RankState, RankStatus, summarise
-
-if TYPE_CHECKING:
-    from hocket.transport.mpi.peer import MPIPeer
 
 __all__ = ["Endings", "end_job"]
 
@@ -57,11 +55,17 @@ def end_job(message: str, code: int) -> NoReturn:
 
 
 class Endings:
-    """Watches over how this rank ends."""
+    """Watches over how this rank ends.
 
-    def __init__(self, peer: MPIPeer, board: StatusBoard | None) -> None:
+    Args:
+        peer: its endpoint in the job.
+        failures: the dead among the job's ranks.
+    """
+
+    def __init__(self, peer: HostPeer, failures: MPIFailures) -> None:
         self._peer = peer
-        self._board = board
+        self._failures = failures
+        self._board = peer.status.board
         self._previous_hook = sys.excepthook
 
     def install(self) -> None:
@@ -142,7 +146,7 @@ class Endings:
         try:
             leaving = MPI.COMM_WORLD.Ibarrier()
             while not leaving.Test():
-                self._peer.failures.check(lambda: place)
+                self._failures.check(lambda: place)
                 self._peer.host_progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
@@ -156,7 +160,7 @@ class Endings:
         except KeyboardInterrupt:
             end_job(f"{where} at the end of its script: interrupted; all ranks end", 130)
         except (MPI.Exception, PeerLostError) as error:
-            lost = self._peer.failures.explain(place, error) if isinstance(error, MPI.Exception) else error
+            lost = self._failures.explain(place, error) if isinstance(error, MPI.Exception) else error
             self._end(lost, f"hocket: at step {step}, {lost}; all ranks end", 1)
 
     def _waiting_for_us(self) -> str:

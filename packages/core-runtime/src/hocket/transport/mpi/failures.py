@@ -15,7 +15,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hocket.errors import TransportError
 from hocket.transport.host import Failures
 
 __all__ = ["MPIFailures"]
@@ -33,11 +32,6 @@ class MPIFailures(Failures):
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._can_tell = os.environ.get(_ULFM_VARIABLE) in ("1", "true")
-
-    def explain(self, where: str, error: MPI.Exception) -> TransportError:
-        """Return what an error of MPI's own means: PeerLostError if a rank has died."""
-        dead = self.dead()
-        return self.lost(where, dead) if dead else TransportError(f"{where}: {error.Get_error_string()}")
 
     def dead(self) -> list[int]:
         if not self._can_tell:

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 from hocket.arrays import Array, is_same_memory
 from hocket.transport.gathering import check_gathering
-from hocket.transport.host import HostCollectives, ProcessLane
-from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedRequest
+from hocket.transport.host import HostCollectives, HostPeer
+from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedLane, OrderedRequest
 from hocket.transport.mpi.pieces import Pieces, as_bytes, cut, cut_message, fits
 from hocket.transport.mpi.request import MPIRequest, Receive, begun
 from hocket.transport.request import Request
 
-if TYPE_CHECKING:
-    from hocket.transport.mpi.peer import MPIPeer
-
 __all__ = ["MPILane"]
 
 
-class MPILane(ProcessLane):
+class MPILane(OrderedLane):
     """A communicator of its own.
 
     Args:
         host: for collectives over shared memory; None where messages are all there is.
     """
 
-    def __init__(self, peer: MPIPeer, comm: Any, name: str, host: HostCollectives | None = None) -> None:
+    def __init__(self, peer: HostPeer, comm: Any, name: str, host: HostCollectives | None = None) -> None:
         super().__init__(peer, name, host)
-        self.peer: MPIPeer = peer
         self.order = CallOrder()
         self._comm = comm
         self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -17,14 +17,11 @@ from mpi4py import MPI
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.gathering import gathered
-from hocket.transport.host import Operation
+from hocket.transport.host import Operation, ProcessLane
 from hocket.transport.mpi.pieces import fits, gather_rows
 from hocket.transport.mpi.request import MPIRequest, begun
 
-if TYPE_CHECKING:
-    from hocket.transport.mpi.lane import MPILane
-
-__all__ = ["CallOrder", "GatherRequest", "OrderedRequest"]
+__all__ = ["CallOrder", "GatherRequest", "OrderedLane", "OrderedRequest"]
 
 
 class _Caller(Protocol):
@@ -53,6 +50,16 @@ class CallOrder:
             self._callers.popleft()
 
 
+class OrderedLane(ProcessLane):
+    """A lane whose native calls wait for their turn.
+
+    Attributes:
+        order: the operations that have calls left to make.
+    """
+
+    order: CallOrder
+
+
 class OrderedRequest(Operation):
     """A native collective that was asked for before its turn.
 
@@ -63,10 +70,15 @@ class OrderedRequest(Operation):
 
     __slots__ = ("_begin", "_begun", "_buffers")
 
-    _lane: MPILane
+    _lane: OrderedLane
 
     def __init__(
-        self, lane: MPILane, begin: Callable[[], Any], what: str, *buffers: Array, other: int | None = None
+        self,
+        lane: OrderedLane,
+        begin: Callable[[], Any],
+        what: str,
+        *buffers: Array,
+        other: int | None = None,
     ) -> None:
         super().__init__(lane, what, other)
         self._begin = begin
@@ -98,9 +110,9 @@ class GatherRequest(Operation):
 
     __slots__ = ("_bytes", "_comm", "_gathered_lengths", "_lengths", "_receive", "_send")
 
-    _lane: MPILane
+    _lane: OrderedLane
 
-    def __init__(self, lane: MPILane, comm: Any, send: Array, receive: Array) -> None:
+    def __init__(self, lane: OrderedLane, comm: Any, send: Array, receive: Array) -> None:
         super().__init__(lane, "allgather")
         self._comm = comm
         self._send = send

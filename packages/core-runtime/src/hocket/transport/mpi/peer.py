@@ -68,14 +68,8 @@ class MPIPeer(HostPeer):
             self.failures,
         )
         self._comm = comm
-        self._dropped: list[MPIRequest] = []
         self._groups: dict[tuple[int, ...], Any] = {}
         self._control = MPILane(self, comm, "control")
-
-    def adopt(self, request: MPIRequest) -> None:
-        """Keep an unfinished request that its caller has dropped, and with it its buffers, until it is done."""
-        self._dropped = [dropped for dropped in self._dropped if not _is_over(dropped)]
-        self._dropped.append(request)
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         self._meet(f"opening {name}")
@@ -182,14 +176,6 @@ class MPIPeer(HostPeer):
         self._meet("closing the peer")
 
 
-def _is_over(request: MPIRequest) -> bool:
-    """Return whether a request that nobody waits for has ended, however."""
-    try:
-        return request.done()
-    except TransportError:
-        return True
-
-
 _world: MPIPeer | None = None
 
 
@@ -213,5 +199,5 @@ def join() -> MPIPeer:
         board = StatusBoard(comm.rank, comm.allgather) if comm.size > 1 else None
         _world = MPIPeer(comm, board)
         if comm.size > 1:
-            Endings(_world, board).install()
+            Endings(_world, _world.failures).install()
     return _world

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hocket.arrays import Array
-from hocket.transport.host import Operation
+from hocket.transport.host import Operation, ProcessLane
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.request import Request
-
-if TYPE_CHECKING:
-    from hocket.transport.mpi.lane import MPILane
 
 __all__ = ["Pieces", "as_bytes", "cut", "cut_message", "fits", "gather_rows"]
 
@@ -59,7 +56,7 @@ class Pieces(Operation):
 
     def __init__(
         self,
-        lane: MPILane,
+        lane: ProcessLane,
         what: str,
         begin: Callable[[int], Request],
         number: int,
@@ -79,7 +76,7 @@ class Pieces(Operation):
         self._requests = []
 
 
-def gather_rows(lane: MPILane, comm: Any, what: str, rows: Sequence[Array]) -> Pieces:
+def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Pieces:
     """Bring every rank's row to everyone, each broadcast by its rank.
 
     Args:

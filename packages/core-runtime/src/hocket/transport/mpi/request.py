@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import check_no_fork, is_fork
-from hocket.transport.host import Operation
+from hocket.transport.host import Operation, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
-
-if TYPE_CHECKING:
-    from hocket.transport.mpi.lane import MPILane
 
 __all__ = ["MPIRequest", "Receive", "begun"]
 
 
-def begun(lane: MPILane, what: str, call: Callable[[], Any]) -> Any:
+# Unfinished requests that their callers have dropped, and with them their buffers.
+_dropped: list[MPIRequest] = []
+
+
+def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
     """Return MPI's request for an operation that `call` begins.
 
     Raises:
@@ -30,7 +31,7 @@ def begun(lane: MPILane, what: str, call: Callable[[], Any]) -> Any:
         return call()
     except MPI.Exception as error:
         where = f"rank {lane.peer.world_rank}: {lane.name} ({what})"
-        raise lane.peer.failures.explain(where, error) from error
+        raise lane.peer.status.failures.explain(where, error) from error
 
 
 class MPIRequest(Operation):
@@ -43,10 +44,8 @@ class MPIRequest(Operation):
 
     __slots__ = ("_buffers", "_request")
 
-    _lane: MPILane
-
     def __init__(
-        self, lane: MPILane, request: Any, what: str, *buffers: Array, other: int | None = None
+        self, lane: ProcessLane, request: Any, what: str, *buffers: Array, other: int | None = None
     ) -> None:
         super().__init__(lane, what, other)
         self._request = request
@@ -56,7 +55,8 @@ class MPIRequest(Operation):
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
         if self._request is not None and not is_fork() and not MPI.Is_finalized():
-            self._lane.peer.adopt(self)
+            _dropped[:] = [request for request in _dropped if not _is_over(request)]
+            _dropped.append(self)
 
     def done(self) -> bool:
         if self._request is None:
@@ -72,7 +72,7 @@ class MPIRequest(Operation):
     def _explain(self, error: MPI.Exception) -> TransportError:
         """Return what an error of this operation means."""
         if error.Get_error_class() != MPI.ERR_TRUNCATE:
-            return self._lane.peer.failures.explain(self._describe(), error)
+            return self._lane.peer.status.failures.explain(self._describe(), error)
         expected = max((buffer.nbytes for buffer in self._buffers), default=0)
         others = self._lane.peer.status.describe()
         return TransportError(
@@ -113,3 +113,11 @@ class Receive(MPIRequest):
             self._request.Cancel()
             self._request.Wait()  # does not block: the receive is cancelled, or has its message
             self._release()
+
+
+def _is_over(request: MPIRequest) -> bool:
+    """Return whether a request that nobody waits for has ended, however."""
+    try:
+        return request.done()
+    except TransportError:
+        return True

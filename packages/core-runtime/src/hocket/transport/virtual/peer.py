@@ -12,9 +12,8 @@ from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
 from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
-from hocket.transport.virtual.request import Station, VirtualRequest
-from hocket.transport.virtual.signals import VirtualEvent, VirtualWake
-from hocket.transport.virtual.task import State, Task
+from hocket.transport.virtual.request import Station, VirtualEvent, VirtualRequest, VirtualWake
+from hocket.transport.virtual.timeline import State, Task
 
 __all__ = ["GroupState", "VirtualPeer"]
 

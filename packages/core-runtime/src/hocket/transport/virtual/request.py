@@ -1,22 +1,22 @@
-"""The future of an operation on a virtual rank."""
+"""Where a rank is attached to the simulation, and what its tasks wait for: operations, events and wake-ups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hocket.errors import TransportError
+from hocket.errors import DeadlockError, ExchangeTimeoutError, TransportError
+from hocket.transport.gathering import Ranks
 from hocket.transport.network import NetworkModel
 from hocket.transport.request import Request
+from hocket.transport.signals import Connection, Event, Ring, Wake
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
-from hocket.transport.virtual.task import Signal
+from hocket.transport.virtual.timeline import Signal
 
-if TYPE_CHECKING:
-    from hocket.transport.virtual.signals import VirtualWake
-
-__all__ = ["Station", "VirtualReceive", "VirtualRequest"]
+__all__ = ["Station", "VirtualEvent", "VirtualReceive", "VirtualRequest", "VirtualWake"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,55 @@ class VirtualReceive(VirtualRequest):
     def withdraw(self) -> None:
         if not self._signal.is_set:
             self._withdraw()
+
+
+class VirtualEvent(Event):
+    """An event between tasks of one rank."""
+
+    def __init__(self, station: Station, timeout_s: float) -> None:
+        """Make an event whose waits last `timeout_s` virtual seconds if they do not say."""
+        self._station = station
+        self._timeout_s = timeout_s
+        self._signal = Signal()
+
+    def set(self) -> None:
+        if not self._signal.is_set:
+            self._station.scheduler.timeline.fire(self._signal)
+
+    def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
+        station = self._station
+        station.scheduler.wait(station.rank, self._signal, describe, self._timeout_s, timeout_s)
+
+
+class VirtualWake(Wake):
+    """A wake-up by the simulation itself, whenever an operation of the rank ends."""
+
+    hears_everything = True
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._signal = Signal()
+        station.wakes.append(self)
+
+    def connect(self, peer: Ranks, key: int) -> Connection:
+        return Connection()  # messages wake their receiver when they arrive
+
+    def ring(self) -> None:
+        if not self._signal.is_set:
+            self._station.scheduler.timeline.fire(self._signal)
+
+    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+        scheduler, rank = self._station.scheduler, self._station.rank
+        if not self._signal.is_set and timeout_s != 0:
+            try:
+                scheduler.wait(rank, self._signal, lambda: "anything to do", math.inf, timeout_s)
+            except DeadlockError:
+                raise
+            except ExchangeTimeoutError:
+                return ()
+        if self._signal.is_set:
+            self._signal = Signal()
+        return ()
+
+    def close(self) -> None:
+        self._station.wakes.remove(self)

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from hocket import randomness
 from hocket.errors import PeerLostError, RankKilledError, TransportError
-from hocket.transport.virtual.randomness import RandomStates
-from hocket.transport.virtual.task import Signal, State, Task
-from hocket.transport.virtual.timeline import Timeline
+from hocket.randomness import RandomState
+from hocket.transport.virtual.timeline import Signal, State, Task, Timeline
 
 __all__ = ["Scheduler"]
 
@@ -49,7 +49,7 @@ class Scheduler:
         self._threads: list[threading.Thread] = []
         self._running: Task | None = None
         self._ending: Callable[[], TransportError] | None = None
-        self._random_states = RandomStates()
+        self._random_states = _RandomStates()
         self._all_ended = threading.Event()
 
     # ------------------------------------------------------------------------------------------ from outside
@@ -258,3 +258,39 @@ class Scheduler:
             except BaseException as error:
                 # It happens on the thread of any task: not that one's fault, and no reason to lose the token.
                 self._fail("an event of the simulation", error)
+
+
+class _RandomStates:
+    """The global random states that real ranks would each have, swapped as the token moves.
+
+    torch's default CPU generator (once torch is imported), NumPy's legacy global state and `random`'s; each rank
+    starts with what the caller of `World.run` had. Without the swap a model with dropout would draw in the order in
+    which the scheduler runs the ranks. CUDA generators are not swapped: draw on the CPU, or from a generator of your
+    own, where virtual ranks share a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._outside = randomness.read()
+        self._by_rank: dict[int, RandomState] = {}
+        self._loaded = self._outside
+        self._rank: int | None = None
+
+    def enter(self, rank: int) -> None:
+        """Save the states of the rank that held the token and load `rank`'s."""
+        if rank == self._rank:
+            return
+        current = randomness.read(self._loaded)
+        if self._rank is not None:
+            self._by_rank[self._rank] = current
+        self._load(self._by_rank.get(rank, self._outside), current)
+        self._rank = rank
+
+    def leave(self) -> None:
+        """Restore what the caller of `World.run` had."""
+        if self._rank is not None:
+            self._load(self._outside, randomness.read(self._loaded))
+            self._rank = None
+
+    def _load(self, state: RandomState, current: RandomState) -> None:
+        randomness.write(state, current)
+        self._loaded = state

@@ -1,18 +1,133 @@
-"""What happens when: the virtual clock, and what every task is ready for or waits for. No threads in here."""
+"""The virtual clock, its agenda, and what every task is ready for or waits for. No threads in here."""
 
 from __future__ import annotations
 
+import enum
+import heapq
+import itertools
 import math
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
-from hocket.transport.virtual.agenda import Agenda, Event
-from hocket.transport.virtual.task import Signal, State, Task, describe_tasks
 
-__all__ = ["Timeline"]
+__all__ = ["Event", "Signal", "State", "Task", "Timeline"]
+
+Event = Callable[[], None]
+
+_REPORTED_TASKS = 16
+
+#: Events come before tasks that are due at the same time; tasks draw from [0, 1).
+_EVENT_PRIORITY = -1.0
 
 #: So many polls in a row, per task, between which nothing else happened, are a loop that waits.
 _IDLE_POLLS_PER_TASK = 20_000
+
+
+class State(enum.Enum):
+    """What a task is doing, as reports say it."""
+
+    READY = "is ready to run"
+    RUNNING = "computes"
+    WAITING = "waits for"
+    POLLING = "polls for"
+    ENDED = "has ended"
+
+
+class Signal:
+    """Something that becomes true once, at a moment of virtual time; `Scheduler.fire` makes it so."""
+
+    __slots__ = ("is_set", "waiting")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.waiting: list[Task] = []
+
+
+class Task:
+    """A thread that runs while it holds the token.
+
+    Attributes:
+        rank: the rank it belongs to; several tasks may share one.
+        name: its role on that rank, for instance `main`.
+        call: what it runs.
+        result: what that returned, None before.
+        note: what it last reported about itself.
+        token: released by whoever hands the token to this task.
+        state: what it is doing.
+        awaited: what it waits for, None if it does not.
+        describe_awaited: says what it waits or polls for, and from whom.
+        since_s: since when it waits, in virtual time.
+        timeout_s: how long it waits at most, from `since_s`.
+        has_own_timeout: whether the wait itself set `timeout_s`, and not the peer's default.
+        error: to be raised in it when it runs again.
+    """
+
+    def __init__(self, rank: int, name: str, call: Callable[[], Any]) -> None:
+        self.rank = rank
+        self.name = name
+        self.call = call
+        self.result: Any = None
+        self.note = ""
+        self.token = threading.Lock()
+        self.token.acquire()
+        self.state = State.READY
+        self.awaited: Signal | None = None
+        self.describe_awaited: Callable[[], str] | None = None
+        self.since_s = 0.0
+        self.timeout_s = math.inf
+        self.has_own_timeout = False
+        self.error: BaseException | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """The virtual time at which its wait ends in an error."""
+        return self.since_s + self.timeout_s
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether only others can make it go on."""
+        return self.state in (State.WAITING, State.POLLING)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} [{self.name}]" + (f" ({self.note})" if self.note else "")
+
+    def describe(self, now_s: float) -> str:
+        """Say what the task is doing, in one line."""
+        if not self.is_blocked or self.describe_awaited is None:
+            return f"{self} {self.state.value}"
+        return f"{self} {self.state.value} {self.describe_awaited()}, since {now_s - self.since_s:.6g} s"
+
+
+class _Agenda:
+    """Events, and tasks that are ready to run, by the moment at which they are due.
+
+    Of what is due at the same moment, events come first, in the order in which they were planned; between
+    tasks a seeded draw decides.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed).random
+        self._order = itertools.count()
+        self._heap: list[tuple[float, float, int, Task | Event]] = []
+
+    @property
+    def next_due_s(self) -> float:
+        """The virtual time at which something is due next; infinity where nothing is."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def add_event(self, due_s: float, event: Event) -> None:
+        heapq.heappush(self._heap, (due_s, _EVENT_PRIORITY, next(self._order), event))
+
+    def add_task(self, due_s: float, task: Task) -> None:
+        heapq.heappush(self._heap, (due_s, self._draw(), next(self._order), task))
+
+    def pop(self) -> tuple[float, Task | Event]:
+        """Remove what is due next and return it with the time at which it is due."""
+        due_s, _, _, item = heapq.heappop(self._heap)
+        return due_s, item
 
 
 class Timeline:
@@ -27,13 +142,13 @@ class Timeline:
         """Start at 0 without tasks; `seed` decides between tasks that are due at the same time."""
         self.now_s = 0.0
         self.tasks: list[Task] = []
-        self._agenda = Agenda(seed)
+        self._agenda = _Agenda(seed)
         self._next_deadline_s = math.inf  # no wait ends earlier than this; perhaps none ends so early
         self._idle_polls = 0
 
     def describe(self) -> str:
         """Say what every task is doing, a line each, those that wait first."""
-        return describe_tasks(self.tasks, self.now_s)
+        return _describe_tasks(self.tasks, self.now_s)
 
     def call_at(self, time_s: float, event: Event) -> None:
         """Plan `event()` for a moment from now on; it may neither sleep nor wait."""
@@ -135,3 +250,12 @@ class Timeline:
         )
         self.note_change()
         self.make_ready(first, self.now_s)
+
+
+def _describe_tasks(tasks: Iterable[Task], now_s: float) -> str:
+    """Say what each task is doing, a line each, at most 16: those that are blocked first."""
+    ordered = sorted(tasks, key=lambda task: (not task.is_blocked, task.rank))
+    lines = [task.describe(now_s) for task in ordered[:_REPORTED_TASKS]]
+    if len(ordered) > _REPORTED_TASKS:
+        lines.append(f"and {len(ordered) - _REPORTED_TASKS} more tasks")
+    return "\n".join(lines)
