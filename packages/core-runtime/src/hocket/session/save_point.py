@@ -23,7 +23,7 @@ import torch
 
 from hocket.arrays import Array
 from hocket.errors import CheckpointError, HocketError, TransportError
-from hocket.transport.peer import Lane
+from hocket.transport.lane import Lane
 from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
