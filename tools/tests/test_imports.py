@@ -41,8 +41,6 @@ STILL_WRONG = (
         "hocket.session",
         "sessions, their loops and checkpoints know each other for type checkers",
     ),
-    ("hocket_eapipe", "hocket_eapipe", "stages, weights and runners know each other for type checkers"),
-    ("hocket_eager", "hocket_eager", "the collective opens channels that know its class"),
 )
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from hocket.progress import ThreadProgress
 from hocket.transport.peer import Peer
 from hocket_eager import Missed, PartialAllreduce, Starts
-from hocket_eager.opening import open_sums
 
 __all__ = ["Case", "check", "take_part"]
 
@@ -71,8 +70,8 @@ def take_part(peer: Peer, plain: Mapping[str, Any]) -> list[dict[str, Any]]:
     draw = random.Random(f"{case.seed} {peer.rank}")
     like = np.zeros(case.size * case.most_steps, np.float32)
     progress = ThreadProgress()
-    sums, close = open_sums(
-        case.component, peer, progress, "tested", [(f"tested[{i}]", i, like) for i in range(case.segments)]
+    sums, close = case.component.open_sums(
+        peer, progress, "tested", [(f"tested[{i}]", i, like) for i in range(case.segments)]
     )
     told: list[dict[str, Any]] = [{"handed": []} for _ in sums]
     for step in range(case.steps[peer.rank]):

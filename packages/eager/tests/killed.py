@@ -17,7 +17,6 @@ from hocket.transport import mpi
 from hocket.transport.launching import find_mpiexec, launch, note_pid
 from hocket.transport.reduction import TreeSum
 from hocket_eager import PartialAllreduce
-from hocket_eager.opening import open_sums
 from hocket_eager.send_buffer import SendBuffer
 
 # Of three ranks the second only hands its part on, and adds nothing.
@@ -33,7 +32,7 @@ def rank(path: str) -> None:
     progress = ThreadProgress()
     # The victim starts the round that it dies in, if it is on time.
     collective = PartialAllreduce(candidates=None, shared=path != "messages")
-    sums, _ = open_sums(collective, peer, progress, "gradients.0", [("gradients.0[0]", 0, like)])
+    sums, _ = collective.open_sums(peer, progress, "gradients.0", [("gradients.0[0]", 0, like)])
     for round in range(ROUND + 10):
         if round == ROUND and peer.rank == VICTIM:
             die_in_round(path)

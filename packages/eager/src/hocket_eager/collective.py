@@ -29,6 +29,7 @@ from hocket_eager.rules import Missed, Rules, Starts
 
 if TYPE_CHECKING:
     from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
+    from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["Algorithm", "PartialAllreduce"]
 
@@ -108,16 +109,66 @@ class PartialAllreduce(Collective):
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         from hocket_eager.channel import PartialAllreduceChannel
-        from hocket_eager.opening import open_sums
 
-        sums, close = open_sums(
-            self,
+        sums, close = self.open_sums(
             peer,
             progress,
             choices.name,
             [(segment.name, segment.index, segment.outgoing_array) for segment in segments],
         )
         return PartialAllreduceChannel(segments, sums, close)
+
+    def open_sums(
+        self, peer: Peer, progress: ProgressEngine, name: str, segments: Sequence[tuple[str, int, Array]]
+    ) -> tuple[dict[int, PartialSum], Callable[[], None]]:
+        """Open the rounds of each segment, in memory that the ranks share or by messages; collective.
+
+        Args:
+            peer: the ranks.
+            progress: the progress thread, for messages.
+            name: the exchange, for messages to a reader.
+            segments: each segment's name, its index and an array like those that are summed, in the same order on all
+                ranks.
+
+        Returns:
+            The sums by the segments' indices, and what gives back the rest when they have been closed; collective, too.
+        """
+        from hocket_eager.host import open_shared_sum
+        from hocket_eager.messages import Leaving, MessageSum
+
+        rules, missed = self.rules(peer.size), self.missed
+        sums: dict[int, PartialSum] = {}
+        leaving: Leaving | None = None
+        for segment, index, like in segments:
+            shared = None
+            if self.shared:
+                shared = open_shared_sum(peer, segment, like.size, like.dtype, rules, missed)
+            if shared is not None:
+                sums[index] = shared
+                continue
+            if leaving is None:
+                leaving = Leaving(peer, progress, name)
+            sums[index] = MessageSum(
+                peer,
+                progress,
+                segment,
+                like.size,
+                like.dtype,
+                rules,
+                missed,
+                index % peer.size,
+                self.schedule_builder(),
+                leaving,
+            )
+        end = peer.lane(f"{name} end")
+
+        def close() -> None:
+            end.ibarrier().wait()  # until then others may read this rank's memory, and add to their own
+            end.close()
+            if leaving is not None:
+                leaving.close()
+
+        return sums, close
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the cost of the sum and of the notices, by messages: all ranks come at once, and one starts the round.

@@ -6,6 +6,7 @@ the policies that it is compared with: PipeDream (weight stashing, vertical sync
 This module imports no torch.
 """
 
-from hocket_eapipe.pipeline import Balance, Buffers, Pipeline, Policy
+from hocket_eapipe.configuration import Balance, Buffers, Policy
+from hocket_eapipe.pipeline import Pipeline
 
 __all__ = ["Balance", "Buffers", "Pipeline", "Policy"]

@@ -1,13 +1,11 @@
-"""The engine `eapipe.pipeline`, as configuration; imports no torch."""
+"""The engine `eapipe.pipeline`; imports no torch until it is attached."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hocket.api import Engine, draws
-from hocket_eapipe.mesh import Mesh
+from hocket_eapipe.configuration import PipelineConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,85 +13,12 @@ if TYPE_CHECKING:
 
     from hocket.api import Attachment, Batch, Loss, PlannedStage, TrainingSession
 
-__all__ = ["Balance", "Buffers", "Pipeline", "Policy"]
-
-
-class Policy(StrEnum):
-    """Which values of the weights a batch's passes read, and where its gradient goes."""
-
-    NAIVE = "naive"
-    STASHING = "stashing"
-    VERTICAL_SYNC = "vertical_sync"
-    SPECTRAIN = "spectrain"
-    ELASTIC = "elastic"
-    FLUSH = "flush"
-
-
-class Balance(StrEnum):
-    """What stages have about equally much of."""
-
-    PARAMETERS = "parameters"
-    LAYERS = "layers"
-
-
-class Buffers(StrEnum):
-    """Where the master's BatchNorm statistics come from; in training each replica has its own."""
-
-    AVERAGED = "averaged"
-    REESTIMATED = "reestimated"
+__all__ = ["Pipeline"]
 
 
 @dataclass(frozen=True)
-class Pipeline(Engine):
-    """N stages of a model, each with its rank, or several on one; batches follow each other through them.
-
-    Each stage alternates forwards and backwards of different batches (one forward, one backward). With D pipelines the
-    ranks are a D x P mesh, rank = pipeline * P + place, and the strategy runs among the D holders of each stage.
-
-    Attributes:
-        stages: N; null for one per rank of a pipeline. More stages than ranks are virtual ones, with the same numbers.
-        pipelines: D, 1 or more; the number of ranks is a multiple of it.
-        policy: naive, stashing (PipeDream), vertical_sync (PipeDream), spectrain, elastic (EA-Pipe) or flush (GPipe).
-        alpha: of elastic: how strongly a replica and the master pull each other, more than 0 and less than 1.
-        tau: of elastic: they do once in so many of a replica's batches, 1 or more.
-        micro_batches: of flush: how many a batch is cut into, 1 or more.
-        balance: stages of equally many parameters, or layers.
-        cuts: the layers, by name, with which each stage but the first begins; null to balance.
-        buffers: of elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated by
-            the master, before each evaluation, over the last batches.
-        seed: of what modules draw (dropout), 0 to 2**64 - 1: draws depend on it, the stage and the batch alone.
-
-    Raises:
-        ValueError: a value is not in its range, or of no use with the policy.
-    """
-
-    stages: int | None = None
-    pipelines: int = 1
-    policy: Policy = Policy.ELASTIC
-    alpha: float = 0.3
-    tau: int = 1
-    micro_batches: int = 1
-    balance: Balance = Balance.PARAMETERS
-    cuts: list[str] | None = None
-    buffers: Buffers = Buffers.AVERAGED
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.cuts is not None:
-            # A configuration is hashed by its fields.
-            object.__setattr__(self, "cuts", tuple(self.cuts))
-        for name in ("stages", "pipelines", "tau", "micro_batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more, not {value}")
-        if not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must be more than 0 and less than 1, not {self.alpha}")
-        if self.micro_batches > 1 and self.policy is not Policy.FLUSH:
-            raise ValueError(
-                f"micro_batches: {self.micro_batches} are of use with policy flush alone; the others keep the pipeline "
-                "full with whole batches"
-            )
-        draws.check_seed(self.seed)
+class Pipeline(PipelineConfig):
+    """Opens a session whose model is shared out over the ranks, stage by stage."""
 
     def attach(self, given: Attachment) -> TrainingSession:
         """Share the model out; each rank keeps the parameters of its own stages and gives up the others'.
@@ -105,20 +30,6 @@ class Pipeline(Engine):
         from hocket_eapipe.session import PipelineSession
 
         return PipelineSession(self, given)
-
-    def mesh(self, ranks: int) -> Mesh:
-        """Return who holds which stage.
-
-        Raises:
-            ValueError: so many ranks cannot be shared out so.
-        """
-        return Mesh.of(ranks, self.pipelines, self.stages)
-
-    def check_size(self, ranks: int) -> None:
-        self.mesh(ranks)
-
-    def data_size(self, ranks: int) -> int:
-        return self.pipelines
 
     def plan_stages(
         self, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss, ranks: int

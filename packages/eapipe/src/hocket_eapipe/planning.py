@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from hocket.api import Loss, PlannedStage
+from hocket_eapipe.configuration import PipelineConfig, Policy
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.mesh import Mesh
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import detached
-from hocket_eapipe.pipeline import Pipeline, Policy
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.splitting import split
 from hocket_eapipe.weights.api import copied
@@ -25,7 +25,7 @@ __all__ = ["plan_stages"]
 
 
 def plan_stages(
-    engine: Pipeline, mesh: Mesh, model: nn.Module, optimizer: Optimizer, example: Any, loss: Loss
+    engine: PipelineConfig, mesh: Mesh, model: nn.Module, optimizer: Optimizer, example: Any, loss: Loss
 ) -> tuple[PlannedStage, ...]:
     """Plan all stages; see `Engine.plan_stages`. One forward and one backward of each stage are run on copies."""
     stages, value = [], example[0]
@@ -83,7 +83,7 @@ class _Passes:
 
 
 def _planned(
-    engine: Pipeline, mesh: Mesh, stage: int, module: nn.Module, optimizer: Optimizer, passes: _Passes
+    engine: PipelineConfig, mesh: Mesh, stage: int, module: nn.Module, optimizer: Optimizer, passes: _Passes
 ) -> PlannedStage:
     trainable = [p for p in module.parameters() if p.requires_grad]
     weights = _bytes(trainable)

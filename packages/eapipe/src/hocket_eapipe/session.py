@@ -27,9 +27,9 @@ from hocket.api import (
     load_into,
 )
 from hocket_eapipe.absent import AbsentStages
+from hocket_eapipe.configuration import Buffers, PipelineConfig, Policy
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import MessageReceiver, MessageSender
-from hocket_eapipe.pipeline import Buffers, Pipeline, Policy
 from hocket_eapipe.reestimation import Reestimation
 from hocket_eapipe.runner import Neighbours, Runner
 from hocket_eapipe.splitting import split
@@ -73,7 +73,7 @@ class PipelineSession(TrainingSession):
         stages: of this rank, in order.
     """
 
-    def __init__(self, engine: Pipeline, given: Attachment) -> None:
+    def __init__(self, engine: PipelineConfig, given: Attachment) -> None:
         peer = given.peer if given.observer is None else given.observer.join(given.peer)
         super().__init__(given.model, given.optimizers, given.strategy, peer)
         if len(given.optimizers) > 1:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hocket.api import AttachError, suggest
-from hocket_eapipe.pipeline import Balance
+from hocket_eapipe.configuration import Balance
 
 __all__ = ["Chain", "balanced_cuts", "layers_of", "measured_cuts", "split"]
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from hocket.api import ThreadProgress, gather
 from hocket_eager.collective import PartialAllreduce
-from hocket_eager.opening import open_sums
 
 if TYPE_CHECKING:
     from hocket.api import Array, Peer
@@ -128,7 +127,7 @@ def measure(
         active = [peer.size] * iterations
     else:
         progress = ThreadProgress()
-        sums, close = open_sums(sides[side], peer, progress, side, [(side, 0, send)])
+        sums, close = sides[side].open_sums(peer, progress, side, [(side, 0, send)])
         told: list[int] = []
 
         def partial(round: int) -> None:
@@ -150,7 +149,7 @@ def idle_cores(peer: Peer, sides: dict[str, PartialAllreduce]) -> float:
     """Return the CPU seconds a second of all ranks with one partial allreduce of each kind open and idle."""
     progress = ThreadProgress()
     like = np.ones(16, np.float32)
-    opened = [open_sums(side, peer, progress, name, [(name, 0, like)]) for name, side in sides.items()]
+    opened = [side.open_sums(peer, progress, name, [(name, 0, like)]) for name, side in sides.items()]
     time.sleep(1.0)
     before_s, begin_s = _cpu_s(), time.monotonic()
     time.sleep(1.0)

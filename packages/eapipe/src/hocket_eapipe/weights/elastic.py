@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket_eapipe.configuration import Buffers
 from hocket_eapipe.optimizers import Follower
-from hocket_eapipe.pipeline import Buffers
 from hocket_eapipe.schedule import pulls, replica_of
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, copied
 
