@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from hocket.transport.request import all_of as all_of
     from hocket.transport.threads import describe_wait as describe_wait
     from hocket.transport.waiting import CHECK_EVERY_S as CHECK_EVERY_S
-    from hocket.transport.waiting import STALL_REPORT_AFTER_S as STALL_REPORT_AFTER_S
+    from hocket.transport.waiting import wait as wait
 
 #: The module of each name; the last two are modules themselves.
 _HOMES = {
@@ -216,7 +216,7 @@ _HOMES = {
     "all_of": "hocket.transport.request",
     "describe_wait": "hocket.transport.threads",
     "CHECK_EVERY_S": "hocket.transport.waiting",
-    "STALL_REPORT_AFTER_S": "hocket.transport.waiting",
+    "wait": "hocket.transport.waiting",
     "draws": "hocket.draws",
     "sync": "hocket.transport.host.sync",
 }

@@ -6,13 +6,11 @@ sec. 4.3, "on the application thread (i.e., when the application enters the libr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from hocket.errors import ExchangeTimeoutError
 from hocket.progress.engine import ProgressEngine
 from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
+from hocket.transport.waiting import wait
 
 __all__ = ["InlineProgress"]
 
@@ -35,16 +33,11 @@ class InlineProgress(ProgressEngine):
     def _wait(self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None) -> None:
         peer = self._peer
         assert peer is not None
-        longest_s = peer.timeout_s if timeout_s is None else timeout_s
-        start_s = peer.clock.now()
-        reported = False
-        while not over():
-            waited_s = peer.clock.now() - start_s
-            if waited_s >= longest_s:
-                raise ExchangeTimeoutError(describe_wait(peer, describe(), f"no end after {longest_s:g} s"))
-            if waited_s > STALL_REPORT_AFTER_S and not reported:
-                reported = True
-                report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
-                print(f"hocket: {report}", file=sys.stderr, flush=True)
-            peer.status.check_lost()
-            self.step(min(longest_s - waited_s, CHECK_EVERY_S))
+        wait(
+            over,
+            peer.timeout_s if timeout_s is None else timeout_s,
+            lambda outcome: describe_wait(peer, describe(), outcome),
+            lambda _, longest_s: self.step(longest_s),
+            check=peer.status.check_lost,
+            now=peer.clock.now,
+        )

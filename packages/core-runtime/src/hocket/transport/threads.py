@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hocket.errors import ExchangeTimeoutError, TransportError
+from hocket.errors import TransportError
 from hocket.transport.request import Request
 from hocket.transport.signals import Event, Wake
 from hocket.transport.status import Status
-from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S
+from hocket.transport.waiting import wait
 
 __all__ = ["ThreadEvent", "ThreadRequest", "Threads", "describe_wait"]
 
@@ -97,24 +95,14 @@ class ThreadEvent(Event):
         self._event.set()
 
     def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
-        longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
-        if self._wait(min(longest_s, STALL_REPORT_AFTER_S)):
-            return
-        if longest_s > STALL_REPORT_AFTER_S:
-            report = describe_wait(self._peer, describe(), f"for {STALL_REPORT_AFTER_S:.0f} s so far")
-            print(f"hocket: {report}", file=sys.stderr, flush=True)
-            if self._wait(longest_s - STALL_REPORT_AFTER_S):
-                return
-        raise ExchangeTimeoutError(describe_wait(self._peer, describe(), f"no end after {longest_s:g} s"))
-
-    def _wait(self, seconds: float) -> bool:
-        """Return whether the event is set within `seconds`; whoever should set it may wait for a dead rank."""
-        end_s = time.monotonic() + seconds
-        while not self._event.wait(max(0.0, min(CHECK_EVERY_S, end_s - time.monotonic()))):
-            if time.monotonic() >= end_s:
-                return False
-            self._peer.status.check_lost()
-        return True
+        peer = self._peer
+        wait(
+            self._event.is_set,
+            peer.timeout_s if timeout_s is None else timeout_s,
+            lambda outcome: describe_wait(peer, describe(), outcome),
+            lambda _, longest_s: self._event.wait(longest_s),
+            check=peer.status.check_lost,  # who should set it may wait for a dead rank
+        )
 
 
 def describe_wait(peer: Rank, awaited: str, outcome: str) -> str:
@@ -152,14 +140,14 @@ class ThreadRequest(Request):
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        longest_s = self._peer.timeout_s if timeout_s is None else timeout_s
-        start_s = time.monotonic()
-        self._thread.join(longest_s)
-        if self._thread.is_alive():
-            waited_s = time.monotonic() - start_s
-            raise ExchangeTimeoutError(
-                f"rank {self._peer.rank}: its thread {self.name!r} has not ended after {waited_s:g} s"
-            )
+        peer = self._peer
+        wait(
+            self.done,
+            peer.timeout_s if timeout_s is None else timeout_s,
+            lambda outcome: describe_wait(peer, f"its thread {self.name!r} to end", outcome),
+            lambda _, longest_s: self._thread.join(longest_s),
+            check=peer.status.check_lost,
+        )
         if self._error is not None:
             raise self._error
         return self._result

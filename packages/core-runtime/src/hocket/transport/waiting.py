@@ -22,8 +22,9 @@ __all__ = [
     "LONG_WAIT_S",
     "STALL_REPORT_AFTER_S",
     "WaitsInARow",
+    "back_off_s",
     "poll_briefly",
-    "wait_until",
+    "wait",
 ]
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
@@ -83,44 +84,60 @@ def poll_briefly(done: Callable[[], bool], yields: bool) -> bool:
             return False
 
 
-def wait_until(
-    done: Callable[[], bool],
-    timeout_s: float,
-    describe: Callable[[str], str],
-    expected_s: float = 0.0,
-    sleep: Callable[[float], None] = time.sleep,
-) -> float:
-    """Poll `done` until it is true.
+def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
+    """Return for how long a wait sleeps before its next look.
 
     Args:
-        done: advances the operation and says whether it has finished.
+        waited_s: how long it has lasted.
+        expected_s: how long it may last; there are fewer looks then.
+    """
+    if waited_s < _SHORT_SLEEPS_S:
+        pause_s = max(waited_s, expected_s) / _SLEEPS_PER_WAIT
+        return min(max(_SHORT_SLEEP_S, pause_s), _LONG_SLEEP_S)
+    return _LONG_SLEEP_S if waited_s < _LONG_SLEEPS_S else _IDLE_SLEEP_S
+
+
+def back_off(waited_s: float, longest_s: float) -> None:
+    """Sleep between two looks at what only looks move."""
+    time.sleep(min(back_off_s(waited_s), longest_s))
+
+
+def wait(
+    until: Callable[[], bool],
+    timeout_s: float,
+    describe: Callable[[str], str],
+    sleep: Callable[[float, float], object] = back_off,
+    *,
+    check: Callable[[], None] = lambda: None,
+    now: Callable[[], float] = time.monotonic,
+) -> float:
+    """Block until `until()`: every wait of a rank goes through here, but for those of the simulation.
+
+    Args:
+        until: says whether the wait has ended; advances the operation where looks move it.
         timeout_s: seconds to wait at most.
-        describe: says who waits for whom and in what; called only when the wait stalls, with words on how
-            long it has lasted.
-        expected_s: how long it may last; there are fewer polls then.
-        sleep: sleeps for so many seconds, or until it makes sense to look.
+        describe: says who waits for whom and in what, given words on how long; called for errors and reports only.
+        sleep: given how long the wait has lasted and for how long to sleep at most, `CHECK_EVERY_S` or less, sleeps
+            until it makes sense to look again.
+        check: looks whether all ranks still live, between looks.
+        now: the clock, in seconds.
 
     Returns:
         Seconds that it took.
 
     Raises:
-        ExchangeTimeoutError: not finished within `timeout_s`; carries what `describe` says.
+        ExchangeTimeoutError: not in time; carries what `describe` says.
+        PeerLostError: what `check` or `until` raises.
     """
-    start = time.monotonic()
+    start_s = now()
     reported = False
-    while True:
-        if done():
-            return time.monotonic() - start
-        waited_s = time.monotonic() - start
-        if waited_s > timeout_s:
+    while not until():
+        waited_s = now() - start_s
+        if waited_s >= timeout_s:
             raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
         if not reported and waited_s > STALL_REPORT_AFTER_S:
             reported = True
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)
-        if waited_s < _SHORT_SLEEPS_S:
-            sleep_s = max(waited_s, expected_s) / _SLEEPS_PER_WAIT
-            sleep(min(max(_SHORT_SLEEP_S, sleep_s), _LONG_SLEEP_S))
-        elif waited_s < _LONG_SLEEPS_S:
-            sleep(_LONG_SLEEP_S)
-        else:
-            sleep(_IDLE_SLEEP_S)
+        check()
+        sleep(waited_s, min(CHECK_EVERY_S, timeout_s - waited_s))
+    return now() - start_s

@@ -12,7 +12,6 @@ then reads a newer one.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,15 +20,14 @@ import numpy as np
 
 from hocket.api import (
     CHECK_EVERY_S,
-    STALL_REPORT_AFTER_S,
     Array,
-    ExchangeTimeoutError,
     Outcome,
     Peer,
     PeerLostError,
     TreeSum,
     describe_wait,
     sync,
+    wait,
 )
 from hocket_eager.host.layout import Layout, Place, Table
 from hocket_eager.partial_sum import PartialSum
@@ -274,25 +272,25 @@ class SharedSum(PartialSum):
         sleeps: bool = True,
     ) -> None:
         """Block until `over()`; sleep between looks until a round ends, unless `over` does that itself."""
-        peer = self._peer
-        longest_s = peer.timeout_s if timeout_s is None else timeout_s
-        start_s = time.monotonic()
-        reported = False
-        while True:
-            value = self._table.word[0]
-            if over():
-                return
-            waited_s = time.monotonic() - start_s
-            if waited_s >= longest_s:
-                raise ExchangeTimeoutError(describe_wait(peer, describe(), f"no end after {longest_s:g} s"))
-            if waited_s > STALL_REPORT_AFTER_S and not reported:
-                reported = True
-                report = describe_wait(peer, describe(), f"for {waited_s:.0f} s so far")
-                print(f"hocket: {report}", file=sys.stderr, flush=True)
+        peer, table = self._peer, self._table
+        seen = table.word[0]
+
+        def look() -> bool:
+            nonlocal seen
+            seen = table.word[0]
+            return over()
+
+        def sleep(waited_s: float, longest_s: float) -> None:
             if sleeps:
-                sync.wait_while(self._table.changed, value, min(CHECK_EVERY_S, longest_s - waited_s))
-            else:
-                peer.status.check_lost()
+                sync.wait_while(table.changed, seen, longest_s)
+
+        wait(
+            look,
+            peer.timeout_s if timeout_s is None else timeout_s,
+            lambda outcome: describe_wait(peer, describe(), outcome),
+            sleep,
+            check=peer.status.check_lost,
+        )
 
     def _describe(self, step: int) -> str:
         """Say whom a round waits for."""

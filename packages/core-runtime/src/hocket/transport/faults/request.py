@@ -13,7 +13,7 @@ from hocket.errors import TransportError
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 from hocket.transport.signals import Event
-from hocket.transport.waiting import wait_until
+from hocket.transport.waiting import wait
 
 __all__ = ["Clock", "FaultyRequest", "clock_of"]
 
@@ -99,7 +99,7 @@ class _WallClock(Clock):
             self.look()
             return over()
 
-        wait_until(look, timeout_s, lambda outcome: f"rank {self._peer.rank}: {what}: {outcome}")
+        wait(look, timeout_s, lambda outcome: f"rank {self._peer.rank}: {what}: {outcome}")
 
     def _heap(self) -> list[tuple[float, int, FaultyRequest]]:
         if not hasattr(self._held, "heap"):

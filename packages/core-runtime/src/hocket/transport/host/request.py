@@ -15,7 +15,7 @@ from hocket.transport.host.peer import HostPeer
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.request import Request
 from hocket.transport.status import WaitSite
-from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, poll_briefly, wait_until
+from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S, back_off_s, poll_briefly, wait
 
 __all__ = ["HostRequest", "Operation", "ProcessLane"]
 
@@ -85,7 +85,11 @@ class Operation(Request):
             return self.result
         peer.status.note_waiting(self._what, self._lane.name)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        took_s = wait_until(self._look_around, timeout_s, self._describe_stall, expected_s, self._sleep)
+
+        def sleep(waited_s: float, longest_s: float) -> None:
+            self._sleep(min(back_off_s(waited_s, expected_s), longest_s))
+
+        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep)
         peer.waits.ended(took_s)
         self._lane.last_wait_s = took_s
         peer.status.note_computing()
