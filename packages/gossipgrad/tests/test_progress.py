@@ -44,6 +44,8 @@ class _WatchedLane(WrapperLane):
         super().__init__(held)
         self._note = note
 
+    iexchange = Lane.iexchange  # message by message
+
     def isend(self, data: Array, to: int, round: int) -> Request:
         return _Watched(super().isend(data, to, round), self._note)
 

@@ -182,17 +182,17 @@ class GossipChannel(Channel):
         message = self._message(segment, round)
         received = self._buffers(segment.index, message, len(weights))
         lane = self._lanes[segment.index]
-        requests = [
-            lane.irecv(buffer, source, round)
-            for buffer, source in zip(received, neighbours.receive_from, strict=True)
-        ]
-        requests += [lane.isend(message, to, round) for to in neighbours.send_to]
+        request = lane.iexchange(
+            [(message, to) for to in neighbours.send_to],
+            [*zip(received, neighbours.receive_from, strict=True)],
+            round,
+        )
 
         def combine(_: list[None]) -> Outcome:
             self._combine([message, *received], [neighbours.self_weight, *weights], segment, round)
             return Outcome(round, included=True, num_active=1 + len(weights))
 
-        return all_of(requests).then(combine)
+        return request.then(combine)
 
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
         """Let the ranks of the host share the work, if the transport can."""

@@ -100,6 +100,9 @@ class TracedLane(WrapperLane):
         )
         return self._traced(self.held.irecv(data, source, round), span, "receive")
 
+    # Message by message.
+    iexchange = Lane.iexchange
+
     def iallreduce(self, send: Array, receive: Array) -> Request:
         span = self._collective("allreduce", send.nbytes)
         return self._traced(self.held.iallreduce(send, receive), span, "allreduce")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from hocket.arrays import Array, MixingRows
-from hocket.transport.request import Request
+from hocket.arrays import Array, Buffer, MixingRows
+from hocket.transport.request import Request, all_of
 
 __all__ = ["Lane", "Mixer"]
 
@@ -48,6 +48,22 @@ class Lane(ABC):
     @abstractmethod
     def irecv(self, data: Array, source: int, round: int) -> Request:
         """Receive into `data` what `source` sent on this lane for this round; as many bytes as were sent."""
+
+    def iexchange(
+        self, sends: Sequence[tuple[Buffer, int]], receives: Sequence[tuple[Buffer, int]], round: int
+    ) -> Request:
+        """Send to some ranks and receive from others, as one operation: the messages of an ordered lane.
+
+        Args:
+            sends: each buffer, and the rank that it goes to.
+            receives: each buffer, and the rank that it comes from, with as many bytes as were sent.
+            round: of all of them; messages match those of `isend` and `irecv`.
+
+        Returns:
+            Done when all is received and the buffers that were sent may be changed again.
+        """
+        received = [self.irecv(data, source, round) for data, source in receives]
+        return all_of([*received, *(self.isend(data, to, round) for data, to in sends)])
 
     @abstractmethod
     def iallreduce(self, send: Array, receive: Array) -> Request:

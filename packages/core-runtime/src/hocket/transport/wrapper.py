@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hocket.arrays import Array
+from hocket.arrays import Array, Buffer
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -61,6 +61,11 @@ class WrapperLane(Lane):
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         return self.held.irecv(data, source, round)
+
+    def iexchange(
+        self, sends: Sequence[tuple[Buffer, int]], receives: Sequence[tuple[Buffer, int]], round: int
+    ) -> Request:
+        return self.held.iexchange(sends, receives, round)
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         return self.held.iallreduce(send, receive)

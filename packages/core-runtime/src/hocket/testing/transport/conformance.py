@@ -47,6 +47,12 @@ class TransportConformance(ABC):
     def test_receives_match_by_source_and_round(self, size: int) -> None:
         self.run(size, messages.receive_in_another_order)
 
+    def test_neighbours_exchange_in_groups(self, size: int) -> None:
+        self.run(size, messages.exchange_with_neighbours)
+
+    def test_buffers_lie_in_host_memory(self, size: int) -> None:
+        self.run(size, peers.stay_on_the_host)
+
     def test_lanes_are_apart(self, size: int) -> None:
         self.run(size, messages.receive_on_another_lane_first)
 

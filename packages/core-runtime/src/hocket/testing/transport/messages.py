@@ -32,6 +32,31 @@ def receive_in_another_order(peer: Peer) -> None:
         np.testing.assert_array_equal(data, _stamp(source, peer.rank, round))
 
 
+def exchange_with_neighbours(peer: Peer) -> None:
+    """Grouped: with both neighbours, with nobody, and against the messages of another rank that groups none."""
+    left, right = neighbours(peer)
+    lane = peer.lane("a")
+    for round in range(4):
+        received = [np.zeros(3), np.zeros(3)]
+        sends = [(_stamp(peer.rank, to, round), to) for to in (left, right)]
+        receives = [*zip(received, (right, left), strict=True)]
+        if round == 3 and peer.rank == 0:
+            for request in [lane.irecv(*receive, round) for receive in receives] + [
+                lane.isend(*send, round) for send in sends
+            ]:
+                request.wait()
+        else:
+            request = lane.iexchange(sends, receives, round)
+            while round == 1 and not request.done():
+                pass
+            if round == 2:
+                request.order()
+            request.wait()
+        for data, source in receives:
+            np.testing.assert_array_equal(data, _stamp(source, peer.rank, round))
+    lane.iexchange([], [], 4).wait()
+
+
 def receive_on_another_lane_first(peer: Peer) -> None:
     left, right = neighbours(peer)
     lanes = [peer.lane("a"), peer.lane("b")]

@@ -66,6 +66,12 @@ def halve_until_alone(peer: Peer) -> None:
     assert mine == [peer.rank]
 
 
+def stay_on_the_host(peer: Peer) -> None:
+    """A device that nobody has gives no peer, on all ranks alike."""
+    assert (peer.device, peer.ordered) == ("cpu", False)
+    assert peer.on_device("meta") is None
+
+
 def allocate_sizes(peer: Peer) -> None:
     for nbytes in (0, 1, 63, 64, 100_001):
         memory = peer.memory.allocate(nbytes)

@@ -60,6 +60,9 @@ class FaultyLane(WrapperLane):
         request.begin_now()
         return request
 
+    # Message by message.
+    iexchange = Lane.iexchange
+
     def iallreduce(self, send: Array, receive: Array) -> Request:
         return self._collective("allreduce", lambda: self.held.iallreduce(send, receive))
 
