@@ -67,7 +67,7 @@ def check_bytes(strategy: Strategy, ranks: int, run: Run, *, rounds: int, is_car
     if not is_repeatable(strategy):
         return
     compressors = (exchange.compressor for exchange in strategy.exchanges)
-    equal_sizes = all(compressor is None or compressor.equal_sizes for compressor in compressors)
+    equal_sizes = all(compressor is None or compressor.traits.equal_sizes for compressor in compressors)
     planned = plan(strategy, Toy(), ranks, NetworkModel()).bytes_per_step
     assert run.counted_bytes == pytest.approx(planned, rel=1e-9 if equal_sizes else 0.5)
     if is_carried and all(_is_made_of_messages(each, ranks, rounds) for each in strategy.exchanges):

@@ -451,7 +451,7 @@ def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:
     # An exchange in which no two ranks meet is left out, and takes nothing over.
     meeting = [exchange for exchange in strategy.gradients if parts_of(exchange, ranks, segment=0)]
     compressors = (exchange.compressor for exchange in meeting)
-    takes = {term for each in compressors if each for term in each.applies_optimizer_terms}
+    takes = {term for each in compressors if each for term in each.traits.applies_optimizer_terms}
     for optimizer in optimizers:
         optimizer.param_groups[0].update(dict.fromkeys(takes, 0.0))
     data = [batches(rank, steps) for rank in range(ranks)]

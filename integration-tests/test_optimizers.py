@@ -27,7 +27,7 @@ def sparse(compressor: Any) -> dict[str, Any]:
 
 def takes(recipe: str) -> bool:
     return any(
-        each.compressor and each.compressor.applies_optimizer_terms
+        each.compressor and each.compressor.traits.applies_optimizer_terms
         for each in hocket.compose(recipe).gradients
     )
 

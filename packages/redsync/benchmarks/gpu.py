@@ -33,8 +33,8 @@ def step_of(compressor: ResidualCompressor, numel: int) -> Callable[[], object]:
     terms = [OptimizerTerms(segment.outgoing[:0], 0.9, 0.0)]
 
     def step() -> object:
-        if compressor.applies_optimizer_terms:
-            compressor.take(segment, state, terms, 1.0)
+        if compressor.traits.applies_optimizer_terms:
+            state.take(terms, 1.0)
         return compressor.compress(segment, state, 0)
 
     for _ in range(30):

@@ -118,7 +118,7 @@ def test_bytes_grow_with_the_ranks_as_the_model_says(ranks: int) -> None:
         partition(named_spans(nn.Linear(1000, 100).named_parameters()), Model(), backward=True)[0]
     )
     sent = bytes_of_a_step(ranks, "redsync", "gradients.0.collective=sparse_allreduce")
-    assert sent == (ranks - 1) * Hybrid().payload_bytes(shape)
+    assert sent == (ranks - 1) * Hybrid().footprint(shape).message_bytes
 
 
 DEAR = "{gather_latency_s: 1, reduce_latency_s: 0, gather_s_per_byte: 1, reduce_s_per_byte: 0}"

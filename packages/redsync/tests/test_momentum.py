@@ -30,7 +30,7 @@ def step(
     terms: list[OptimizerTerms | None],
 ) -> bytes:
     segment.outgoing.copy_(values)
-    compressor.take(segment, state, terms, 0.5)
+    state.take(terms, 0.5)
     return compressor.compress(segment, state, round).payload.tobytes()
 
 
@@ -102,7 +102,7 @@ def test_parameters_with_strides_of_their_own_decay_in_the_segments_order() -> N
     compressor = Trimmed(1.0, dense_below_kb=0.0)
     state = compressor.init(segment)
     terms: list[OptimizerTerms | None] = [OptimizerTerms(parameter, 0.5, 1.0)]
-    compressor.take(segment, state, terms, 1.0)
+    state.take(terms, 1.0)
     message = compressor.compress(segment, state, 0)
     out = torch.zeros_like(segment.outgoing)
     compressor.accumulate(message, 1.0, out)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hocket.collective.sparse import GatheringChannel as GatheringChannel
     from hocket.collective.sparse import SparseAllreduce as SparseAllreduce
     from hocket.compressor.api import Compressor as Compressor
+    from hocket.compressor.api import CompressorTraits as CompressorTraits
+    from hocket.compressor.api import Footprint as Footprint
     from hocket.compressor.api import Message as Message
     from hocket.compressor.api import SegmentShape as SegmentShape
     from hocket.compressor.api import State as State
@@ -130,6 +132,8 @@ _HOMES = {
     "GatheringChannel": "hocket.collective.sparse",
     "SparseAllreduce": "hocket.collective.sparse",
     "Compressor": "hocket.compressor.api",
+    "CompressorTraits": "hocket.compressor.api",
+    "Footprint": "hocket.compressor.api",
     "Message": "hocket.compressor.api",
     "SegmentShape": "hocket.compressor.api",
     "State": "hocket.compressor.api",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hocket.compressor import (
     BFloat16,
     Compressor,
+    CompressorTraits,
     ErrorFeedback,
     Float16,
     Identity,
@@ -35,8 +36,8 @@ class Positive(TopK):
     """Sends what is positive: messages of other lengths on each rank."""
 
     @property
-    def equal_sizes(self) -> bool:
-        return False
+    def traits(self) -> CompressorTraits:
+        return replace(super().traits, equal_sizes=False)
 
     def compress(self, segment: Segment, state, round: int) -> Message:
         indices, values = largest(segment.outgoing, segment.numel)

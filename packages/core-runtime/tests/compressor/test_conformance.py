@@ -11,6 +11,7 @@ import torch
 from hocket.compressor import (
     BFloat16,
     Compressor,
+    CompressorTraits,
     ErrorFeedback,
     Float16,
     Identity,
@@ -141,7 +142,16 @@ class Longer(Identity):
 
 @dataclass(frozen=True)
 class Reducible(Wrapper):
-    reducible = True
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True)
+
+
+@dataclass(frozen=True)
+class Unprepared(LocalClipping):
+    @property
+    def traits(self) -> CompressorTraits:
+        return self.compressor.traits
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ class Changeable(SharedRandom):
         (Touching(), "test_outgoing_stays_as_it_is"),
         (Longer(), "test_payload_is_a_flat_array_of_the_size_that_was_said"),
         (Reducible(TopK(0.1)), "test_sums_of_messages_are_messages"),
+        (Unprepared(Identity(), 1e-3), "test_what_prepares_says_so"),
         (Changeable(0.1), "test_clear_sent_clears_what_arrives"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

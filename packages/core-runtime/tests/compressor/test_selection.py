@@ -84,7 +84,7 @@ def test_padding_is_neither_counted_nor_chosen(shapes: tuple[int, ...], density:
         chosen = unpack_sparse(message).indices.tolist()
         assert len(chosen) == count
         assert own.issuperset(chosen)
-        assert len(message.payload) == compressor.payload_bytes(segment)
+        assert len(message.payload) == compressor.footprint(segment).message_bytes
 
 
 @pytest.mark.parametrize(

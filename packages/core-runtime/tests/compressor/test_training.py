@@ -56,12 +56,12 @@ class Ranks:
         total = torch.zeros_like(self.x)
         for rank, (segment, state) in enumerate(zip(self.segments, self.states, strict=True)):
             segment.outgoing.copy_(gradient(rank, self.x) / self.size)
-            if self.compressor.applies_optimizer_terms:
+            if self.compressor.traits.applies_optimizer_terms:
                 terms = [
                     OptimizerTerms(view_of(self.x, span), MOMENTUM, WEIGHT_DECAY, self.nesterov)
                     for span in segment.spans
                 ]
-                self.compressor.take(segment, state, terms, 1 / self.size)
+                state.take(terms, 1 / self.size)
             message = self.compressor.compress(segment, state, round)
             self.compressor.accumulate(message, 1.0, total)
         self.x.add_(total, alpha=-LR)
@@ -200,7 +200,7 @@ def test_parameters_without_gradient_are_left_out() -> None:
     state = compressor.init(segment)
     state.momentum.fill_(1.0)
     ones = [OptimizerTerms(torch.ones(span.shape), 0.5, 0.25) for span in segment.spans]
-    compressor.take(segment, state, [ones[0], None], 1.0)
+    state.take([ones[0], None], 1.0)
     message = compressor.compress(segment, state, 0)
     assert message.payload.tolist() == [0.75] * SHAPES[0] + [0.0] * SHAPES[1]
     assert state.momentum.tolist() == [0.75] * SHAPES[0] + [1.0] * SHAPES[1]

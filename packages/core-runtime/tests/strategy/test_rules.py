@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.api import CollectiveTraits, Messages
-from hocket.compressor import Identity, TopK
+from hocket.compressor import CompressorTraits, Identity, TopK
 from hocket.errors import CompositionError
 from hocket.plugin import Registry
 from hocket.strategy import compose, refusals
@@ -37,12 +36,16 @@ class Particular(Allreduce):
 
 @dataclass(frozen=True)
 class Clipped(Identity):
-    def prepare(self, segments: Sequence[Any], round: int) -> None: ...
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True, prepares=True)
 
 
 @dataclass(frozen=True)
 class Corrected(Identity):
-    applies_optimizer_terms: ClassVar[frozenset[str]] = frozenset({"momentum", "weight_decay"})
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(True, applies_optimizer_terms=frozenset({"momentum", "weight_decay"}))
 
 
 @pytest.fixture
@@ -168,11 +171,6 @@ def test_own_coordinates_go_with_a_periodic_average() -> None:
 def test_a_refusal_names_the_override_that_caused_it() -> None:
     with pytest.raises(CompositionError, match=r"^override 'gradients\.0\.every=2': gradients\.0\.every: "):
         compose("sgd", "gradients.0.every=2")
-
-
-def test_a_compressor_prepares_exactly_if_it_says_how() -> None:
-    assert Clipped().prepares
-    assert not Identity().prepares
 
 
 def test_only_the_last_exchange_of_parameters_overlaps() -> None:

@@ -19,9 +19,10 @@ import numpy as np
 
 from hocket.api import (
     Compressor,
+    CompressorTraits,
+    Footprint,
     HocketError,
     Message,
-    OptimizerTerms,
     SegmentShape,
     count_of,
     dtype_of,
@@ -92,23 +93,18 @@ class ResidualCompressor(Compressor):
         return False
 
     @property
-    def reducible(self) -> bool:
-        return False
-
-    @property
-    def applies_optimizer_terms(self) -> frozenset[str]:
-        return frozenset({"momentum", "weight_decay"}) if self.correct_momentum else frozenset()
+    def traits(self) -> CompressorTraits:
+        terms = {"momentum", "weight_decay"} if self.correct_momentum else ()
+        return CompressorTraits(
+            reducible=False,
+            equal_sizes=False,
+            applies_optimizer_terms=frozenset(terms),
+            same_coordinates=False,
+            keeps_residual=True,
+        )
 
     def without_optimizer_terms(self) -> ResidualCompressor:
         return replace(self, correct_momentum=False)
-
-    @property
-    def same_coordinates(self) -> bool:
-        return False
-
-    @property
-    def keeps_residual(self) -> bool:
-        return True
 
     def sendings(self, shape: SegmentShape) -> list[Sending]:
         """Return how each parameter of a segment is sent."""
@@ -131,20 +127,11 @@ class ResidualCompressor(Compressor):
     def init(self, segment: Segment) -> ResidualState:
         return ResidualState(segment, corrects_momentum=self.correct_momentum)
 
-    def take(
-        self,
-        segment: Segment,
-        state: ResidualState,
-        terms: Sequence[OptimizerTerms | None],
-        scale: float,
-    ) -> None:
-        state.terms, state.scale = terms, scale
-
     def compress(self, segment: Segment, state: ResidualState, round: int) -> Message:
         """Return each parameter's communication-set.
 
         Raises:
-            HocketError: momentum is to be corrected, and `take` was not called before.
+            HocketError: momentum is to be corrected, and `State.take` was not called before.
         """
         if self.correct_momentum and len(state.terms) != len(segment.spans):
             raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
@@ -199,20 +186,17 @@ class ResidualCompressor(Compressor):
     def clear_sent(self, message: Message, out: Tensor) -> None:
         clear_packed(message, out)
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
-        return float(self._bytes(shape, [s.expected_count(span.numel) for s, span in self._pairs(shape)]))
-
-    def max_payload_bytes(self, shape: SegmentShape) -> int:
-        return self._bytes(shape, [s.most(span.numel) for s, span in self._pairs(shape)])
-
-    def state_bytes(self, shape: SegmentShape) -> int:
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        pairs = list(zip(self.sendings(shape), shape.spans, strict=True))
         copies = 2 if self.correct_momentum else 1
-        return copies * numel_of(shape) * dtype_of(shape).itemsize + 3 * 8 * len(shape.spans)
+        return Footprint(
+            float(_message_bytes(shape, [(s, s.expected_count(span.numel)) for s, span in pairs])),
+            _message_bytes(shape, [(s, s.most(span.numel)) for s, span in pairs]),
+            copies * numel_of(shape) * dtype_of(shape).itemsize + 3 * 8 * len(shape.spans),
+        )
 
-    def _pairs(self, shape: SegmentShape) -> list[tuple[Sending, Span]]:
-        return list(zip(self.sendings(shape), shape.spans, strict=True))
 
-    def _bytes(self, shape: SegmentShape, counts: Sequence[float]) -> int:
-        itemsize = dtype_of(shape).itemsize
-        pairs = zip(self.sendings(shape), counts, strict=True)
-        return message_bytes(shape, sum(content_bytes(s.form, count, itemsize) for s, count in pairs))
+def _message_bytes(shape: SegmentShape, counts: Sequence[tuple[Sending, float]]) -> int:
+    """Return the bytes of a message in which each parameter sends so many elements."""
+    itemsize = dtype_of(shape).itemsize
+    return message_bytes(shape, sum(content_bytes(s.form, count, itemsize) for s, count in counts))

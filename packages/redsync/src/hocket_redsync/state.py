@@ -52,6 +52,9 @@ class ResidualState(State):
     def momentum(self) -> Tensor | None:
         return self._velocity
 
+    def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
+        self.terms, self.scale = terms, scale
+
     def tensors(self) -> dict[str, Tensor]:
         velocity = {} if self._velocity is None else {"momentum": self._velocity}
         return {"residual": self._residual, **velocity, "floors": self.floors, "ages": self.ages}

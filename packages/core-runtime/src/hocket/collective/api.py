@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from hocket.compressor.api import payload_bytes
+from hocket.compressor.api import footprint_of
 from hocket.configured import Configured
 from hocket.transport.lane import Lane
 from hocket.transport.network import Cost
@@ -270,7 +270,7 @@ class Collective(Configured, ABC):
 
         That is what the compressor says, but for a collective that chooses by size or network what it compresses.
         """
-        return payload_bytes(compressor, shape)
+        return footprint_of(compressor, shape).message_bytes
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
         """Return whether `incoming` may, and had better, be `outgoing`: a buffer less, and no copy afterwards.

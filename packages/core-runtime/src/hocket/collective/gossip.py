@@ -26,7 +26,7 @@ from hocket.collective.api import (
     Outcome,
 )
 from hocket.collective.packing import Packing, packing_for
-from hocket.compressor.api import payload_bytes
+from hocket.compressor.api import footprint_of
 from hocket.transport.reduction import weighted_sum
 from hocket.transport.request import all_of
 
@@ -89,9 +89,7 @@ class Gossip(Collective):
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
         """Return n: of the longest message where lengths differ, as receivers do not know them."""
-        if compressor is None or compressor.equal_sizes:
-            return payload_bytes(compressor, shape)
-        return compressor.max_payload_bytes(shape)
+        return footprint_of(compressor, shape).longest_bytes
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return what a message to each receiver costs, one after the other on a rank's link.
@@ -220,7 +218,7 @@ class GossipChannel(Channel):
         if self.packing is None:
             return segment.outgoing_array
         payload = self.packing.pack(segment, round)
-        if self.packing.compressor.equal_sizes:
+        if self.packing.traits.equal_sizes:
             return payload
         # Receivers do not know the length: what is sent is as long as any, and says itself where it ends.
         sent = self._sent.setdefault(segment.index, np.zeros(self.packing.capacity_bytes(segment), np.uint8))

@@ -26,6 +26,7 @@ class Packing:
 
     Attributes:
         compressor: gives the messages their form.
+        traits: the compressor's.
         states: what it remembers of each segment, by the segment's index.
         packed_bytes: how long each segment's last message was, by the segment's index; where a channel sends more or
             otherwise, the length for which `Collective.cost` gives what was sent.
@@ -36,6 +37,7 @@ class Packing:
 
     def __init__(self, compressor: Compressor, segments: Sequence[Segment]) -> None:
         self.compressor = compressor
+        self.traits = compressor.traits
         self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
         self.packed_bytes: dict[int, float] = {}
         self._keeps = False
@@ -56,7 +58,7 @@ class Packing:
 
     def capacity_bytes(self, segment: Segment) -> int:
         """Return the bytes of the longest message that a segment can have."""
-        return self.compressor.max_payload_bytes(segment)
+        return self.compressor.footprint(segment).longest_bytes
 
     def pack(self, segment: Segment, round: int) -> Array:
         """Return what to send of `segment.outgoing`: flat, C-contiguous, in host memory.

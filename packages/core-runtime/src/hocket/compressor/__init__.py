@@ -3,7 +3,7 @@
 `hocket.compressor.ddp` hands a compressor to `DistributedDataParallel`.
 """
 
-from hocket.compressor.api import Compressor, Message, SegmentShape, State
+from hocket.compressor.api import Compressor, CompressorTraits, Footprint, Message, SegmentShape, State
 from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.compressor.shared_random import SharedRandom
@@ -30,8 +30,10 @@ from hocket.compressor.wrappers import (
 __all__ = [
     "BFloat16",
     "Compressor",
+    "CompressorTraits",
     "ErrorFeedback",
     "Float16",
+    "Footprint",
     "Identity",
     "LocalClipping",
     "Message",

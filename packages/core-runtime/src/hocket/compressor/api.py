@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compressor",
+    "CompressorTraits",
+    "Footprint",
     "Message",
     "SegmentShape",
     "State",
     "trailer_bytes",
     "count_of",
     "dtype_of",
+    "footprint_of",
     "numel_of",
-    "payload_bytes",
     "unpadded_numel_of",
     "whole_bytes",
 ]
@@ -87,6 +89,16 @@ class State:
         """
         return None
 
+    # Empty on purpose: most compressors leave the optimizer alone.
+    def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
+        """Learn what the optimizer's step would do with the gradients of this round.
+
+        Args:
+            terms: for each of the segment's parameters; None for one that has no gradient on any rank, which is left
+                out of this round. One that has none on this rank only goes on with a gradient of 0.
+            scale: this rank's share of the mean, by which weight decay is multiplied; over all ranks it sums to 1.
+        """
+
     def tensors(self) -> dict[str, Tensor]:
         """Return by name, as they are, the tensors without which a resumed run would differ."""
         return {}
@@ -110,6 +122,51 @@ class State:
             tensor.copy_(saved[name])
 
 
+@dataclass(frozen=True)
+class CompressorTraits:
+    """What rules, sessions and collectives know of a compressor.
+
+    Attributes:
+        reducible: whether messages of several ranks for one segment and round may be summed as they are, in flight.
+            If so, payloads are float32 or float64, equally long on every rank, and accumulating their sum is
+            accumulating each. If not, each must arrive: it is sparse, or of a type that would be rounded at every
+            addition.
+        equal_sizes: whether every message of one segment is equally long, in every round and on every rank.
+        applies_optimizer_terms: what it applies in the optimizer's place: of "momentum" and "weight_decay".
+        same_coordinates: whether in one round all ranks send the same elements, so that mixing them mixes the models.
+        keeps_residual: whether what a round does not send stays in the state, to be sent later.
+        prepares: whether `prepare` must see all segments before the first is compressed, as local clipping does.
+    """
+
+    reducible: bool
+    equal_sizes: bool = True
+    applies_optimizer_terms: frozenset[str] = frozenset()
+    same_coordinates: bool = True
+    keeps_residual: bool = False
+    prepares: bool = False
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a segment takes in bytes.
+
+    Attributes:
+        message_bytes: its message, trailer included; the mean where sizes differ.
+        longest_bytes: the longest message that it can have. One that need not be so long says itself how long it is:
+            it may arrive in a buffer of this length, followed by other bytes.
+        state_bytes: the memory of its state.
+    """
+
+    message_bytes: float
+    longest_bytes: int
+    state_bytes: int = 0
+
+    @classmethod
+    def of(cls, nbytes: int, state_bytes: int = 0) -> Footprint:
+        """Return that of messages which all have `nbytes` bytes."""
+        return cls(float(nbytes), nbytes, state_bytes)
+
+
 class Compressor(Configured, ABC):
     """In what form values travel; a frozen dataclass whose fields are its configuration.
 
@@ -117,52 +174,23 @@ class Compressor(Configured, ABC):
     `init` makes and the caller keeps. A compressor that corrects another's error holds that other one in a
     field (see `hocket.compressor.wrappers`).
 
-    In each round the caller calls, in this order: `take` for each segment if `applies_optimizer_terms` says so;
-    `prepare` once; `compress` for each segment; `accumulate` for each message, this rank's own included where it
-    counts.
+    In each round the caller calls, in this order: `State.take` for each segment if `applies_optimizer_terms` says so;
+    `prepare` once if `prepares` does; `compress` for each segment; `accumulate` for each message, this rank's own
+    included where it counts.
     """
 
     @property
     @abstractmethod
-    def reducible(self) -> bool:
-        """Whether messages of several ranks for one segment and round may be summed as they are, in flight.
+    def traits(self) -> CompressorTraits:
+        """What others know of it."""
 
-        If so, payloads are float32 or float64, equally long on every rank, and accumulating their sum is
-        accumulating each. If not, each must arrive: it is sparse, or of a type that would be rounded at every
-        addition.
-        """
-
-    @property
-    def equal_sizes(self) -> bool:
-        """Whether every message of one segment has `payload_bytes` bytes, in every round and on every rank.
-
-        If not, `max_payload_bytes` says how long they can be.
-        """
-        return self.reducible
-
-    @property
-    def applies_optimizer_terms(self) -> frozenset[str]:
-        """What the compressor takes over from the optimizer: of "momentum" and "weight_decay"."""
-        return frozenset()
+    @abstractmethod
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        """Return what a segment's messages and its state take."""
 
     def without_optimizer_terms(self) -> Compressor:
         """Return this one without optimizer terms, for other optimizers; itself where it is of no use so."""
         return self
-
-    @property
-    def same_coordinates(self) -> bool:
-        """Whether in one round all ranks send the same elements, so that mixing them mixes the models."""
-        return True
-
-    @property
-    def keeps_residual(self) -> bool:
-        """Whether what a round does not send stays in the state, to be sent later."""
-        return False
-
-    @property
-    def prepares(self) -> bool:
-        """Whether `prepare` must see all segments before the first is compressed, as local clipping does."""
-        return type(self).prepare is not Compressor.prepare
 
     def init(self, segment: Segment) -> State:
         """Return the state to keep for `segment`.
@@ -171,20 +199,6 @@ class Compressor(Configured, ABC):
             ValueError: the segment is of a dtype or size that cannot be carried.
         """
         return State()
-
-    # Empty on purpose: most compressors leave the optimizer alone.
-    def take(
-        self, segment: Segment, state: Any, terms: Sequence[OptimizerTerms | None], scale: float
-    ) -> None:
-        """Learn what the optimizer's step would do with the gradients of this round.
-
-        Args:
-            segment: of gradients.
-            state: the segment's.
-            terms: for each of the segment's parameters; None for one that has no gradient on any rank, which is left
-                out of this round. One that has none on this rank only goes on with a gradient of 0.
-            scale: this rank's share of the mean, by which weight decay is multiplied; over all ranks it sums to 1.
-        """
 
     # Empty on purpose: most compressors look at one segment at a time.
     def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
@@ -233,26 +247,10 @@ class Compressor(Configured, ABC):
             out: [numel] like the segment's data, on any device; changed in place.
         """
 
-    @abstractmethod
-    def payload_bytes(self, shape: SegmentShape) -> float:
-        """Return the bytes of a segment's message, trailer included; their mean where sizes differ."""
 
-    def max_payload_bytes(self, shape: SegmentShape) -> int:
-        """Return the bytes of the longest message that a segment can have, trailer included.
-
-        A message that need not be of `payload_bytes` bytes says itself how long it is: it may arrive in a buffer of
-        this length, followed by other bytes.
-        """
-        return int(self.payload_bytes(shape))
-
-    def state_bytes(self, shape: SegmentShape) -> int:
-        """Return the memory that a segment's state takes, in bytes."""
-        return 0
-
-
-def payload_bytes(compressor: Compressor | None, shape: SegmentShape) -> float:
-    """Return the bytes of a segment's message, of the whole segment where nothing compresses it."""
-    return float(whole_bytes(shape)) if compressor is None else compressor.payload_bytes(shape)
+def footprint_of(compressor: Compressor | None, shape: SegmentShape) -> Footprint:
+    """Return what a segment takes; of one that nothing compresses, all of it."""
+    return Footprint.of(whole_bytes(shape)) if compressor is None else compressor.footprint(shape)
 
 
 def whole_bytes(shape: SegmentShape) -> int:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hocket.compressor.api import Compressor, Message, SegmentShape, State, numel_of, trailer_bytes
+from hocket.compressor.api import (
+    Compressor,
+    CompressorTraits,
+    Footprint,
+    Message,
+    SegmentShape,
+    State,
+    numel_of,
+    trailer_bytes,
+)
 from hocket.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -46,15 +55,11 @@ class _Cast(Compressor):
     type_name: ClassVar[str]
 
     @property
-    def reducible(self) -> bool:
-        return False
-
-    @property
-    def equal_sizes(self) -> bool:
-        return True
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=False)
 
     def init(self, segment: Segment) -> State:
-        return _CastState(int(self.payload_bytes(segment)))
+        return _CastState(self.footprint(segment).longest_bytes)
 
     def compress(self, segment: Segment, state: _CastState, round: int) -> Message:
         """Return the outgoing values, rounded.
@@ -84,12 +89,10 @@ class _Cast(Compressor):
         """Set everything to 0: what was rounded off is small."""
         out.zero_()
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
-        """Return two bytes per value, and the trailer."""
-        return float(trailer_bytes(shape) + numel_of(shape) * _ITEM_BYTES)
-
-    def state_bytes(self, shape: SegmentShape) -> int:
-        return int(self.payload_bytes(shape))
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        """Return two bytes per value, and the trailer; the message's memory is kept."""
+        nbytes = trailer_bytes(shape) + numel_of(shape) * _ITEM_BYTES
+        return Footprint.of(nbytes, state_bytes=nbytes)
 
     def _type(self) -> torch.dtype:
         import torch

@@ -37,15 +37,16 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
         ValueError: the compressor has to see all gradients before the first is sent, or takes over terms of
             the optimizer: there, use `hocket.attach`.
     """
-    if compressor.prepares:
+    if compressor.traits.prepares:
         raise ValueError(
             "the compressor looks at all gradients before the first is sent, and DistributedDataParallel shows "
             "one bucket at a time: use hocket.attach, or clip without local_clipping"
         )
-    if compressor.applies_optimizer_terms:
+    terms = compressor.traits.applies_optimizer_terms
+    if terms:
         raise ValueError(
-            f"the compressor takes over the optimizer's {' and '.join(sorted(compressor.applies_optimizer_terms))}, "
-            "which would apply it a second time: use hocket.attach, or leave momentum_correction out"
+            f"the compressor takes over the optimizer's {' and '.join(sorted(terms))}, which would apply it a second "
+            "time: use hocket.attach, or leave momentum_correction out"
         )
     return _CommHook(compressor, group).exchange
 
@@ -109,7 +110,7 @@ class _CommHook:
         place.read(gradients, 1 / dist.get_world_size(self._group))
         payload = self._compressor.compress(segment, place.state, round).payload
         own = torch.from_numpy(payload).to(buffer.device)
-        if self._compressor.reducible:
+        if self._compressor.traits.reducible:
             # Into memory of its own: the payload may be the segment's.
             received = [own.clone()]
             work = dist.all_reduce(received[0], group=self._group, async_op=True)
@@ -134,7 +135,7 @@ class _CommHook:
         """Return a buffer for each rank's message, as long as the longest."""
         size = dist.get_world_size(self._group)
         longest = len(own)
-        if not self._compressor.equal_sizes:
+        if not self._compressor.traits.equal_sizes:
             lengths = torch.tensor([longest], device=own.device)
             dist.all_reduce(lengths, dist.ReduceOp.MAX, group=self._group)
             longest = int(lengths)

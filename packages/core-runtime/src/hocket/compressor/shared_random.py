@@ -11,6 +11,8 @@ import numpy as np
 from hocket import draws
 from hocket.compressor.api import (
     Compressor,
+    CompressorTraits,
+    Footprint,
     Message,
     SegmentShape,
     State,
@@ -59,8 +61,8 @@ class SharedRandom(Compressor):
         draws.check_seed(self.seed)
 
     @property
-    def reducible(self) -> bool:
-        return True
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True)
 
     def compress(self, segment: Segment, state: State, round: int) -> Message:
         """Return the values of this round's coordinates."""
@@ -82,9 +84,9 @@ class SharedRandom(Compressor):
     def clear_sent(self, message: Message, out: Tensor) -> None:
         out.index_fill_(0, self._indices(message.segment, message.round).to(out.device), 0)
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
+    def footprint(self, shape: SegmentShape) -> Footprint:
         values_bytes = count_of(self.density, numel_of(shape)) * dtype_of(shape).itemsize
-        return float(values_bytes + trailer_bytes(shape))
+        return Footprint.of(values_bytes + trailer_bytes(shape))
 
     def _indices(self, segment: Segment, round: int) -> Tensor:
         count = count_of(self.density, segment.numel)

@@ -24,6 +24,8 @@ import numpy as np
 
 from hocket.compressor.api import (
     Compressor,
+    CompressorTraits,
+    Footprint,
     Message,
     SegmentShape,
     State,
@@ -195,16 +197,8 @@ class TopK(Compressor):
             raise ValueError(f"density must be above 0 and at most 1, not {self.density}")
 
     @property
-    def reducible(self) -> bool:
-        return False
-
-    @property
-    def equal_sizes(self) -> bool:
-        return True
-
-    @property
-    def same_coordinates(self) -> bool:
-        return False
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=False, same_coordinates=False)
 
     def init(self, segment: Segment) -> State:
         check_indexable(segment)
@@ -223,8 +217,8 @@ class TopK(Compressor):
     def clear_sent(self, message: Message, out: Tensor) -> None:
         clear_sparse(message, out)
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
-        return float(sparse_bytes(shape, count_of(self.density, unpadded_numel_of(shape))))
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        return Footprint.of(sparse_bytes(shape, count_of(self.density, unpadded_numel_of(shape))))
 
 
 def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[Array, Array]:

@@ -28,6 +28,8 @@ import numpy as np
 
 from hocket.compressor.api import (
     Compressor,
+    CompressorTraits,
+    Footprint,
     Message,
     SegmentShape,
     State,
@@ -51,8 +53,8 @@ class Identity(Compressor):
     """No compression, for wrappers to hold: the message is the segment's own memory, without a copy."""
 
     @property
-    def reducible(self) -> bool:
-        return True
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True)
 
     def compress(self, segment: Segment, state: State, round: int) -> Message:
         """Return the outgoing values, which the caller has staged out, as they lie in host memory."""
@@ -68,9 +70,9 @@ class Identity(Compressor):
         """Set everything to 0."""
         out.zero_()
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
+    def footprint(self, shape: SegmentShape) -> Footprint:
         """Return the segment's own size."""
-        return float(whole_bytes(shape))
+        return Footprint.of(whole_bytes(shape))
 
 
 class WrapperState(State):
@@ -91,6 +93,9 @@ class WrapperState(State):
     def momentum(self) -> Tensor | None:
         return self.inner.momentum
 
+    def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
+        self.inner.take(terms, scale)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the other's tensors, their names prefixed; a subclass adds its own."""
         return {f"compressor.{name}": tensor for name, tensor in self.inner.tensors().items()}
@@ -107,39 +112,14 @@ class Wrapper(Compressor):
     compressor: Compressor
 
     @property
-    def reducible(self) -> bool:
-        return self.compressor.reducible
-
-    @property
-    def equal_sizes(self) -> bool:
-        return self.compressor.equal_sizes
-
-    @property
-    def applies_optimizer_terms(self) -> frozenset[str]:
-        return self.compressor.applies_optimizer_terms
+    def traits(self) -> CompressorTraits:
+        return self.compressor.traits
 
     def without_optimizer_terms(self) -> Compressor:
         return replace(self, compressor=self.compressor.without_optimizer_terms())
 
-    @property
-    def same_coordinates(self) -> bool:
-        return self.compressor.same_coordinates
-
-    @property
-    def keeps_residual(self) -> bool:
-        return self.compressor.keeps_residual
-
-    @property
-    def prepares(self) -> bool:
-        return self.compressor.prepares
-
     def init(self, segment: Segment) -> State:
         return WrapperState(self.compressor.init(segment))
-
-    def take(
-        self, segment: Segment, state: Any, terms: Sequence[OptimizerTerms | None], scale: float
-    ) -> None:
-        self.compressor.take(segment, state.inner, terms, scale)
 
     def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
         self.compressor.prepare(segments, round, size, scale)
@@ -153,14 +133,8 @@ class Wrapper(Compressor):
     def clear_sent(self, message: Message, out: Tensor) -> None:
         self.compressor.clear_sent(message, out)
 
-    def payload_bytes(self, shape: SegmentShape) -> float:
-        return self.compressor.payload_bytes(shape)
-
-    def max_payload_bytes(self, shape: SegmentShape) -> int:
-        return self.compressor.max_payload_bytes(shape)
-
-    def state_bytes(self, shape: SegmentShape) -> int:
-        return self.compressor.state_bytes(shape)
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        return self.compressor.footprint(shape)
 
 
 class _Feedback(WrapperState):
@@ -199,17 +173,17 @@ class ErrorFeedback(Wrapper):
     """
 
     def __post_init__(self) -> None:
-        if self.compressor.keeps_residual:
+        if self.compressor.traits.keeps_residual:
             raise ValueError("compressor keeps a residual already: leave one error_feedback out")
-        if self.compressor.applies_optimizer_terms:
+        if self.compressor.traits.applies_optimizer_terms:
             raise ValueError(
                 "compressor applies momentum, which belongs before what accumulates it: put error_feedback inside "
                 "momentum_correction"
             )
 
     @property
-    def keeps_residual(self) -> bool:
-        return True
+    def traits(self) -> CompressorTraits:
+        return replace(super().traits, keeps_residual=True)
 
     def init(self, segment: Segment) -> State:
         return _Feedback(segment, self.compressor)
@@ -231,8 +205,8 @@ class ErrorFeedback(Wrapper):
         self.compressor.accumulate(message, -1.0, carrier.outgoing)
         return message
 
-    def state_bytes(self, shape: SegmentShape) -> int:
-        return whole_bytes(shape) + super().state_bytes(shape)
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        return _with_state(super().footprint(shape), whole_bytes(shape))
 
 
 class _Velocity(WrapperState):
@@ -249,6 +223,9 @@ class _Velocity(WrapperState):
     @property
     def momentum(self) -> Tensor:
         return self.velocity
+
+    def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
+        self.terms, self.scale = terms, scale
 
     def tensors(self) -> dict[str, Tensor]:
         return {"momentum": self.velocity, **super().tensors()}
@@ -274,12 +251,12 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        if self.compressor.applies_optimizer_terms:
+        if self.compressor.traits.applies_optimizer_terms:
             raise ValueError("compressor applies momentum already: leave one momentum_correction out")
 
     @property
-    def applies_optimizer_terms(self) -> frozenset[str]:
-        return frozenset({"momentum", "weight_decay"})
+    def traits(self) -> CompressorTraits:
+        return replace(super().traits, applies_optimizer_terms=frozenset({"momentum", "weight_decay"}))
 
     def without_optimizer_terms(self) -> Compressor:
         return self.compressor
@@ -287,16 +264,11 @@ class MomentumCorrection(Wrapper):
     def init(self, segment: Segment) -> State:
         return _Velocity(segment, self.compressor.init(segment))
 
-    def take(
-        self, segment: Segment, state: _Velocity, terms: Sequence[OptimizerTerms | None], scale: float
-    ) -> None:
-        state.terms, state.scale = terms, scale
-
     def compress(self, segment: Segment, state: _Velocity, round: int) -> Message:
         """Return what the compressor that is held makes of the velocity.
 
         Raises:
-            HocketError: `take` was not called before.
+            HocketError: `State.take` was not called before.
         """
         import torch
 
@@ -312,8 +284,8 @@ class MomentumCorrection(Wrapper):
             self.clear_sent(message, state.velocity)
         return message
 
-    def state_bytes(self, shape: SegmentShape) -> int:
-        return numel_of(shape) * dtype_of(shape).itemsize + super().state_bytes(shape)
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        return _with_state(super().footprint(shape), numel_of(shape) * dtype_of(shape).itemsize)
 
 
 def _accelerate(segment: Segment, state: _Velocity) -> None:
@@ -360,8 +332,8 @@ class LocalClipping(Wrapper):
             raise ValueError(f"max_norm must be finite and more than 0, not {self.max_norm}")
 
     @property
-    def prepares(self) -> bool:
-        return True
+    def traits(self) -> CompressorTraits:
+        return replace(super().traits, prepares=True)
 
     def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
         """Scale all segments' `outgoing` data down by one factor if their norm together is too large."""
@@ -399,6 +371,11 @@ def _scale(gradient: Tensor, factor: float) -> None:
         gradient.mul_(factor)
     else:
         gradient.mul_(math.sqrt(factor)).mul_(math.sqrt(factor))
+
+
+def _with_state(held: Footprint, nbytes: int) -> Footprint:
+    """Return the footprint of a compressor whose state takes so much more than that of the one it holds."""
+    return replace(held, state_bytes=held.state_bytes + nbytes)
 
 
 def is_finite(data: Tensor) -> bool:

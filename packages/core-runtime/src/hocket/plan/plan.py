@@ -8,6 +8,7 @@ from statistics import mean
 
 from torch import nn
 
+from hocket.compressor.api import footprint_of
 from hocket.plan.layout import Layout, layouts
 from hocket.segment.partition import Span, named_spans
 from hocket.strategy.exchange import Exchange
@@ -156,11 +157,11 @@ def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, 
     period = exchange.period(size)
     message_bytes = collective.message_bytes(compressor, layout, size, network)
     cost = collective.cost(message_bytes, size, topology, network)
-    longest_bytes = layout.wire_bytes if compressor is None else compressor.max_payload_bytes(layout)
+    footprint = footprint_of(compressor, layout)
     return Cost(
         cost.bytes / period,
         cost.seconds / period,
         layout.memory_bytes * own_buffers
-        + collective.cost(longest_bytes, size, topology, network).memory
-        + (0 if compressor is None else compressor.state_bytes(layout)),
+        + collective.cost(footprint.longest_bytes, size, topology, network).memory
+        + footprint.state_bytes,
     )

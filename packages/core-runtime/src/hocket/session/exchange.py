@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from hocket.collective.api import Channel, Outcome
-from hocket.compressor.api import payload_bytes
+from hocket.compressor.api import footprint_of
 from hocket.progress import ProgressEngine
 from hocket.segment.segment import Segment
 from hocket.session.send_window import SendWindow
@@ -155,7 +155,9 @@ class ActiveExchange:
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
         if segment.index not in self._expected:
-            self._expected[segment.index] = self._bytes(payload_bytes(self.exchange.compressor, segment))
+            self._expected[segment.index] = self._bytes(
+                footprint_of(self.exchange.compressor, segment).message_bytes
+            )
         return self._expected[segment.index]
 
     def _bytes(self, message_bytes: float) -> float:

@@ -205,7 +205,7 @@ class GradientSync:
     def _exchange(self, waiting: Sequence[SegmentState]) -> None:
         """Send what is waiting, and bind every segment when it has come."""
         packing = self._open.channel.packing
-        if packing is not None and packing.compressor.prepares:
+        if packing is not None and packing.traits.prepares:
             packing.compressor.prepare(
                 self._open.segments, self._open.round, self._open.peer.size, self._factor
             )

@@ -74,13 +74,13 @@ class AppliedTerms:
             self._terms.get(self._parameters[span.name]) if has else None
             for span, has in zip(segment.spans, present, strict=True)
         ]
-        self._packing.compressor.take(segment, self._packing.states[segment.index], terms, share)
+        self._packing.states[segment.index].take(terms, share)
 
     def suspend(self) -> None:
         """Take the terms out of the optimizer's step that follows."""
         if self._suspended is not None:  # the last step failed, and its terms have not come back
             return
-        taken = self._packing.compressor.applies_optimizer_terms
+        taken = self._packing.traits.applies_optimizer_terms
         self._suspended = [{name: group[name] for name in taken} for group in self._optimizers.param_groups]
         for group in self._optimizers.param_groups:
             group.update(dict.fromkeys(taken, 0.0))

@@ -228,7 +228,7 @@ class PhaseOpener:
         agreement = self._agreement(scopes, len(parameters))
         terms = None
         compressor = exchanges[0].exchange.compressor
-        if compressor is not None and compressor.applies_optimizer_terms:
+        if compressor is not None and compressor.traits.applies_optimizer_terms:
             assert agreement is not None
             terms = AppliedTerms(optimizers, exchanges[0], parameters, agreement.peer)
         return GradientSync(
@@ -246,7 +246,7 @@ class PhaseOpener:
         """Let ranks agree on what they contribute where compressors remember it."""
         compressors = [scope.exchange.compressor for scope in scopes]
         if not any(
-            compressor and (compressor.keeps_residual or compressor.applies_optimizer_terms)
+            compressor and (compressor.traits.keeps_residual or compressor.traits.applies_optimizer_terms)
             for compressor in compressors
         ):
             return None

@@ -223,14 +223,16 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
     """
     for place, exchange in _exchanges(strategy):
         compressor = exchange.compressor
-        if compressor is None or not compressor.applies_optimizer_terms:
+        if compressor is None or not compressor.traits.applies_optimizer_terms:
             continue
         try:
             optimizer_terms(optimizer)
         except AttachError as error:
             key = f"{place}{exchange.name}.compressor"
             other = compressor.without_optimizer_terms()
-            advice = "" if other.applies_optimizer_terms else f", or {_override(key, compressor, other)}"
+            advice = (
+                "" if other.traits.applies_optimizer_terms else f", or {_override(key, compressor, other)}"
+            )
             raise AttachError(f"{key}: by {component_name(compressor)} {error}{advice}") from error
 
 

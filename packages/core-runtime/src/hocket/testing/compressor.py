@@ -67,12 +67,12 @@ def run_round(compressor: Compressor, segment: Segment, state: State, round: int
         round: the exchange's counter.
         size: how many ranks contribute; contributions are already divided by it.
     """
-    if compressor.applies_optimizer_terms:
+    if compressor.traits.applies_optimizer_terms:
         terms = [
             OptimizerTerms(torch.ones(span.shape, device=span.device), 0.9, 0.1) for span in segment.spans
         ]
-        compressor.take(segment, state, terms, 1 / size)
-    if compressor.prepares:
+        state.take(terms, 1 / size)
+    if compressor.traits.prepares:
         compressor.prepare([segment], round, size, 1 / size)
     segment.stage_out()
     return compressor.compress(segment, state, round)
@@ -125,8 +125,8 @@ class CompressorConformance:
             assert isinstance(payload, np.ndarray)
             assert payload.ndim == 1
             assert payload.flags.c_contiguous
-            if compressor.equal_sizes:
-                assert payload.nbytes == compressor.payload_bytes(segment)
+            if compressor.traits.equal_sizes:
+                assert payload.nbytes == compressor.footprint(segment).message_bytes
 
     def test_what_travels_is_all_that_is_needed(self, compressor: Compressor, segment: Segment) -> None:
         """Another rank, with a segment of its own, reads the same from the bytes."""
@@ -168,7 +168,7 @@ class CompressorConformance:
             torch.testing.assert_close(out, before + weight * once, rtol=1e-6, atol=1e-6)
 
     def test_outgoing_stays_as_it_is(self, compressor: Compressor, segment: Segment) -> None:
-        if compressor.applies_optimizer_terms or compressor.prepares:
+        if compressor.traits.applies_optimizer_terms or compressor.traits.prepares:
             return
         state = compressor.init(segment)
         for round in range(2):
@@ -176,6 +176,13 @@ class CompressorConformance:
             before = segment.outgoing.clone()
             message = run_round(compressor, segment, state, round)
             dense(compressor, message)
+            assert torch.equal(segment.outgoing, before)
+
+    def test_what_prepares_says_so(self, compressor: Compressor, segment: Segment) -> None:
+        if not compressor.traits.prepares:
+            fill(segment, 0)
+            before = segment.outgoing.clone()
+            compressor.prepare([segment], 0, 2, 0.5)
             assert torch.equal(segment.outgoing, before)
 
     def test_messages_of_two_segments_are_apart(self, compressor: Compressor) -> None:
@@ -257,14 +264,14 @@ class CompressorConformance:
                 assert all(torch.equal(after[name], before[name]) for name in before)
 
     def test_sums_of_messages_are_messages(self, compressor: Compressor, segment: Segment) -> None:
-        if not compressor.reducible:
+        if not compressor.traits.reducible:
             return
         messages = []
         for rank in range(3):
             fill(segment, rank)
             message = run_round(compressor, segment, compressor.init(segment), 7, size=3)
             messages.append(Message(message.payload.copy(), segment, 7))
-        assert compressor.equal_sizes
+        assert compressor.traits.equal_sizes
         assert {message.payload.dtype.name for message in messages} <= {"float32", "float64"}
         total = Message(np.sum([message.payload for message in messages], axis=0), segment, 7)
         each = torch.stack([dense(compressor, message) for message in messages]).sum(0)

@@ -84,7 +84,7 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
             f"{title_of(exchange.collective)} sends values whole: use none, or a collective that carries messages "
             "(allreduce, sparse_allreduce, gossip)",
         )
-    elif messages is Messages.SUMMED and not exchange.compressor.reducible:
+    elif messages is Messages.SUMMED and not exchange.compressor.traits.reducible:
         yield refuse(
             exchange,
             "compressor",
@@ -138,7 +138,7 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
 def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
     """What a round of parameters does not send is in them still: a residual would send it twice."""
     compressor = exchange.compressor
-    if exchange.slot == PARAMETERS and compressor is not None and compressor.keeps_residual:
+    if exchange.slot == PARAMETERS and compressor is not None and compressor.traits.keeps_residual:
         yield refuse(
             exchange,
             "compressor",
@@ -151,7 +151,7 @@ def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
     """A sum of messages holds nothing of the parameters that did not travel, which each rank has to keep."""
     if exchange.slot != PARAMETERS or exchange.compressor is None:
         return
-    if exchange.compressor.reducible and exchange.collective.traits.messages is Messages.SUMMED:
+    if exchange.compressor.traits.reducible and exchange.collective.traits.messages is Messages.SUMMED:
         yield refuse(
             exchange,
             "compressor",
@@ -175,7 +175,7 @@ def push_sum_is_not_compressed(exchange: Exchange) -> Iterator[Refusal]:
 def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
     """What looks at all gradients before the first is sent cannot start while backward still makes them."""
     compressor = exchange.compressor
-    if compressor is not None and compressor.prepares and exchange.overlap == Overlap.BACKWARD:
+    if compressor is not None and compressor.traits.prepares and exchange.overlap == Overlap.BACKWARD:
         yield refuse(
             exchange,
             "overlap",
@@ -186,7 +186,7 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
 
 def preparing_is_of_gradients(exchange: Exchange) -> Iterator[Refusal]:
     """What clips looks at a step's gradients; parameters are not clipped."""
-    if exchange.compressor is not None and exchange.compressor.prepares and exchange.slot != GRADIENTS:
+    if exchange.compressor is not None and exchange.compressor.traits.prepares and exchange.slot != GRADIENTS:
         yield refuse(
             exchange,
             "compressor",
@@ -199,10 +199,10 @@ def optimizer_terms_with_gradients(exchange: Exchange) -> Iterator[Refusal]:
     """A compressor that takes over momentum corrects gradients; in parameters the step is already taken."""
     if (
         exchange.compressor is not None
-        and exchange.compressor.applies_optimizer_terms
+        and exchange.compressor.traits.applies_optimizer_terms
         and exchange.slot != GRADIENTS
     ):
-        terms = " and ".join(sorted(exchange.compressor.applies_optimizer_terms))
+        terms = " and ".join(sorted(exchange.compressor.traits.applies_optimizer_terms))
         yield refuse(
             exchange,
             "compressor",

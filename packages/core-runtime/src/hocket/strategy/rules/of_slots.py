@@ -33,7 +33,9 @@ def gradients_pass_on_segments(strategy: Strategy) -> Iterator[Refusal]:
                 f"at none, and choose the overlap in {first.name}",
             )
         compressor = exchange.compressor
-        if compressor is not None and (compressor.applies_optimizer_terms or compressor.prepares):
+        if compressor is not None and (
+            compressor.traits.applies_optimizer_terms or compressor.traits.prepares
+        ):
             yield refuse(
                 exchange,
                 "compressor",
@@ -125,7 +127,7 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
             for other in strategy.parameters
             if other is not exchange
         )
-        if exchange.compressor is not None and not (exchange.compressor.same_coordinates or averaged):
+        if exchange.compressor is not None and not (exchange.compressor.traits.same_coordinates or averaged):
             yield refuse(
                 exchange,
                 "compressor",
