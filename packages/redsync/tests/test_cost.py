@@ -178,7 +178,7 @@ def test_a_resumed_channel_keeps_its_choices() -> None:
                     saved, channel = channel, RedSyncChannel(peer, [segment], compressor, [frozenset({0, 1})])
                     channel.resume(round, saved.state_dict())
                 fill(segment, 10 * peer.rank + round)
-                channel.start(segment, round).wait()
+                channel.start([segment], round).wait()
                 ends.append(segment.incoming.tolist())
             channel.close()
         return ends
