@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from hocket.session.api import Batch as Batch
     from hocket.session.api import Loss as Loss
     from hocket.session.api import MakeOptimizer as MakeOptimizer
-    from hocket.session.api import SessionState as SessionState
     from hocket.session.api import StepResult as StepResult
     from hocket.session.api import TrainingSession as TrainingSession
     from hocket.session.checkpoint import load_into as load_into
+    from hocket.session.core import SessionState as SessionState
     from hocket.session.engine import Engine as Engine
     from hocket.session.engine import PlannedStage as PlannedStage
     from hocket.session.exchange import Counters as Counters
@@ -186,7 +186,7 @@ _HOMES = {
     "Batch": "hocket.session.api",
     "Loss": "hocket.session.api",
     "MakeOptimizer": "hocket.session.api",
-    "SessionState": "hocket.session.api",
+    "SessionState": "hocket.session.core",
     "StepResult": "hocket.session.api",
     "TrainingSession": "hocket.session.api",
     "load_into": "hocket.session.checkpoint",

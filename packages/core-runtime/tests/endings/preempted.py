@@ -40,7 +40,7 @@ def main(how: str, folder: Path) -> None:
                 optimizer.zero_grad()
             if session.step == _READY_STEP:
                 (folder / "ready" / str(peer.rank)).touch()
-        point = session.save_point
+        point = session._save_point
         if how == "last step" and peer.rank == 1 and point is not None:
             wait_for(lambda: point.asked)
 

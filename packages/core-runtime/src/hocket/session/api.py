@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,24 +14,21 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hocket.checkpoint.files import StateFile
-from hocket.errors import HocketError, SessionError
+from hocket.errors import HocketError
 from hocket.session.checkpoint import Checkpoints, Resumed
-from hocket.session.data import Epochs, SessionData
-from hocket.session.exchange import Counters
-from hocket.session.optimizers import Optimizers
+from hocket.session.core import SessionCore
+from hocket.session.data import SessionData
 from hocket.session.save_point import SavePoint
 from hocket.session.streams import StreamedSamples
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
-from hocket.transport.peer import Peer, gather
+from hocket.transport.peer import Peer
 
 __all__ = [
     "Attachment",
     "Batch",
     "Loss",
     "MakeOptimizer",
-    "SessionState",
     "StepResult",
     "TrainStep",
     "TrainingSession",
@@ -92,90 +87,15 @@ class Attachment:
     make_optimizer: MakeOptimizer | None
 
 
-class SessionState(Enum):
-    """Where a session is, within its step or outside of any; what it may do next follows from that.
-
-    A step goes from IDLE by BACKWARD and EXCHANGED, and by STEPPED where there are several optimizers, to IDLE again.
-    """
-
-    IDLE = "between two steps"
-    ACCUMULATED = "after backwards whose gradients were only added up"
-    BACKWARD = "sending gradients"
-    EXCHANGED = "before the optimizers that use what was exchanged"
-    STEPPED = "after the first of several optimizers"
-    CONSENSUS = "within consensus()"
-    BROKEN = "broken"
-    CLOSED = "closed"
-
-
-_CURES = {
-    SessionState.BROKEN: "an error ended this session, and the other ranks may have gone on: attach again",
-    SessionState.CLOSED: "this session is closed: attach again, or do so before it is closed",
-    SessionState.CONSENSUS: "the model holds the replicas' mean within `with session.consensus()`, and gets this "
-    "rank's own replica back at its end, so that a step there would be lost, as would a load, and a save would write "
-    "the mean: do it after",
-}
-
-
-class TrainingSession(ABC):
-    """A model in training on one rank; use it as a context manager.
-
-    Attributes:
-        model: what was attached.
-        optimizers: all that were attached, as one.
-        state: where the session is.
-        peer: all ranks.
-        rank, size: this rank, and how many there are.
-        data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
-            replica of the model read the same share.
-        step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
-        skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
-        replicas_equal: whether all replicas hold the same bits after every step.
-        counters: bytes sent and seconds waited so far.
-        epochs: passes over `data`: how many have ended, and the one under way.
-        run_id: what no other session has; rank 0's is the one in checkpoints.
-        saved: the newest checkpoint that was saved, on rank 0.
-    """
-
-    replicas_equal: bool
+class TrainingSession(SessionCore):
+    """A model in training on one rank, as every engine offers it; use it as a context manager."""
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy, peer: Peer
     ) -> None:
-        self.model = model
-        self.optimizers = Optimizers(optimizers)
-        self.state = SessionState.IDLE
-        self.strategy = strategy
-        self.peer = peer
-        self.rank, self.size = peer.rank, peer.size
-        self.data_rank, self.data_size = peer.rank, peer.size
-        self.step = 0
-        self.skipped_steps = 0
-        self.counters = Counters()
-        self.epochs = Epochs()
-        self.run_id = secrets.token_hex(6)
-        self.saved: Path | None = None
-        self.control = peer.lane("session")
+        super().__init__(model, optimizers, strategy, peer)
         self._streamed: StreamedSamples | None = None
-        self.save_point: SavePoint | None = None
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer that was attached; the first of several."""
-        return self.optimizers.given[0]
-
-    def require(self, what: str, *, training: bool = False) -> None:
-        """Refuse what the session cannot do where it is.
-
-        Args:
-            what: the user has asked for.
-            training: whether it is about the replica that is trained, which is not here within `consensus()`.
-
-        Raises:
-            SessionError: says why, and what to do.
-        """
-        if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
-            raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
+        self._save_point: SavePoint | None = None
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -227,23 +147,6 @@ class TrainingSession(ABC):
             )
         return SessionData(self, self._streamed, weight, same_batches)
 
-    @property
-    @abstractmethod
-    def weight(self) -> float:
-        """How much this rank's current batch counts in means; 0 for a repetition, where it is out of data."""
-
-    @abstractmethod
-    def begin_batch(self, weight: float) -> None:
-        """Take note of a batch; `data` calls it."""
-
-    @abstractmethod
-    def end_batch(self) -> None:
-        """End a step whose batch was skipped, or whose optimizer did not step; `data` calls it."""
-
-    @abstractmethod
-    def end_pass(self) -> None:
-        """Take note that the loop over `data` is over; `data` calls it."""
-
     @abstractmethod
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
@@ -271,22 +174,6 @@ class TrainingSession(ABC):
     @abstractmethod
     def consensus_distance(self) -> float:
         """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
-
-    def meet(self) -> None:
-        """Find out that all ranks have left the last pass over `data` after the same batch; collective.
-
-        Everything that is collective and comes after a loop begins with it: what one rank does there would be mixed up
-        with what others still do in their loop.
-        """
-        strategy = self.strategy
-        if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
-            self.epochs.meet(self.peer)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's `value` (JSON-able), by rank; collective."""
-        self.require("session.gather")
-        self.meet()
-        return gather(self.peer, value)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
@@ -326,17 +213,21 @@ class TrainingSession(ABC):
         Raises:
             HocketError: it was called before.
         """
-        if self.save_point is not None:
+        if self._save_point is not None:
             raise HocketError(
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
-        self.save_point = SavePoint(self, Path(folder), keep, more)
+        self._save_point = SavePoint(self, lambda: self.save(folder, keep=keep, **more))
+
+    def reach_save_point(self) -> None:
+        if self._save_point is not None:
+            self._save_point.reach()
 
     def heed_no_signal(self, *, together: bool) -> None:
         """End what `save_on_signal` has begun; collective if `together`; `close` and `abandon` call it."""
-        if self.save_point is not None:
-            self.save_point.close(together=together)
-            self.save_point = None
+        if self._save_point is not None:
+            self._save_point.close(together=together)
+            self._save_point = None
 
     def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
         """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
@@ -356,50 +247,6 @@ class TrainingSession(ABC):
         """
         self.require("session.load", training=True)
         return Checkpoints(self, Path(folder), more).load()
-
-    @abstractmethod
-    def end_step_to_save(self) -> None:
-        """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return the strategy as plain configuration, and what else a checkpoint's reader must have in common with
-        its writer.
-        """
-
-    @abstractmethod
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return parameters and buffers that this rank trains, by name, in their own memory."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return by sections what this rank trains: `model` as `tensors` returns it, `optimizer`, and more.
-
-        Tensors are the session's own, not copies.
-        """
-
-    @abstractmethod
-    def enter_phase_of(self, step: int) -> None:
-        """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
-
-    @abstractmethod
-    def load_state(self, file: StateFile) -> None:
-        """Continue from what `state_dict` returned on this rank.
-
-        Raises:
-            CheckpointError: something does not take its state.
-        """
-
-    @abstractmethod
-    def load_mean(self, files: Sequence[StateFile]) -> None:
-        """Continue from the mean of another number of ranks.
-
-        Args:
-            files: of all ranks that have saved.
-
-        Raises:
-            CheckpointError: something does not take its state, or there is no mean.
-        """
 
     # ---- closing -----------------------------------------------------------------------------------------------
 

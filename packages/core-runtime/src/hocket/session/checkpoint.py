@@ -30,7 +30,7 @@ from hocket.plugin import core_version, default_registry
 from hocket.session.ranks import flattened
 
 if TYPE_CHECKING:
-    from hocket.session.api import TrainingSession
+    from hocket.session.core import SessionCore
     from hocket.session.optimizers import Optimizers
     from hocket.session.phases import ActivePhase
     from hocket.session.stale_gradients import StaleGradients
@@ -67,7 +67,7 @@ class Checkpoints:
         more: what else has `state_dict` and `load_state_dict`, by name.
     """
 
-    def __init__(self, session: TrainingSession, folder: Path, more: Mapping[str, Any]) -> None:
+    def __init__(self, session: SessionCore, folder: Path, more: Mapping[str, Any]) -> None:
         self._session, self._folder, self._more = session, folder, more
         self._peer = session.peer
 

@@ -13,10 +13,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:
-    from hocket.session.api import TrainingSession
+    from hocket.session.core import SessionCore
 
 __all__ = ["ENDED_STATUS", "SIGNALS", "SavePoint"]
 
@@ -49,14 +49,12 @@ class SavePoint:
 
     Args:
         session: whose steps are counted.
-        folder, keep, more: as `session.save` takes them.
+        save: calls `session.save`.
     """
 
-    def __init__(
-        self, session: TrainingSession, folder: Path, keep: int | None, more: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, session: SessionCore, save: Callable[[], Path]) -> None:
         self.session = session
-        self._folder, self._keep, self._more = folder, keep, more
+        self._save_session = save
         #: The step after which this rank went on last.
         self.passed = session.step
         #: Whether the rank was asked to end.
@@ -93,7 +91,7 @@ class SavePoint:
     def _save(self) -> None:
         session = self.session
         try:
-            path = session.save(self._folder, keep=self._keep, **self._more)
+            path = self._save_session()
             told = f"saved after step {session.step} in {path}"
         except CheckpointError as error:
             told = f"not saved, and the last checkpoint stands: {error}"

@@ -14,10 +14,11 @@ from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, DisagreementError
 from hocket.plugin import default_registry
 from hocket.segment.storage import ParameterStorage
-from hocket.session.api import Attachment, Loss, SessionState, StepResult, TrainingSession, TrainStep
+from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
 from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import Before, SharedClosure
 from hocket.session.consensus import Consensus, average_optimizers, squared_distance
+from hocket.session.core import SessionState
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import scaler_in_use
 from hocket.session.nonfinite import NonFiniteSteps

@@ -1,0 +1,141 @@
+"""The passes of a session over its loaders: how many have ended, and the one under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.randomness import RandomState
+from hocket.session.loader import (
+    Cursor,
+    LoaderCursor,
+    LoaderReading,
+)
+from hocket.session.streams import StreamCursor, StreamedSamples
+from hocket.transport.peer import gather
+
+if TYPE_CHECKING:
+    from hocket.transport.peer import Peer
+
+
+__all__ = ["Epochs"]
+
+_TOGETHER = (
+    "Every step is all ranks': let them agree when to break or return, for instance by session.gather, or go on to the "
+    "end, as session.data gives all ranks as many batches"
+)
+
+
+class Epochs:
+    """The passes of one session: how many have ended, and which one is under way.
+
+    Attributes:
+        ended: how many; in a loop over epochs the number, from 0, of the epoch under way or about to begin.
+        compared: whether the ranks have compared their first batches.
+    """
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.compared = False
+        #: After which batch this rank has left the last pass, and whether early; None if nobody needs to know.
+        self._left: tuple[int, bool] | None = None
+        self._current: Cursor | None = None
+        self._streamed: StreamedSamples | None = None
+        self._to_continue: tuple[Mapping[str, Any], RandomState] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a pass has begun and not ended."""
+        return self._current is not None
+
+    def begin(self, loader: Iterable[Any], rank: int, size: int) -> LoaderCursor:
+        """Begin a pass, or continue the one that was loaded.
+
+        Args:
+            loader: any iterable of batches.
+            rank, size: which share of the samples is read, and of how many.
+        """
+        self._supersede()
+        saved, now = self._to_continue or ({}, None)
+        self._to_continue = None
+        self._current = begun = LoaderCursor(
+            loader, LoaderReading(rank, size, self.ended), saved.get("current"), now
+        )
+        return begun
+
+    def begin_streamed(self, samples: StreamedSamples) -> StreamCursor:
+        """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
+        self._supersede()
+        self._streamed = samples
+        if self._to_continue is None:
+            begun = samples.begin()
+        else:
+            (saved, now), self._to_continue = self._to_continue, None
+            begun = samples.resume(saved["streamed"], saved["current"], now)
+        self._current = begun
+        return begun
+
+    def _supersede(self) -> None:
+        """Count a pass as ended whose iterator somebody still holds."""
+        if self._current is not None:
+            self._current.superseded = True
+            self.end(self._current, early=True)
+
+    def end(self, ended: Cursor, *, early: bool = False) -> None:
+        """Take note that a pass is over.
+
+        Args:
+            ended: which one.
+            early: whether its loop was left before its last batch.
+        """
+        if ended is self._current:
+            self.ended += 1
+            self._current = None
+            self._left = (ended.num_steps, early)
+
+    def meet(self, peer: Peer) -> None:
+        """Find out that all ranks have left the last pass after the same batch; collective.
+
+        Raises:
+            ExchangeTimeoutError: this one has left its loop, and others go on with theirs; tells what they do.
+            UserError: ranks have left it after different batches.
+        """
+        left, self._left = self._left, None
+        if left is None or peer.size == 1:
+            return
+        batch, early = left
+        where = f"after batch {batch} of a pass over session.data"
+        try:
+            told = gather(peer, batch, what=f"{'left' if early else 'ended'} the loop {where}")
+        except ExchangeTimeoutError as error:
+            if not early:
+                raise
+            raise ExchangeTimeoutError(
+                f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
+            ) from error
+        if any(other != batch for other in told):
+            each = ", ".join(f"rank {rank} after batch {other}" for rank, other in enumerate(told))
+            raise UserError(
+                f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on."""
+        return {
+            "ended": self.ended,
+            "current": self._current and self._current.state_dict(),
+            "streamed": None if self._streamed is None else self._streamed.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], now: RandomState) -> None:
+        """Make the next pass the continuation of the one that was under way.
+
+        Args:
+            state: what `state_dict` returned.
+            now: the random states of that moment.
+        """
+        self.ended = state["ended"]
+        self._current = None
+        nothing = state["current"] is None and state["streamed"] is None
+        self._to_continue = None if nothing else (state, now)
