@@ -6,7 +6,7 @@ Imports for type checkers and within functions count too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,24 +34,16 @@ FLOORS = """
     __main__
 """.strip().splitlines()
 
-#: What breaks the contract until it is mended: importing modules, imported ones (each with all below it), and why.
-STILL_WRONG = ()
 
-
-def violations(source: SourceTree, still_wrong: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+def violations(source: SourceTree) -> Iterator[str]:
     """Yield a sentence for each import that the contract does not allow, and for each circle of files."""
-
-    def without_known(name: str, imported: Iterable[str]) -> list[str]:
-        known = [there for here, there in still_wrong if name.startswith(here)]
-        return sorted(each for each in imported if not each.startswith(tuple(known)))
-
-    graph = {name: without_known(name, imported) for name, imported in source.imports.items()}
+    graph = source.imports
     floors = {folder: floor for floor, line in enumerate(FLOORS) for folder in line.split()}
     for name in sorted(graph):
         if _package(name) == "hocket":
-            yield from _of_core(name, graph[name], floors)
+            yield from _of_core(name, sorted(graph[name]), floors)
         else:
-            yield from _of_plugin(name, without_known(name, source.everything_imported(name)))
+            yield from _of_plugin(name, source.everything_imported(name))
     for circle in circles({name: frozenset(imported) for name, imported in graph.items()}):
         yield f"a circle of imports: {', '.join(circle)}"
 
@@ -93,14 +85,7 @@ def source() -> SourceTree:
 
 
 def test_the_contract_is_kept(source: SourceTree) -> None:
-    assert list(violations(source, [entry[:2] for entry in STILL_WRONG])) == []
-
-
-@pytest.mark.parametrize("entry", STILL_WRONG, ids=lambda entry: f"{entry[0]}-{entry[1]}")
-def test_what_is_still_wrong_is_still_there(source: SourceTree, entry: tuple[str, str, str]) -> None:
-    """What has been mended leaves the list."""
-    others = [other[:2] for other in STILL_WRONG if other != entry]
-    assert list(violations(source, others)), f"{entry} is right now: remove it"
+    assert list(violations(source)) == []
 
 
 BROKEN = {
