@@ -72,7 +72,8 @@ def train(
 def over_mpi(peer: Peer, recipe: str, overrides: Sequence[str]) -> list[float]:
     """Train as a rank of a `hocket.testing.job.Job`."""
     torch.set_num_threads(1)
-    return train(hocket.compose(recipe, *overrides), peer).tolist()
+    trained: list[float] = train(hocket.compose(recipe, *overrides), peer).tolist()
+    return trained
 
 
 def averaged(

@@ -57,7 +57,7 @@ def die_in_round(path: str) -> None:
     if path == "messages":
         SendBuffer.take = die  # type: ignore[method-assign, assignment]
     else:
-        TreeSum.__call__ = die  # type: ignore[method-assign]
+        TreeSum.__call__ = die  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

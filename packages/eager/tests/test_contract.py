@@ -10,12 +10,13 @@ from contract import Case, check, take_part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.transport.virtual import World, current_peer
+import hocket
+from hocket.transport.virtual import World
 from hocket_eager import Algorithm
 
 
 def run(case: Case, seed: int = 0) -> list[Any]:
-    return World(case.size, seed=seed).run(lambda: take_part(current_peer(), asdict(case)))
+    return World(case.size, seed=seed).run(lambda: take_part(hocket.join(), asdict(case)))
 
 
 @st.composite
