@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.progress import ThreadProgress
 from hocket.transport.peer import Peer
-from hocket_eager import Missed, PartialAllreduce, Starts
+from hocket_eager import Delivery, PartialAllreduce, Quorum
 
 __all__ = ["Case", "check", "take_part"]
 
@@ -48,8 +48,8 @@ class Case:
         return PartialAllreduce(
             **{
                 **self.collective,
-                "starts": Starts(self.collective.get("starts", "first")),
-                "missed": Missed(self.collective.get("missed", "newest")),
+                "starts": Quorum(self.collective.get("starts", "first")),
+                "missed": Delivery(self.collective.get("missed", "newest")),
             }
         )
 
@@ -122,7 +122,7 @@ def _check_segment(case: Case, told: list[dict[str, Any]]) -> None:
             assert step <= one["round"] < case.most_steps
             if case.computes(rank, step):
                 assert one["included"] == (case.place(rank, step) in one["result"]), "not told the truth"
-    if component.missed is Missed.NEWEST:
+    if component.missed is Delivery.NEWEST:
         _check_rounds(case, told)
     else:
         _check_sums(case, told)
@@ -160,7 +160,7 @@ def _check_rounds(case: Case, told: list[dict[str, Any]]) -> None:
         candidates = rules.of_round(round)
         if nobody_leaves:
             came = candidates & (fresh | proposed_nothing)
-            assert came if rules.starts is Starts.FIRST else came == candidates
+            assert came if rules.starts is Quorum.FIRST else came == candidates
     if len(rounds) == case.most_steps and nobody_leaves and min(case.nulls) >= case.most_steps:
         for rank, of_rank in enumerate(told):
             if of_rank["handed"]:

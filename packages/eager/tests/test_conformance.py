@@ -6,7 +6,7 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.testing.collective import CollectiveConformance
-from hocket_eager import Algorithm, Missed, PartialAllreduce, Starts
+from hocket_eager import Algorithm, Delivery, PartialAllreduce, Quorum
 
 
 class _Full(CollectiveConformance):
@@ -17,12 +17,12 @@ class _Full(CollectiveConformance):
 
 
 class TestLastOfAll(_Full):
-    collective = PartialAllreduce(candidates=None, starts=Starts.LAST)
+    collective = PartialAllreduce(candidates=None, starts=Quorum.LAST)
 
 
 class TestLastOfAllInARing(_Full):
     collective = PartialAllreduce(
-        candidates=None, starts=Starts.LAST, missed=Missed.SUM, algorithm=Algorithm.RING
+        candidates=None, starts=Quorum.LAST, missed=Delivery.SUM, algorithm=Algorithm.RING
     )
 
 

@@ -17,7 +17,7 @@ from training import resume_on, train, train_on
 import hocket
 from hocket.testing.collective import CollectiveConformance, Shape
 from hocket.testing.job import Job
-from hocket_eager import Algorithm, Starts
+from hocket_eager import Algorithm, Quorum
 
 pytestmark = [
     pytest.mark.mpi,
@@ -29,7 +29,7 @@ _STEPS = 60
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("missed", ["newest", "sum"])
-@pytest.mark.parametrize("starts", list(Starts))
+@pytest.mark.parametrize("starts", list(Quorum))
 @pytest.mark.parametrize("candidates", [None, 1, 2])
 def test_contract(
     job: tuple[int, Job], candidates: int | None, starts: str, missed: str, shared: bool
@@ -110,7 +110,7 @@ def test_sessions(job: tuple[int, Job], shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("starts", list(Starts))
+@pytest.mark.parametrize("starts", list(Quorum))
 def test_another_number_of_ranks_resumes(
     job: tuple[int, Job], starts: str, shared: bool, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.transport.host.sync import MUTEX_BYTES, OwnerDiedError, RobustMutex, is_available
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
-from hocket_eager import Missed, Rules, Starts
+from hocket_eager import Delivery, Quorum, QuorumRules
 from hocket_eager.host.layout import Layout, Place, Table
 from hocket_eager.host.shared_sum import SharedSum
 
@@ -36,8 +36,8 @@ class OneOfSeveral(SinglePeer):
         self.timeout_s = 0.3
 
 
-def opened(rules: Rules, missed: Missed) -> list[SharedSum]:
-    sums = missed is Missed.SUM
+def opened(rules: QuorumRules, missed: Delivery) -> list[SharedSum]:
+    sums = missed is Delivery.SUM
     nbytes = Table.nbytes(rules.size) + Place.nbytes(NUMEL, FLOAT32, sums)
     memory = [np.zeros(nbytes + 64, np.uint8) for _ in range(rules.size)]
     aligned = [of_rank[-of_rank.ctypes.data % 64 :][:nbytes] for of_rank in memory]
@@ -57,15 +57,15 @@ def gradient(rank: int, step: int) -> Array:
     size=st.integers(2, 6),
     order=st.lists(st.integers(0, 5), max_size=60),
     candidates=st.integers(1, 6),
-    starts=st.sampled_from(Starts),
-    missed=st.sampled_from(Missed),
+    starts=st.sampled_from(Quorum),
+    missed=st.sampled_from(Delivery),
     staleness=st.one_of(st.none(), st.integers(0, 3)),
 )
 def test_any_order_of_arrivals(
-    size: int, order: list[int], candidates: int, starts: Starts, missed: Missed, staleness: int | None
+    size: int, order: list[int], candidates: int, starts: Quorum, missed: Delivery, staleness: int | None
 ) -> None:
     """Against a plain computation, to the bit."""
-    rules = Rules(size, min(candidates, size), starts, staleness)
+    rules = QuorumRules(size, min(candidates, size), starts, staleness)
     ranks = opened(rules, missed)
     arrived = np.zeros(size, np.int64)
     waiting: list[Array | None] = [None] * size
@@ -89,7 +89,7 @@ def test_any_order_of_arrivals(
             out = np.empty(NUMEL, np.float32)
             outcome = ranks[rank].fetch(step, out)
             assert outcome.round == len(results) - 1
-            if missed is Missed.NEWEST:
+            if missed is Delivery.NEWEST:
                 expected = results[-1]
             else:
                 expected = np.zeros(NUMEL, np.float32)
@@ -104,7 +104,7 @@ def test_any_order_of_arrivals(
 
 
 def test_a_wait_says_who_is_missing() -> None:
-    ranks = opened(Rules(3, 3, Starts.LAST), Missed.NEWEST)
+    ranks = opened(QuorumRules(3, 3, Quorum.LAST), Delivery.NEWEST)
     ranks[1].propose(gradient(1, 0), 0)
     with pytest.raises(
         ExchangeTimeoutError, match="round 0 of tested, for which there have not come: rank 0 and 2"
@@ -113,7 +113,7 @@ def test_a_wait_says_who_is_missing() -> None:
 
 
 def test_a_wait_ends_when_another_thread_ends_the_round() -> None:
-    ranks = opened(Rules(2, 2, Starts.LAST), Missed.NEWEST)
+    ranks = opened(QuorumRules(2, 2, Quorum.LAST), Delivery.NEWEST)
     ranks[0].propose(gradient(0, 0), 0)
     other = threading.Timer(0.05, lambda: ranks[1].propose(gradient(1, 0), 0))
     other.start()
@@ -123,7 +123,7 @@ def test_a_wait_ends_when_another_thread_ends_the_round() -> None:
 
 
 def test_a_lock_that_another_holds_too_long() -> None:
-    ranks = opened(Rules(2, 2, Starts.FIRST), Missed.NEWEST)
+    ranks = opened(QuorumRules(2, 2, Quorum.FIRST), Delivery.NEWEST)
     held, enough = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -159,7 +159,7 @@ def test_a_mutex_whose_holder_has_died() -> None:
 
 
 def test_a_lost_lock_is_told_with_its_round() -> None:
-    ranks = opened(Rules(2, 2, Starts.FIRST), Missed.NEWEST)
+    ranks = opened(QuorumRules(2, 2, Quorum.FIRST), Delivery.NEWEST)
 
     class Lost:
         def acquire(self, longest_s: float) -> bool:

@@ -64,8 +64,8 @@ def step_of(compressor: Compressor, numel: int, *, finite_known: bool = True) ->
     def step() -> object:
         round = next(rounds)
         segment = segments[round % _NUM_GRADIENTS]
-        if compressor.applies_optimizer_terms:
-            compressor.take(segment, state, [OptimizerTerms(parameter, 0.9, 0.0)], 1.0)
+        if compressor.traits.applies_optimizer_terms:
+            state.take([OptimizerTerms(parameter, 0.9, 0.0)], 1.0)
         return compressor.compress(segment, state, round)
 
     for _ in range(30):  # residuals grow at first

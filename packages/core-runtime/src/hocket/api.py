@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from hocket.session.ranks import broadcast_model as broadcast_model
     from hocket.session.session import Session as Session
     from hocket.strategy.exchange import Exchange as Exchange
-    from hocket.strategy.samples import SampleExchange as SampleExchange
+    from hocket.strategy.samples import SampleShuffle as SampleShuffle
     from hocket.strategy.samples import SampleStream as SampleStream
     from hocket.task.api import Task as Task
     from hocket.task.api import TaskData as TaskData
@@ -196,7 +196,7 @@ _HOMES = {
     "broadcast_model": "hocket.session.ranks",
     "Session": "hocket.session.session",
     "Exchange": "hocket.strategy.exchange",
-    "SampleExchange": "hocket.strategy.samples",
+    "SampleShuffle": "hocket.strategy.samples",
     "SampleStream": "hocket.strategy.samples",
     "Task": "hocket.task.api",
     "TaskData": "hocket.task.api",

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hocket.arrays import Array
-from hocket.strategy.samples import SampleExchange, SampleStream
+from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.testing.samples import SamplesConformance
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -81,7 +81,7 @@ class RingStream(SampleStream):
 
 
 @dataclass(frozen=True)
-class FromTheRankBefore(SampleExchange):
+class FromTheRankBefore(SampleShuffle):
     stream: ClassVar[type[RingStream]] = RingStream
 
     def wrap(self, loader: Any, peer: Peer) -> SampleStream:
@@ -89,7 +89,7 @@ class FromTheRankBefore(SampleExchange):
 
 
 @dataclass(frozen=True)
-class Nothing(SampleExchange):
+class Nothing(SampleShuffle):
     """The trivial exchange, with the other way to keep a position: to count."""
 
     def wrap(self, loader: Any, peer: Peer) -> SampleStream:

@@ -7,6 +7,6 @@ This module imports no torch.
 """
 
 from hocket_eager.collective import Algorithm, PartialAllreduce
-from hocket_eager.rules import Missed, Rules, Starts
+from hocket_eager.rules import Delivery, Quorum, QuorumRules
 
-__all__ = ["Algorithm", "Missed", "PartialAllreduce", "Rules", "Starts"]
+__all__ = ["Algorithm", "Delivery", "PartialAllreduce", "Quorum", "QuorumRules"]

@@ -25,7 +25,7 @@ from hocket.api import (
 )
 from hocket_eager.initiative import is_coordinated, num_notices
 from hocket_eager.messages import TRAILER_BYTES
-from hocket_eager.rules import Missed, Rules, Starts
+from hocket_eager.rules import Delivery, Quorum, QuorumRules
 
 if TYPE_CHECKING:
     from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
@@ -73,8 +73,8 @@ class PartialAllreduce(Collective):
     """
 
     candidates: int | None = 1
-    starts: Starts = Starts.FIRST
-    missed: Missed = Missed.NEWEST
+    starts: Quorum = Quorum.FIRST
+    missed: Delivery = Delivery.NEWEST
     staleness: int | None = None
     algorithm: Algorithm = Algorithm.RECURSIVE_DOUBLING
     shared: bool = True
@@ -87,14 +87,14 @@ class PartialAllreduce(Collective):
             raise ValueError(f"staleness is {self.staleness}; allowed: 0 or more, or null for no bound")
         draws.check_seed(self.seed)
 
-    def rules(self, size: int) -> Rules:
+    def rules(self, size: int) -> QuorumRules:
         """Return when rounds among `size` ranks start."""
         candidates = size if self.candidates is None else min(self.candidates, size)
-        return Rules(size, candidates, self.starts, self.staleness, self.seed)
+        return QuorumRules(size, candidates, self.starts, self.staleness, self.seed)
 
     @property
     def traits(self) -> CollectiveTraits:
-        full = self.candidates is None and self.starts is Starts.LAST
+        full = self.candidates is None and self.starts is Quorum.LAST
         depends_on_time = not full and self.staleness != 0
         return CollectiveTraits(
             Ends.OWN if depends_on_time else Ends.SAME,

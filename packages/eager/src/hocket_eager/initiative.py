@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hocket.api import Gate, Logic, NoOp, Operation, Receive, Schedule, Send
-from hocket_eager.rules import Rules, Starts
+from hocket_eager.rules import Quorum, QuorumRules
 
 __all__ = ["Situation", "initiative", "is_coordinated", "num_notices"]
 
@@ -36,7 +36,7 @@ class Situation:
     first_round: Callable[[], int]
 
 
-def initiative(rank: int, rules: Rules, coordinator: int, situation: Situation) -> Schedule:
+def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situation) -> Schedule:
     """Return this rank's part of deciding that a round starts: it ends where this rank is to start it, and else never.
 
     Args:
@@ -78,7 +78,7 @@ def initiative(rank: int, rules: Rules, coordinator: int, situation: Situation) 
     came = {rank: "stand", **{other: f"stand {other}" for other in others}}
     operations.append(NoOp("first", tuple(came.values()), Logic.ANY))
     needed = ["first"]
-    if rules.starts is Starts.LAST:
+    if rules.starts is Quorum.LAST:
         # Asked when a candidate has come, and not before: only then is it sure that a resumed run has said its round.
         for other, name in came.items():
             absent = Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
@@ -92,7 +92,7 @@ def initiative(rank: int, rules: Rules, coordinator: int, situation: Situation) 
     return Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
 
 
-def num_notices(rules: Rules) -> float:
+def num_notices(rules: QuorumRules) -> float:
     """Return how many notices all ranks together send in a round with one initiator, on average over rounds.
 
     2^ceil(log2 P) - 1 of them call everybody; the others are for the coordinator.
@@ -105,9 +105,9 @@ def num_notices(rules: Rules) -> float:
     return calls + rules.candidates * (size - 1) / size + fresh
 
 
-def is_coordinated(rules: Rules) -> bool:
+def is_coordinated(rules: QuorumRules) -> bool:
     """Return whether it takes a coordinator to know that a round may start."""
-    return rules.staleness is not None or (rules.starts is Starts.LAST and rules.candidates > 1)
+    return rules.staleness is not None or (rules.starts is Quorum.LAST and rules.candidates > 1)
 
 
 def _not(holds: Callable[[int], bool]) -> Callable[[int], bool]:

@@ -25,7 +25,7 @@ from hocket.api import (
 from hocket_eager.initiative import Situation, initiative
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.receive_buffer import ReceiveBuffer
-from hocket_eager.rules import Missed, Rules, is_handed
+from hocket_eager.rules import Delivery, QuorumRules, is_handed
 from hocket_eager.send_buffer import SendBuffer
 
 __all__ = ["TRAILER_BYTES", "Leaving", "MessageSum"]
@@ -91,8 +91,8 @@ class MessageSum(PartialSum):
         name: str,
         numel: int,
         dtype: np.dtype[np.generic],
-        rules: Rules,
-        missed: Missed,
+        rules: QuorumRules,
+        missed: Delivery,
         coordinator: int,
         allreduce: Callable[[int, int, Array], Schedule],
         leaving: Leaving,

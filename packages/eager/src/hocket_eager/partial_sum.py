@@ -6,7 +6,7 @@ The contract (eager-SGD, Lemma 6.1), which the tests check on every way:
 - Safety: a round's result has the same bits on every rank, and is the sum of a subset of what was proposed. A gradient
   is in the first round that starts after it was proposed, as a whole, and in no other.
 - Quorum: the gradient of whoever starts a round is in it.
-- Staleness: a gradient is at most as many rounds late as `Rules.staleness` says.
+- Staleness: a gradient is at most as many rounds late as `QuorumRules.staleness` says.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from hocket.api import Array
-from hocket_eager.rules import Missed
+from hocket_eager.rules import Delivery
 
 __all__ = ["ReceiveBuffer"]
 
@@ -21,11 +21,11 @@ class ReceiveBuffer:
     with it, ranks that have come to the same step have been handed the same rounds.
     """
 
-    def __init__(self, numel: int, dtype: np.dtype[np.generic], missed: Missed) -> None:
+    def __init__(self, numel: int, dtype: np.dtype[np.generic], missed: Delivery) -> None:
         self._result = np.zeros(numel, dtype)
         self._round = -1
         self._active = 0
-        self._sums = missed is Missed.SUM
+        self._sums = missed is Delivery.SUM
         self._fetched = True
         self._lock = threading.Lock()
 

@@ -14,17 +14,17 @@ import numpy as np
 
 from hocket.api import Array, draws
 
-__all__ = ["Missed", "Rules", "Starts", "is_handed"]
+__all__ = ["Delivery", "Quorum", "QuorumRules", "is_handed"]
 
 
-class Starts(StrEnum):
+class Quorum(StrEnum):
     """Which of a round's candidates starts it."""
 
     FIRST = "first"
     LAST = "last"
 
 
-class Missed(StrEnum):
+class Delivery(StrEnum):
     """What a rank is handed that was absent from several rounds."""
 
     NEWEST = "newest"
@@ -32,7 +32,7 @@ class Missed(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class QuorumRules:
     """When rounds among `size` ranks start; the same on every rank, without a message.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rules:
 
     size: int
     candidates: int
-    starts: Starts
+    starts: Quorum
     staleness: int | None = None
     seed: int = 0
 
@@ -56,7 +56,7 @@ class Rules:
     @property
     def waits_for_all(self) -> bool:
         """Whether no round starts before every rank has come to it: a full collective."""
-        return (self.starts is Starts.LAST and self.candidates == self.size) or self.staleness == 0
+        return (self.starts is Quorum.LAST and self.candidates == self.size) or self.staleness == 0
 
     @property
     def expected_active(self) -> float:
@@ -65,14 +65,14 @@ class Rules:
         (P + 1) / (m + 1) for the first of m, m (P + 1) / (m + 1) for the last of m.
         """
         first = (self.size + 1) / (self.candidates + 1)
-        return first if self.starts is Starts.FIRST else self.candidates * first
+        return first if self.starts is Quorum.FIRST else self.candidates * first
 
     def missing(self, round: int, arrived: Array) -> str:
         """Say who has to come before a round may start; see `may_start`."""
         absent = sorted(rank for rank in self.of_round(round) if arrived[rank] <= round)
         told = []
-        if absent and (self.starts is Starts.LAST or len(absent) == self.candidates):
-            between = " and " if self.starts is Starts.LAST else " or "
+        if absent and (self.starts is Quorum.LAST or len(absent) == self.candidates):
+            between = " and " if self.starts is Quorum.LAST else " or "
             told.append(f"rank {between.join(map(str, absent))}")
         if self.staleness is not None:
             late = np.flatnonzero(arrived + self.staleness <= round).tolist()
@@ -87,14 +87,14 @@ class Rules:
             arrived: in how many rounds each rank has taken part, int64 [P].
         """
         came = arrived[list(self.of_round(round))] > round
-        if not (came.any() if self.starts is Starts.FIRST else came.all()):
+        if not (came.any() if self.starts is Quorum.FIRST else came.all()):
             return False
         return self.staleness is None or bool(np.all(arrived + self.staleness > round))
 
 
-def is_handed(accepted: int, newest: int, missed: Missed) -> bool:
+def is_handed(accepted: int, newest: int, missed: Delivery) -> bool:
     """Return whether what the round `accepted` took is in what a rank is handed when `newest` is the newest round."""
-    return accepted == newest or (missed is Missed.SUM and accepted < newest)
+    return accepted == newest or (missed is Delivery.SUM and accepted < newest)
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.api import SampleExchange
+from hocket.api import SampleShuffle
 
 if TYPE_CHECKING:
     from hocket.api import Peer, SampleStream
@@ -17,7 +17,7 @@ __all__ = ["RingShuffle"]
 
 
 @dataclass(frozen=True)
-class RingShuffle(SampleExchange):
+class RingShuffle(SampleShuffle):
     """In epoch e, from 0, rank r trains on the batches that rank (r - e) mod p has read, in their order.
 
     Every batch goes from rank r to rank (r + 1) mod p when r has used it, and is needed there an epoch later: it

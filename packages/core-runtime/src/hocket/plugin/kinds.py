@@ -43,7 +43,7 @@ _INTERFACES = {
     Kind.COMPRESSOR: "hocket.compressor.api:Compressor",
     Kind.SCOPE: "hocket.strategy.scope:Scope",
     Kind.SEGMENTATION: "hocket.segment.partition:Segmentation",
-    Kind.SAMPLES: "hocket.strategy.samples:SampleExchange",
+    Kind.SAMPLES: "hocket.strategy.samples:SampleShuffle",
     Kind.ENGINE: "hocket.session.engine:Engine",
     Kind.TASK: "hocket.task.api:Task",
     Kind.DELAYS: "hocket.delays.api:Delays",

@@ -14,7 +14,7 @@ import torch
 from hocket import randomness
 from hocket.randomness import RandomState
 from hocket.session.loader import END, Cursor, LoaderReading, own_generators
-from hocket.strategy.samples import SampleExchange, SampleStream
+from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.transport.peer import Peer
 
 __all__ = ["StreamCursor", "StreamedSamples"]
@@ -84,7 +84,7 @@ class StreamedSamples:
         rank, size: which share of the samples the loader reads, and of how many.
     """
 
-    def __init__(self, exchange: SampleExchange, loader: Any, peer: Peer, rank: int, size: int) -> None:
+    def __init__(self, exchange: SampleShuffle, loader: Any, peer: Peer, rank: int, size: int) -> None:
         self.loader = loader
         # A loader is read in its first epoch, and again, as it was then, when a run is resumed.
         self._reading = LoaderReading(rank, size, epoch=0)

@@ -4,7 +4,7 @@ from hocket.segment.partition import Bytes, Layers, Model, Segmentation
 from hocket.strategy.compose import compose
 from hocket.strategy.exchange import Every, Exchange, Overlap, Progress
 from hocket.strategy.rules import Refusal, refusals
-from hocket.strategy.samples import SampleExchange, SampleStream
+from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.strategy.scope import Group, Leaders, Placement, Scope, World
 from hocket.strategy.strategy import Strategy
 
@@ -20,7 +20,7 @@ __all__ = [
     "Placement",
     "Progress",
     "Refusal",
-    "SampleExchange",
+    "SampleShuffle",
     "SampleStream",
     "Scope",
     "Segmentation",

@@ -11,7 +11,7 @@ from hocket.configured import Configured
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
 
-__all__ = ["SampleExchange", "SampleStream"]
+__all__ = ["SampleShuffle", "SampleStream"]
 
 
 class SampleStream(ABC):
@@ -49,7 +49,7 @@ class SampleStream(ABC):
         """Receive what others have sent, and give back what the stream holds; collective."""
 
 
-class SampleExchange(Configured, ABC):
+class SampleShuffle(Configured, ABC):
     """How samples move between ranks; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from hocket.config.component import describe
 from hocket.errors import CompositionError
 from hocket.strategy.equality import check_contributions, replicas_stay_equal
 from hocket.strategy.exchange import Exchange
-from hocket.strategy.samples import SampleExchange
+from hocket.strategy.samples import SampleShuffle
 from hocket.strategy.scope import Placement
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Strategy:
     """
 
     name: str | None = field(default=None, compare=False)
-    samples: SampleExchange | None = None
+    samples: SampleShuffle | None = None
     gradients: tuple[Exchange, ...] = ()
     parameters: tuple[Exchange, ...] = ()
     phases: tuple[Phase, ...] = ()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import hocket
-from hocket.strategy.samples import SampleExchange, SampleStream
+from hocket.strategy.samples import SampleShuffle, SampleStream
 
 __all__ = ["SamplesConformance"]
 
@@ -53,7 +53,7 @@ class SamplesConformance:
         exchanges: what is tested, with different fields.
     """
 
-    exchanges: ClassVar[tuple[SampleExchange, ...]]
+    exchanges: ClassVar[tuple[SampleShuffle, ...]]
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         if "exchange" in metafunc.fixturenames:
@@ -63,13 +63,13 @@ class SamplesConformance:
         if "form" in metafunc.fixturenames:
             metafunc.parametrize("form", _FORMS)
 
-    def test_it_is_a_configuration(self, exchange: SampleExchange) -> None:
+    def test_it_is_a_configuration(self, exchange: SampleShuffle) -> None:
         assert dataclasses.is_dataclass(exchange)
         assert dataclasses.replace(exchange) == exchange
         assert hash(dataclasses.replace(exchange)) == hash(exchange)
 
     def test_no_sample_is_lost_or_doubled_in_any_epoch(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         data = _data(counts)
         given = _on_ranks(exchange, data, lambda stream: [list(stream) for _ in range(_EPOCHS)])
@@ -77,32 +77,32 @@ class SamplesConformance:
             assert _samples(of_rank[epoch] for of_rank in given) == _samples(data)
 
     def test_nor_where_the_loader_has_no_length(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         data = _data(counts)
         given = _on_ranks(exchange, [_Unsized(of_rank) for of_rank in data], list)
         assert _samples(given) == _samples(data)
 
-    def test_batches_keep_their_form(self, exchange: SampleExchange, form: str) -> None:
+    def test_batches_keep_their_form(self, exchange: SampleShuffle, form: str) -> None:
         data = _data((3, 2, 4), form)
         given = _on_ranks(exchange, data, lambda stream: list(stream) + list(stream))
         forms = {_description(batch) for of_rank in data for batch in of_rank}
         assert {_description(batch) for of_rank in given for batch in of_rank} == forms
         assert _samples(given) == sorted(2 * _samples(data))
 
-    def test_one_rank_gets_its_own_batches_in_their_order(self, exchange: SampleExchange, form: str) -> None:
+    def test_one_rank_gets_its_own_batches_in_their_order(self, exchange: SampleShuffle, form: str) -> None:
         data = _data((5,), form)
         ((first, second),) = _on_ranks(exchange, data, lambda stream: (list(stream), list(stream)))
         assert _bits(first) == _bits(second) == _bits(data[0])
 
     def test_the_loaders_batches_stay_as_they_are(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         data = _data(counts)
         _on_ranks(exchange, data, lambda stream: [list(stream) for _ in range(_EPOCHS)])
         assert [_bits(of_rank) for of_rank in data] == [_bits(of_rank) for of_rank in _data(counts)]
 
-    def test_timing_decides_nothing(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+    def test_timing_decides_nothing(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
         """The same batches in the same order, whichever rank is first."""
 
         def rank_body(stream: SampleStream) -> list[Any]:
@@ -121,14 +121,14 @@ class SamplesConformance:
             assert [_bits(of_rank) for of_rank in run] == first
 
     def test_a_resumed_stream_goes_on_where_it_was_saved(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         """With a loader that begins anew, before, in and at the end of an epoch."""
         cases = [(0, k) for k in range(max(counts) + 2)] + [(1, k) for k in range(1, max(counts) + 2)]
         for done, k in cases:
             self._check_resumption(exchange, counts, done, k)
 
-    def _check_resumption(self, exchange: SampleExchange, counts: tuple[int, ...], done: int, k: int) -> None:
+    def _check_resumption(self, exchange: SampleShuffle, counts: tuple[int, ...], done: int, k: int) -> None:
         """Save after `done` epochs and k batches, or all that a rank has, and compare what follows."""
 
         def whole(stream: SampleStream) -> tuple[dict[str, Any], list[list[Any]]]:
@@ -149,7 +149,7 @@ class SamplesConformance:
             assert [_bits(epoch) for epoch in given] == [_bits(epoch) for epoch in expected]
 
     def test_an_epoch_that_all_leave_early_disturbs_no_other_stream(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         data = _data(counts)
 
@@ -166,7 +166,7 @@ class SamplesConformance:
         assert _samples(hocket.virtual(len(counts)).run(rank_body)) == _samples(data)
 
     def test_nor_is_anything_lost_to_the_epochs_after_it(
-        self, exchange: SampleExchange, counts: tuple[int, ...]
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
         data = _data(counts)
 
@@ -176,7 +176,7 @@ class SamplesConformance:
 
         assert _samples(_on_ranks(exchange, data, rank_body)) == _samples(data)
 
-    def test_batches_are_the_callers_own(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+    def test_batches_are_the_callers_own(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
         """Whoever writes into them changes nothing for anybody else."""
 
         def rank_body(stream: SampleStream) -> list[list[Any]]:
@@ -192,7 +192,7 @@ class SamplesConformance:
         for epoch in zip(*_on_ranks(exchange, data, rank_body), strict=True):
             assert _samples(epoch) == _samples(data)
 
-    def test_it_feeds_a_session(self, exchange: SampleExchange, counts: tuple[int, ...]) -> None:
+    def test_it_feeds_a_session(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
         """Between a step's own messages, also where a rank has no batch left while others have."""
         data = _data(counts)
         given = _trained(exchange, data)
@@ -200,7 +200,7 @@ class SamplesConformance:
             assert _samples(of_rank[epoch] for of_rank in given) == _samples(data)
 
     def test_a_resumed_session_goes_on_with_the_same_batches(
-        self, exchange: SampleExchange, counts: tuple[int, ...], tmp_path: Path
+        self, exchange: SampleShuffle, counts: tuple[int, ...], tmp_path: Path
     ) -> None:
         data = _data(counts)
         expected = _trained(exchange, data)
@@ -210,7 +210,7 @@ class SamplesConformance:
                 list(map(_bits, of_rank)) for of_rank in expected
             ]
 
-    def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleExchange) -> None:
+    def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleShuffle) -> None:
         mistake = ArithmeticError("the second batch of rank 1 cannot be read")
         data: list[Iterable[Any]] = [*_data((3, 3, 3))]
         data[1] = _Failing(_data((3, 3, 3))[1], mistake)
@@ -251,7 +251,7 @@ def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Any]]:
 
 
 def _on_ranks(
-    exchange: SampleExchange,
+    exchange: SampleShuffle,
     loaders: Sequence[Iterable[Any]],
     body: Callable[[SampleStream], T],
     seed: int = 0,
@@ -269,7 +269,7 @@ def _on_ranks(
 
 
 def _trained(
-    exchange: SampleExchange, data: Sequence[Sequence[Any]], folder: Path | None = None, stop: int = 0
+    exchange: SampleShuffle, data: Sequence[Sequence[Any]], folder: Path | None = None, stop: int = 0
 ) -> list[list[list[Any]]]:
     """Return the batches of each epoch that count in a session, by rank.
 

@@ -31,7 +31,7 @@ from hocket.api import (
 )
 from hocket_eager.host.layout import Layout, Place, Table
 from hocket_eager.partial_sum import PartialSum
-from hocket_eager.rules import Missed, Rules, is_handed
+from hocket_eager.rules import Delivery, QuorumRules, is_handed
 
 __all__ = ["SharedSum", "open_shared_sum"]
 
@@ -40,7 +40,7 @@ _TOLD_WITHIN_S = 2.0
 
 
 def open_shared_sum(
-    peer: Peer, name: str, numel: int, dtype: np.dtype[np.generic], rules: Rules, missed: Missed
+    peer: Peer, name: str, numel: int, dtype: np.dtype[np.generic], rules: QuorumRules, missed: Delivery
 ) -> SharedSum | None:
     """Open the rounds of a segment; None, on all ranks alike, where the ranks share no memory. Collective.
 
@@ -53,7 +53,7 @@ def open_shared_sum(
     """
     if peer.size == 1 or not sync.is_available():
         return None
-    sums = missed is Missed.SUM
+    sums = missed is Delivery.SUM
     memory = Layout.allocate(peer, numel, dtype, sums)
     if memory is None:
         return None
@@ -73,7 +73,7 @@ class SharedSum(PartialSum):
         missed: what a late rank is handed.
     """
 
-    def __init__(self, peer: Peer, name: str, layout: Layout, rules: Rules, missed: Missed) -> None:
+    def __init__(self, peer: Peer, name: str, layout: Layout, rules: QuorumRules, missed: Delivery) -> None:
         self.name = name
         self._peer = peer
         self._rank, self._size = peer.rank, peer.size
@@ -114,7 +114,7 @@ class SharedSum(PartialSum):
         peer.status.note_computing()
 
     def fetch(self, step: int, out: Array) -> Outcome:
-        if self._missed is Missed.SUM:
+        if self._missed is Delivery.SUM:
             round, active = self._fetch_sum(out)
         else:
             round, active = self._fetch_newest(out)
@@ -171,7 +171,7 @@ class SharedSum(PartialSum):
         with ExitStack() as held:
             for holding in self._holding_places:
                 held.enter_context(holding)
-            if self._missed is Missed.SUM and author.slot_round[0] >= 0:
+            if self._missed is Delivery.SUM and author.slot_round[0] >= 0:
                 self._save_for_late_ranks(author)
             given = [place for place in self._places if place.oldest[0] >= 0]
             author.slot_round[0] = round
