@@ -1,0 +1,160 @@
+"""Breaks twenty-one things on purpose, one at a time, and says which test catches each.
+
+    python integration-tests/mutations.py [--only WORD ...] [--check]
+
+Each mutation is a piece of text in one source file that is replaced, in a copy of the repository's last commit, and
+the tests that should fail then. `--check` only looks whether each text is still found exactly once. Exits with 1
+where a mutation is not found, or no test catches it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MUTATIONS", "Mutation"]
+
+ROOT = Path(__file__).parents[1]
+CORE = "packages/core-runtime/src/hocket"
+TESTS = "packages/core-runtime/tests"
+CELLS = ("integration-tests/test_cells.py", "-k")
+RECIPES = ("integration-tests/test_recipes.py", "-k")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake that somebody could make.
+
+    Attributes:
+        what: in words.
+        file: where, below the root.
+        old: text that stands there once.
+        new: what replaces it.
+        tests: arguments of pytest.
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _core(what: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(what, f"{CORE}/{file}", old, new, tests)
+
+
+MUTATIONS = [
+    _core("a sign in a mixing weight", "topology/ring.py", "self_weight=weight", "self_weight=-weight",
+          f"{TESTS}/topology"),
+    _core("a weight that does not sum to 1", "topology/exponential.py", "1 / (len(hops) + 1)", "1 / (len(hops) + 2)",
+          f"{TESTS}/topology"),
+    _core("an off-by-one in a round of the exponential graph", "topology/exponential.py", "round % num_hops]",
+          "(round + 1) % num_hops]", f"{TESTS}/topology"),
+    _core("the mean of the wrong number of ranks", "topology/complete.py", "self_weight=1 / size",
+          "self_weight=1 / (size + 1)", f"{TESTS}/topology"),
+    Mutation("an off-by-one in a hypercube's round", "packages/gossipgrad/src/hocket_gossipgrad/hypercube.py",
+             "rank ^ 1 << round %", "rank ^ 1 << (round + 1) %", ("packages/gossipgrad/tests/test_topologies.py",)),
+    Mutation("a shuffle that comes from the wrong neighbour",
+             "packages/gossipgrad/src/hocket_gossipgrad/ring_stream.py", "(rank - hops) % size", "(rank + hops) % size",
+             ("packages/gossipgrad/tests/test_ring_shuffle.py",)),
+    Mutation("a draw that all segments share", "packages/crossover/src/hocket_crossover/unfair.py",
+             "[segment % (size - 1)]", "[0]", ("packages/crossover/tests",)),
+    _core("a lost residual", "compressor/wrappers.py", "state.residual.add_(data)", "state.residual.copy_(data)",
+          *CELLS, "gradients-sparse_allreduce-error_feedback and topk and world"),
+    _core("a residual that is sent twice", "compressor/wrappers.py",
+          "self.compressor.accumulate(message, -1.0, carrier.outgoing)", "pass", f"{TESTS}/compressor"),
+    _core("error feedback within error feedback let through", "compressor/wrappers.py",
+          "if self.compressor.keeps_residual:", "if False:", f"{TESTS}/compressor", f"{TESTS}/strategy"),
+    _core("the smallest values in place of the largest", "compressor/topk.py", "topk(magnitudes, count)",
+          "topk(magnitudes, count, largest=False)", f"{TESTS}/compressor/test_selection.py"),
+    Mutation("a selection without the threshold itself", "packages/redsync/src/hocket_redsync/selection.py",
+             "keys, k))\n    chosen = np.flatnonzero(keys >= floor)",
+             "keys, k))\n    chosen = np.flatnonzero(keys > floor)", ("packages/redsync/tests/test_selection.py",)),
+    _core("a wait without a timeout", "transport/waiting.py", "if waited_s >= timeout_s:", "if False:",
+          f"{TESTS}/transport", "-k", "timeout or stall or late or waits or never", "--timeout=60"),
+    _core("an overlap before the last exchange let through", "strategy/rules/of_slots.py",
+          "strategy.parameters[:-1]:", "strategy.parameters[:0]:", f"{TESTS}/strategy"),
+    _core("leaders that nobody hears let through", "strategy/rules/of_slots.py", "if not heard:", "if False:",
+          f"{TESTS}/strategy", "integration-tests/test_refusals.py"),
+    _core("push-sum beside another exchange let through", "strategy/rules/of_slots.py",
+          "exchange.carries_weight and len(strategy.parameters) > 1", "False", f"{TESTS}/strategy"),
+    _core("gradients that are not averaged", "session/segment_state.py", "self.outgoing.copy_(given).mul_(factor)",
+          "self.outgoing.copy_(given)", f"{TESTS}/session", "-m", "not mpi"),
+    _core("push-sum's values not multiplied by their weight", "session/parameters.py",
+          "self._places[index][1].mul_(self.weights[index])", "pass", f"{TESTS}/session/test_push_sum.py"),
+    _core("a consensus that is a sum", "session/consensus.py", "total.div_(lane.size)", "total.div_(1)",
+          f"{TESTS}/session", "-m", "not mpi"),
+    _core("files of a checkpoint whose size is not looked at", "checkpoint/manifest.py",
+          "found = path.stat().st_size if path.exists() else None", "found = size",
+          f"{TESTS}/checkpoint", "-m", "not mpi"),
+    _core("a period that is one too long", "strategy/exchange.py", "        return self.every\n",
+          "        return self.every + 1\n", *RECIPES, "periodic or local"),
+]  # fmt: skip
+
+
+def _find(mutation: Mutation, root: Path) -> str | None:
+    """Return why a mutation cannot be made, None where it can."""
+    path = root / mutation.file
+    count = path.read_text().count(mutation.old) if path.exists() else 0
+    return None if count == 1 else f"{mutation.file} holds {mutation.old!r} {count} times"
+
+
+def _caught(mutation: Mutation, root: Path) -> list[str]:
+    """Make a mutation, run its tests and take it back; return the tests that failed."""
+    path = root / mutation.file
+    before = path.read_text()
+    path.write_text(before.replace(mutation.old, mutation.new))
+    sources = [str(folder) for folder in sorted(root.glob("packages/*/src"))]
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", *mutation.tests],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.write_text(before)
+    return re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", help="words of the mutations that are made")
+    parser.add_argument("--check", action="store_true", help="only look whether each text is found once")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not options.only or any(word in m.what for word in options.only)]
+    missing = [reason for mutation in chosen if (reason := _find(mutation, ROOT)) is not None]
+    print(*missing, sep="\n", end="\n" if missing else "")
+    if options.check:
+        return bool(missing)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "tree"
+        subprocess.run(
+            ["git", "worktree", "add", "--quiet", "--detach", str(root), "HEAD"], cwd=ROOT, check=True
+        )
+        try:
+            survived = [mutation for mutation in chosen if not _told(mutation, root)]
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(root)], cwd=ROOT, check=True)
+    return bool(missing or survived)
+
+
+def _told(mutation: Mutation, root: Path) -> bool:
+    caught = [] if _find(mutation, root) else _caught(mutation, root)
+    print(f"{mutation.what}: {caught[0] if caught else 'NOT CAUGHT'}", flush=True)
+    return bool(caught)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
