@@ -71,7 +71,7 @@ MUTATIONS = [
     _core("a residual that is sent twice", "compressor/wrappers.py",
           "self.compressor.accumulate(message, -1.0, carrier.outgoing)", "pass", f"{TESTS}/compressor"),
     _core("error feedback within error feedback let through", "compressor/wrappers.py",
-          "if self.compressor.keeps_residual:", "if False:", f"{TESTS}/compressor", f"{TESTS}/strategy"),
+          "if self.compressor.traits.keeps_residual:", "if False:", f"{TESTS}/compressor", f"{TESTS}/strategy"),
     _core("the smallest values in place of the largest", "compressor/topk.py", "topk(magnitudes, count)",
           "topk(magnitudes, count, largest=False)", f"{TESTS}/compressor/test_selection.py"),
     Mutation("a selection without the threshold itself", "packages/redsync/src/hocket_redsync/selection.py",

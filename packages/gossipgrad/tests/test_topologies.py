@@ -193,3 +193,8 @@ def test_a_seed_out_of_range_is_refused(seed: int) -> None:
         exchange = {"collective": "gossip", "topology": {"name": topology, "seed": seed, **fields}}
         with pytest.raises(ConfigError, match=f"seed is {seed}"):
             hocket.compose({"parameters": [exchange]})
+
+
+def test_the_hypercubes_partners_by_hand() -> None:
+    partners = [Hypercube().neighbours(5, 8, round, 0).send_to for round in range(4)]
+    assert partners == [(4,), (7,), (1,), (4,)]
