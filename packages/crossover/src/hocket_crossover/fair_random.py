@@ -108,7 +108,7 @@ def _rounds(topology: FairRandom, size: int) -> Rounds[_Drawn]:
         terms = np.stack([np.broadcast_to(ranks, sources.shape), sources], axis=2).reshape(len(sources), -1)
         return [_Drawn(*drawn) for drawn in zip(sources, receivers, terms, strict=True)]
 
-    return Rounds(draw, size)
+    return Rounds(draw)
 
 
 @lru_cache(maxsize=16)

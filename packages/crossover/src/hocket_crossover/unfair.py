@@ -67,7 +67,7 @@ def _sources(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
         high = derangements.words(size, "unfair", seed, places) >> np.uint64(32)
         return list(_without_own((high * np.uint64(size - 1) >> np.uint64(32)).astype(np.int64)))
 
-    return Rounds(draw, size)
+    return Rounds(draw)
 
 
 @lru_cache(maxsize=16)
@@ -78,7 +78,7 @@ def _orders(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
         words = (draws.rows(size - 1, "combo", seed, round, range(size)) for round, _ in places)
         return [_without_own(np.argsort(of_rank, axis=1, kind="stable").T) for of_rank in words]
 
-    return Rounds(draw, size * (size - 1))
+    return Rounds(draw)
 
 
 def _without_own(place: NDArray[np.int64]) -> NDArray[np.int64]:
