@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
-from hocket.errors import AttachError, SessionError
+from hocket.errors import AttachError, HocketError, SessionError
 from hocket.session.phases import PhaseOpener
 
 
@@ -52,6 +52,7 @@ def test_a_refusal_of_one_rank_is_told_on_all() -> None:
 USES: dict[str, Any] = {
     "`with session`": lambda s: s.__enter__(),
     "session.data": lambda s: s.data([]),
+    "session.accumulate": lambda s: s.accumulate().__enter__(),
     "session.save": lambda s: s.save("nowhere"),
     "session.load": lambda s: s.load("nowhere"),
     "settle": lambda s: s.consensus(),
@@ -179,5 +180,72 @@ def test_a_load_or_save_within_consensus_is_refused(tmp_path: Any) -> None:
                     session.load(tmp_path)
                 with pytest.raises(SessionError, match=r"step.*do it after"):
                     step(model, optimizer, rank)
+
+    on_ranks(2, run)
+
+
+def test_gradients_accumulated_after_others_were_sent_are_exchanged_too() -> None:
+    """Before the optimizer uses them: as if all had been added up first."""
+
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        sent, added = batches(rank, 2)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            F.cross_entropy(model(sent[0]), sent[1]).backward()
+            with session.accumulate():
+                F.cross_entropy(model(added[0]), added[1]).backward()
+            optimizer.step()
+        return flat(model)
+
+    first, second = on_ranks(2, run)
+    model = mlp()
+    optimizer = sgd(model)
+    for rank in range(2):
+        for x, y in batches(rank, 2):
+            (F.cross_entropy(model(x), y) / 2).backward()
+    optimizer.step()
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, flat(model), rtol=1e-12, atol=1e-14)
+
+
+def test_no_step_after_a_backward_that_failed_while_it_sent() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, hocket.compose("agd", "gradients.0.segments=layers"))
+        before = flat(model)
+        ((x, y),) = batches(rank, 1)
+        hidden = model[:2](x)
+        hidden.register_hook(fail)  # the last layer is sent already, the first is not
+        with pytest.raises(ZeroDivisionError):
+            F.cross_entropy(model[2](hidden), y).backward()
+        with pytest.raises(HocketError, match=r"backward\(\) failed after it had begun to send"):
+            optimizer.step()
+        assert torch.equal(flat(model), before)
+        session.abandon()
+
+    on_ranks(2, run)
+
+
+def fail(gradient: Tensor) -> None:
+    raise ZeroDivisionError
+
+
+def test_no_batch_or_accumulation_within_consensus() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "dpsgd") as session:
+            with session.consensus():
+                with pytest.raises(SessionError, match=r"a batch of session\.data.*within.*do it after"):
+                    next(iter(session.data(batches(rank, 1))))
+                with (
+                    pytest.raises(SessionError, match=r"session\.accumulate.*within.*do it after"),
+                    session.accumulate(),
+                ):
+                    pass
+            step(model, optimizer, rank)
+            assert session.step == 1
 
     on_ranks(2, run)
