@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.errors import ExchangeTimeoutError
+from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.request import Finished, Request, all_of
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World, current_peer
@@ -42,6 +43,29 @@ def test_what_follows_is_done_once_and_gives_the_result() -> None:
     assert (polled.result, polled.wait()) == ("after 3", "after 3")
     assert (waited.wait(), waited.done(), waited.result) == ("after 3", True, "after 3")
     assert calls == [3, 3]
+
+
+def test_what_follows_happens_once_where_a_wait_looks_at_it_too() -> None:
+    """As a wait between hosts does, which looks what is over, to begin what waits for its turn."""
+
+    class Looking(Third):
+        def wait(self, timeout_s: float | None = None) -> int:
+            while not followed.done():
+                pass
+            return self.looks
+
+    calls: list[int] = []
+    followed: Request = Looking().then(calls.append)
+    followed.wait()
+    assert calls == [3]
+    clock = OverlapClock()
+    times = iter(range(9))
+    followed = ObservedRequest(Looking, lambda: float(next(times)), clock, None, "looked at", 0, 0.0)
+    followed.wait()
+    counted_s = clock.under_way_s
+    clock.start(20.0)
+    clock.end(22.0)
+    assert clock.under_way_s - counted_s == 2.0
 
 
 def test_what_follows_and_fails_says_so_to_the_caller() -> None:

@@ -177,6 +177,8 @@ class ObservedRequest(Request):
         return self._held.result
 
     def _end(self, error: BaseException | None = None) -> None:
+        if self._over:
+            return  # what a wait advances besides may have found this done, too
         self._over = True
         end_s = self._now()
         self._clock.end(end_s)

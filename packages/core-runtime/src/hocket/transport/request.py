@@ -111,8 +111,11 @@ class _Then(Request):
         return self._held is None
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        if self._held is not None:
-            self._finish(self._held.wait(timeout_s))
+        held = self._held
+        if held is not None:
+            given = held.wait(timeout_s)
+            if self._held is not None:  # what the wait advanced besides may have found this done, too
+                self._finish(given)
         return self._result
 
     def _finish(self, given: Any) -> None:
