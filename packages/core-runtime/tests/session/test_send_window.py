@@ -15,7 +15,6 @@ from turns_cases import begin, forward_changes_no_bit
 import hocket
 from hocket.testing.job import Job
 from hocket.transport.peer import Peer
-from hocket.transport.progress import Advancing, Progress
 from hocket.transport.virtual import current_peer
 from hocket.transport.wrapper import WrapperPeer
 
@@ -23,17 +22,11 @@ RANKS = 3
 
 
 class BetweenHosts(WrapperPeer):
-    """Whose ranks share a network, and who advances nothing in waits."""
+    """Whose ranks share a network, and whose waits advance nothing: the simulation's."""
 
     def __init__(self, held: Peer) -> None:
         super().__init__(held)
-        self.progress = _Eager()
-
-
-class _Eager(Progress):
-    def owe(self, exchanges: Advancing) -> bool:
-        exchanges.advance()
-        return True
+        self.shares_network = True
 
 
 def test_few_are_under_way_and_the_first_come_first() -> None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.transport.host import SharedNetwork
 from hocket.transport.mpi import MPIPeer
 from hocket.transport.peer import Memory
 
@@ -54,7 +53,7 @@ def begin(session: hocket.Session) -> None:
 def forward_changes_no_bit(peer: MPIPeer) -> None:
     """With both ways of progress."""
     torch.set_num_threads(1)
-    peer.progress = SharedNetwork(peer.host_progress)
+    peer.shares_network = True
     peer.memory = Memory()
     expected = trained(peer, "none")
     for progress in ("inline", "thread"):

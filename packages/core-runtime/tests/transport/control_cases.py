@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.errors import TransportError
 from hocket.transport.peer import Peer, gather
 
@@ -53,3 +55,23 @@ def _next_communicator() -> int:
     number: int = comm.py2f()
     comm.Free()
     return number
+
+
+def drop_and_wait(peer: Peer) -> bool:
+    """Return whether anything is left of messages that were dropped, once all have come."""
+    lane = peer.lane("dropped")
+    other = 1 - peer.rank
+    received = [np.zeros(1000) for _ in range(10)]
+    requests = [lane.irecv(data, other, round) for round, data in enumerate(received)]
+    for round in range(10):
+        lane.isend(np.full(1000, float(round)), other, round)
+    for request in requests:
+        request.wait(20)
+    assert all((data == round).all() for round, data in enumerate(received))
+    group = peer.group([0, 1])
+    assert group is not None
+    assert group.progress is peer.progress
+    for _ in range(20):
+        lane.ibarrier().wait(20)
+        peer.progress.advance()
+    return peer.progress.busy

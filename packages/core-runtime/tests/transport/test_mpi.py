@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 with pytest.MonkeyPatch.context() as _patch:
     _patch.syspath_prepend(HERE)  # where the ranks find it, too
-    from control_cases import form_groups_often, leave_early, open_many_lanes
+    from control_cases import drop_and_wait, form_groups_often, leave_early, open_many_lanes
     from piece_cases import in_small_pieces
 
 pytestmark = [
@@ -82,3 +82,8 @@ def test_more_lanes_than_communicators() -> None:
             else:
                 assert f"opening gradients.0[{number}]" in told
                 assert told.endswith("use fewer, larger segments, or fewer exchanges")
+
+
+def test_what_was_dropped_is_let_go_once_it_is_over() -> None:
+    with closing(Job(2, HERE)) as job:
+        assert job.run(drop_and_wait, ()) == [False, False]

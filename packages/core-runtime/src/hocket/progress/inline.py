@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hocket.progress.engine import ProgressEngine
 from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import wait
+from hocket.transport.waiting import back_off_s, wait
 
 __all__ = ["InlineProgress"]
 
@@ -33,11 +33,16 @@ class InlineProgress(ProgressEngine):
     def _wait(self, over: Callable[[], bool], describe: Callable[[], str], timeout_s: float | None) -> None:
         peer = self._peer
         assert peer is not None
+
+        def sleep(waited_s: float, longest_s: float) -> None:
+            peer.progress.advance()
+            self.step(min(back_off_s(waited_s), longest_s) if peer.progress.busy else longest_s)
+
         wait(
             over,
             peer.timeout_s if timeout_s is None else timeout_s,
             lambda outcome: describe_wait(peer, describe(), outcome),
-            lambda _, longest_s: self.step(longest_s),
+            sleep,
             check=peer.status.check_lost,
             now=peer.clock.now,
         )

@@ -50,15 +50,17 @@ class SendWindow:
 
     def add(self, segment: Segment) -> None:
         """Begin a segment after those before it; at once where hosts share no network."""
+        if not self._exchange.peer.shares_network:
+            self._exchange.start(segment)
+            return
         first = not self._waiting
         if first:
             self._forget_what_is_over()
             if not self._begun:
                 self._room_bytes = _FIRST_BYTES
         self._waiting[segment.index] = segment
-        if first and not self._exchange.peer.progress.owe(self):
-            del self._waiting[segment.index]
-            self._exchange.start(segment)
+        if first:
+            self._exchange.peer.progress.add(self)
 
     def begin(self, segment: Segment) -> None:
         """Begin a segment that is here now, and those before it."""

@@ -118,11 +118,13 @@ class Peer(ABC):
         timeout_s: how long waits last that do not say, in seconds.
         device: where the buffers of its lanes lie: "cpu" is host memory.
         ordered: whether all ranks have to begin the operations of all lanes of the device in the same order.
+        shares_network: whether exchanges that are under way at once share the network between hosts, and are all late:
+            the caller then begins them in turn.
         clock: tells and passes time.
         memory: where segments are allocated.
         threads: this rank's threads.
         status: what the ranks do and which of them live.
-        progress: what begins exchanges in turn.
+        progress: its unfinished operations.
     """
 
     transport: str
@@ -131,6 +133,7 @@ class Peer(ABC):
     timeout_s: float = DEFAULT_TIMEOUT_S
     device: str = "cpu"
     ordered: bool = False
+    shares_network: bool = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -138,7 +141,6 @@ class Peer(ABC):
         self.memory = Memory()
         self.status = Status()
         self.threads = Threads(self)
-        # Not a part of its own for long: whoever owns unfinished operations takes this over.
         self.progress = Progress()
 
     @abstractmethod

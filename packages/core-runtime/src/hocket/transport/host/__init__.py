@@ -4,7 +4,6 @@ from hocket.transport.host.collectives import HostCollectives
 from hocket.transport.host.exchange import HostExchange
 from hocket.transport.host.memory import SMALLEST_BYTES
 from hocket.transport.host.peer import HostPeer
-from hocket.transport.host.progress import HostProgress, SharedNetwork
 from hocket.transport.host.request import Operation, ProcessLane
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 
@@ -14,10 +13,8 @@ __all__ = [
     "HostCollectives",
     "HostExchange",
     "HostPeer",
-    "HostProgress",
     "HostStatus",
     "Operation",
     "ProcessLane",
-    "SharedNetwork",
     "StatusBoard",
 ]

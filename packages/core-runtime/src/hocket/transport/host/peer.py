@@ -8,9 +8,9 @@ from hocket.transport.host.collectives import HostCollectives
 from hocket.transport.host.exchange import HostLane
 from hocket.transport.host.marks import MARK_BYTES, Marks
 from hocket.transport.host.memory import SMALLEST_BYTES, HostMemory
-from hocket.transport.host.progress import HostProgress, SharedNetwork
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 from hocket.transport.peer import Memory, Peer
+from hocket.transport.progress import Progress
 from hocket.transport.waiting import WaitsInARow
 
 __all__ = ["HostPeer"]
@@ -23,7 +23,7 @@ class HostPeer(Peer):
         rank: this rank in the group.
         world_ranks: the group's ranks in the job.
         board: what the ranks of this host are doing; None in a job of one rank.
-        host_progress: the process's exchanges over shared memory, one for the world and all of its groups.
+        progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
 
     Attributes:
@@ -37,18 +37,17 @@ class HostPeer(Peer):
         rank: int,
         world_ranks: Sequence[int],
         board: StatusBoard | None,
-        host_progress: HostProgress,
+        progress: Progress,
         failures: Failures,
     ) -> None:
         super().__init__(rank, len(world_ranks))
         self._world_ranks = list(world_ranks)
-        self.host_progress = host_progress
+        self.progress = progress
         self.waits = WaitsInARow()
         self.status = HostStatus(self.world_rank, self._world_ranks, board, failures)
         self.memory = Memory()
-        if self.status.spans_hosts:
-            self.progress = SharedNetwork(host_progress)
-        elif self.size > 1:
+        self.shares_network = self.status.spans_hosts
+        if self.size > 1 and not self.shares_network:
             self.memory = HostMemory(self, self._world_ranks)
 
     @property

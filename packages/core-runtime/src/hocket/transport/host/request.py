@@ -77,7 +77,7 @@ class Operation(Request):
     def wait(self, timeout_s: float | None = None) -> Any:
         check_no_fork()
         peer = self._lane.peer
-        look = self._look if peer.host_progress.busy else self.done
+        look = self._look if peer.progress.busy else self.done
         if look():
             return self.result
         expected_s = peer.waits.expected_s()
@@ -105,7 +105,7 @@ class Operation(Request):
 
     def _look(self) -> bool:
         """Advance everything that other ranks need of this one, and return whether this is done."""
-        self._lane.peer.host_progress.advance()
+        self._lane.peer.progress.advance()
         return self.done()
 
     def _look_around(self) -> bool:
@@ -138,7 +138,7 @@ class HostRequest(Operation):
     def __init__(self, lane: ProcessLane, exchange: HostExchange, what: str) -> None:
         super().__init__(lane, what)
         self._exchange = exchange
-        lane.peer.host_progress.add(exchange)
+        lane.peer.progress.add(exchange)
 
     def done(self) -> bool:
         finished = self._exchange.advance()
@@ -151,7 +151,7 @@ class HostRequest(Operation):
         return self._exchange.nonfinite
 
     def _look_around(self) -> bool:
-        self._lane.peer.host_progress.move_messages()
+        self._lane.peer.progress.move_messages()
         return super()._look_around()
 
     def _may_be_brief(self) -> bool:
@@ -159,7 +159,7 @@ class HostRequest(Operation):
 
     def _sleep(self, longest_s: float) -> None:
         # Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
-        alone = self._lane.peer.host_progress.is_only(self._exchange)
+        alone = self._lane.peer.progress.is_only(self._exchange)
         self._exchange.sleep(CHECK_EVERY_S if alone else longest_s)
 
     def _awaited(self) -> list[int]:

@@ -147,7 +147,7 @@ class Endings:
             leaving = MPI.COMM_WORLD.Ibarrier()
             while not leaving.Test():
                 self._failures.check(lambda: place)
-                self._peer.host_progress.advance()  # for what was dropped before it was done
+                self._peer.progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
                 if waiting:

@@ -122,7 +122,7 @@ class GatherRequest(Operation):
         self._bytes: Operation | None = None
         lane.order.append(self)
         # Who waits for something else calls for the bytes meanwhile: other ranks may wait for them.
-        lane.peer.host_progress.add(self)
+        lane.peer.progress.add(self)
 
     def advance(self) -> bool:
         """Advance the lane, and return whether this rank's bytes are under way."""

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
-from hocket.transport.host import HostPeer, HostProgress, StatusBoard
+from hocket.transport.host import HostPeer, StatusBoard
 from hocket.transport.lane import Lane
 from hocket.transport.mpi.endings import Endings, end_job
 from hocket.transport.mpi.failures import MPIFailures
@@ -19,6 +19,7 @@ from hocket.transport.mpi.lane import MPILane
 from hocket.transport.mpi.pieces import fits, gather_rows
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.peer import Peer
+from hocket.transport.progress import Progress
 from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.status import number_ranks
 
@@ -44,7 +45,7 @@ class MPIPeer(HostPeer):
         comm: an mpi4py communicator, owned from now on.
         board: what the ranks of this host are doing; None in a job of one rank.
         ranks: the group's ranks in the job; all of them where None.
-        host_progress: the process's exchanges over shared memory, one for the world and all of its groups.
+        progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
     """
 
@@ -55,7 +56,7 @@ class MPIPeer(HostPeer):
         comm: Any,
         board: StatusBoard | None,
         ranks: Sequence[int] | None = None,
-        host_progress: HostProgress | None = None,
+        progress: Progress | None = None,
         failures: MPIFailures | None = None,
     ) -> None:
         self.failures = MPIFailures(comm) if failures is None else failures
@@ -64,7 +65,7 @@ class MPIPeer(HostPeer):
             range(comm.size) if ranks is None else ranks,
             board,
             # A call that makes progress.
-            HostProgress(MPI.COMM_SELF.Iprobe) if host_progress is None else host_progress,
+            Progress(MPI.COMM_SELF.Iprobe) if progress is None else progress,
             self.failures,
         )
         self._comm = comm
@@ -95,7 +96,7 @@ class MPIPeer(HostPeer):
         if not member:
             return None
         ranks = [self._world_ranks[rank] for rank in members]
-        peer = MPIPeer(self._groups[members], self.status.board, ranks, self.host_progress, self.failures)
+        peer = MPIPeer(self._groups[members], self.status.board, ranks, self.progress, self.failures)
         peer.timeout_s = self.timeout_s
         return peer
 

@@ -16,10 +16,6 @@ from hocket.transport.request import RANKS_DIVERGED
 __all__ = ["MPIRequest", "Receive", "begun"]
 
 
-# Unfinished requests that their callers have dropped, and with them their buffers.
-_dropped: list[MPIRequest] = []
-
-
 def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
     """Return MPI's request for an operation that `call` begins.
 
@@ -50,13 +46,19 @@ class MPIRequest(Operation):
         super().__init__(lane, what, other)
         self._request = request
         self._buffers = buffers
-        lane.peer.host_progress.count_messages(1)
+        lane.peer.progress.begin_message()
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
         if self._request is not None and not is_fork() and not MPI.Is_finalized():
-            _dropped[:] = [request for request in _dropped if not _is_over(request)]
-            _dropped.append(self)
+            self._lane.peer.progress.keep(self)
+
+    def advance(self) -> bool:
+        """Return whether the request has ended, however, after its caller has dropped it."""
+        try:
+            return self.done()
+        except TransportError:
+            return True
 
     def done(self) -> bool:
         if self._request is None:
@@ -83,7 +85,7 @@ class MPIRequest(Operation):
     def _release(self) -> None:
         self._request = None
         self._buffers = ()
-        self._lane.peer.host_progress.count_messages(-1)
+        self._lane.peer.progress.end_message()
 
 
 class Receive(MPIRequest):
@@ -113,11 +115,3 @@ class Receive(MPIRequest):
             self._request.Cancel()
             self._request.Wait()  # does not block: the receive is cancelled, or has its message
             self._release()
-
-
-def _is_over(request: MPIRequest) -> bool:
-    """Return whether a request that nobody waits for has ended, however."""
-    try:
-        return request.done()
-    except TransportError:
-        return True

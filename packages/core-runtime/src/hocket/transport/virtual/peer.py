@@ -75,7 +75,9 @@ class VirtualPeer(Peer):
         state = self._meet(call)
         if state is None:
             return None
-        return VirtualPeer(state, self._station, named.index(self.rank), self.timeout_s)
+        peer = VirtualPeer(state, self._station, named.index(self.rank), self.timeout_s)
+        peer.progress = self.progress
+        return peer
 
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
