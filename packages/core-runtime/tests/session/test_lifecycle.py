@@ -167,7 +167,7 @@ def test_state_dict_loads_in_place() -> None:
         model = mlp(0)
         with hocket.attach(model, sgd(model), "agd") as session:
             model.load_state_dict(mlp(5).state_dict())
-            assert torch.equal(session.flats[0][:35].view(7, 5), mlp(5)[0].weight)
+            assert torch.equal(session.storage.flats[0][:35].view(7, 5), mlp(5)[0].weight)
 
     on_ranks(2, run)
 

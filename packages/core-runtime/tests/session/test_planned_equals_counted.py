@@ -49,7 +49,7 @@ def train(recipe: str) -> tuple[float, int]:
             optimizer.step()
         session.settle()
         sent = session.counters.bytes_sent / STEPS
-        return sent, reachable_bytes(session.phase.opened, without=session.flats)
+        return sent, reachable_bytes(session.phase.opened, without=session.storage.flats)
 
 
 def reachable_bytes(roots: Any, without: Sequence[Tensor] = ()) -> int:

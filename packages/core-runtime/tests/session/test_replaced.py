@@ -30,7 +30,8 @@ def change_and_train(change: Callable[[nn.Module], None], strategy: str) -> Call
                 F.cross_entropy(model(x.to(model[0].weight.dtype)), y).backward()
                 optimizer.step()
             assert (
-                model[0].weight.untyped_storage().data_ptr() == session.flats[0].untyped_storage().data_ptr()
+                model[0].weight.untyped_storage().data_ptr()
+                == session.storage.flats[0].untyped_storage().data_ptr()
             )
         return flat(model)
 

@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.session.autograd import current_backward
 
-__all__ = ["loss_scale", "scaler_in_use", "scaler_steps", "watch_scalers", "watch_skips"]
+__all__ = [
+    "found_inf",
+    "loss_scale",
+    "scaler_in_use",
+    "scaler_steps",
+    "unscales_by",
+    "watch_scalers",
+    "watch_skips",
+]
 
 
 class _Here(threading.local):
@@ -45,6 +53,18 @@ def loss_scale() -> float:
 def scaler_steps(optimizer: Optimizer) -> bool:
     """Return whether a scaler, which has looked for Inf in what this optimizer uses, makes the step under way."""
     return _here.steps or getattr(optimizer, "found_inf", None) is not None
+
+
+def found_inf(optimizer: Optimizer) -> bool:
+    """Return whether a fused optimizer, which a scaler lets step all the same, will leave everything as it is."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def unscales_by(optimizer: Optimizer) -> Tensor | float:
+    """Return what an optimizer divides gradients by within its step, as fused ones do; 1 where it does not."""
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else scale
 
 
 def scaler_in_use() -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from torch import nn
 from torch.optim import Optimizer
 
 from hocket.errors import NonFiniteElsewhereError, NonFiniteError, some
+from hocket.session.closures import Before
+from hocket.session.exchange import ActiveExchange
 from hocket.session.grad_scaler import scaler_steps
 from hocket.session.gradients import GradientSync
+from hocket.session.replica import Replica
 
 __all__ = ["NonFiniteSteps"]
 
@@ -18,19 +20,38 @@ class NonFiniteSteps:
     """What becomes of a step with NaN or Inf; GradScaler's own skipping comes before it.
 
     Args:
-        parameters: the trainable ones by name.
+        replica: whose steps are left out if it may skip them; else they are errors.
         rank: this one, for errors.
-        may_skip: whether such steps are left out; else they are errors.
 
     Attributes:
         skipping: whether the step under way is left out.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], rank: int, *, may_skip: bool) -> None:
-        self._parameters = parameters
+    def __init__(self, replica: Replica, rank: int) -> None:
+        self._storage = replica.storage
+        self._parameters = replica.storage.parameters
         self._rank = rank
-        self.may_skip = may_skip
+        self._may_skip = replica.may_skip
+        self._before: Before | None = None
         self.skipping = False
+
+    def begin_closure(self, optimizer: Optimizer, opened: Sequence[ActiveExchange]) -> None:
+        """Remember what a step with a closure, which may be left out once it has begun, would change.
+
+        Args:
+            optimizer: about to step.
+            opened: exchanges, whose compressors remember what the closure sends.
+        """
+        if self._may_skip:
+            self._storage.take_values()
+            self._before = Before(self._storage.flats, optimizer, opened)
+
+    def end_closure(self) -> None:
+        """Undo the step that has ended, where it had a closure and is left out."""
+        if self.skipping and self._before is not None:
+            self._storage.take_values()  # bound again, so that what is restored is theirs
+            self._before.restore()
+        self._before = None
 
     def leaves_out(
         self, optimizer: Optimizer, gradients: GradientSync | None, step: int, *, alone: bool
@@ -55,7 +76,7 @@ class NonFiniteSteps:
         elif alone:
             names = self._nonfinite_parameters()
             found = bool(names)
-        if found and not self.may_skip:
+        if found and not self._may_skip:
             raise self._error(names, step)
         self.skipping = self.skipping or found
         if self.skipping:

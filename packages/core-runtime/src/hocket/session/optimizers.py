@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hocket.errors import AttachError, ReplacedError
 from hocket.session.grad_scaler import watch_skips
 
-__all__ = ["Closure", "Optimizers", "Stepped", "is_attached"]
+__all__ = ["Closure", "Optimizers", "Stepped", "is_attached", "parameters_of"]
 
 Closure = Callable[[], Any]
 
@@ -212,6 +212,11 @@ _hooked: WeakSet[Optimizers] = WeakSet()
 def is_attached(parameter: Any) -> bool:
     """Return whether a session that is not closed holds a parameter."""
     return any(optimizers._holds(parameter) for optimizers in list(_hooked))
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of all groups."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _plain(value: Any) -> Any:

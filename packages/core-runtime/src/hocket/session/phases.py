@@ -1,40 +1,157 @@
-"""The phases of a strategy: their exchanges, from scopes, segments, buffers and channels to hooks in the model."""
+"""The phases of a strategy on one rank: the active one, and what it leaves to the next."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import mean
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from torch import Tensor, nn
-
-from hocket.errors import CompositionError
-from hocket.plan.layout import gradient_layout, parameter_layout
-from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.segment.partition import Span, partition
-from hocket.segment.segment import Segment, allocate, wire_dtype
-from hocket.segment.storage import ParameterStorage
-from hocket.session.exchange import ActiveExchange, Counters
+from hocket.errors import DisagreementError
+from hocket.session.consensus import Consensus, average_optimizers, squared_distance
+from hocket.session.exchange import Counters
 from hocket.session.forward import ForwardMerge, ProgressHooks
-from hocket.session.gradients import GradientSync
 from hocket.session.optimizer_terms import AppliedTerms
-from hocket.session.optimizers import Optimizers
-from hocket.session.parameters import ParameterMix, ParameterSync
-from hocket.session.ranks import Ranks
-from hocket.session.segment_state import Stage
-from hocket.session.weights import Agreement, BatchWeights, Contribution
+from hocket.session.phase_opener import PhaseOpener
+from hocket.session.ranks import differing
+from hocket.session.replica import Replica
+from hocket.session.stale_gradients import StaleGradients
 from hocket.strategy.equality import results
-from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap, Progress
-from hocket.strategy.scope import Placement
+from hocket.strategy.exchange import GRADIENTS, Overlap
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.lane import Lane
-from hocket.transport.peer import Peer
 
-__all__ = ["ActivePhase", "PhaseOpener"]
+__all__ = ["ActivePhase", "Phases"]
 
-_log = logging.getLogger("hocket")
+
+class Phases:
+    """The phases of a strategy, one after the other; opening, changing and closing are collective.
+
+    Args:
+        strategy: with all its phases, of which the first is opened.
+        replica: that they exchange.
+        counters: count what is sent, and waited for.
+        observer: is told of exchanges; None where nobody asks.
+
+    Attributes:
+        active: the phase whose exchanges are open.
+        stale: gradients that earlier phases have left for the next step.
+        replicas_equal: whether all replicas hold the same bits after every step.
+    """
+
+    def __init__(
+        self, strategy: Strategy, replica: Replica, counters: Counters, observer: Observer | None
+    ) -> None:
+        self._strategy = strategy
+        self._replica = replica
+        self._counters = counters
+        self._observer = observer
+        #: Whether the replicas hold the same bits now, if exchanges keep them so.
+        self._equal = replica.begins_equal
+        self.stale = StaleGradients(replica.storage.parameters)
+        self.active = self._open(strategy.at(0))
+
+    def _open(self, strategy: Strategy) -> ActivePhase:
+        replica = self._replica
+        opening = PhaseOpener(replica.ranks, replica.storage, strategy, self._counters, self._observer)
+        self.replicas_equal = self._equal and self._keeps_equal(strategy)
+        return ActivePhase(strategy, opening, replica)
+
+    def _keeps_equal(self, strategy: Strategy) -> bool:
+        return strategy.keeps_replicas_equal(self._replica.ranks.placement)
+
+    def count_into(self, counters: Counters) -> None:
+        """Count what is sent, and waited for, from now on there."""
+        self._counters = counters
+        for opened in self.active.opened:
+            opened.counters = counters
+
+    def begin_equal(self) -> None:
+        """Take note that all replicas hold the same bits now."""
+        self._equal = True
+        self.replicas_equal = self._keeps_equal(self.active.strategy)
+
+    def enter(self, step: int) -> None:
+        """Open the phase that holds when `step` steps have ended, to load what it kept; collective."""
+        self.settle()
+        strategy = self._strategy.at(step)
+        if strategy != self.active.strategy:
+            self._replace_by(strategy)
+
+    def go_on(self, step: int, gather: Callable[[Any], list[Any]]) -> None:
+        """Change the phase where another begins when `step` steps have ended; collective.
+
+        Args:
+            step: the number of steps.
+            gather: gives every rank's value, by rank.
+        """
+        if self._strategy.phases and (following := self._strategy.at(step)) != self.active.strategy:
+            self._leave()
+            if self._keeps_equal(following):
+                self._make_equal(gather)
+            self._replace_by(following)
+
+    def _leave(self) -> None:
+        """Finish what is under way, and take over what residuals and compressors hold."""
+        self.settle()
+        active = self.active
+        gradients = active.strategy.gradients
+        peer = self._replica.ranks.peer
+        if len(gradients) == 1 and active.gradients:
+            peer = active.opened[0].peer
+        self.stale.collect(gradients, active.opened, peer, active.terms)
+        self._hand_back()
+
+    def _hand_back(self) -> None:
+        if self.active.terms is not None:
+            self.active.terms.hand_back()
+
+    def _make_equal(self, gather: Callable[[Any], list[Any]]) -> None:
+        if not self.replicas_equal:
+            self.set_to_mean()
+            # Equal gradients keep replicas equal only if the optimizers do the same with them.
+            average_optimizers(self._replica.optimizers, self._replica.lane, gather)
+        self._equal = True
+
+    def _replace_by(self, strategy: Strategy) -> None:
+        self.active.close()
+        self.active = self._open(strategy)
+        self.active.hook()
+
+    def settle(self) -> None:
+        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
+        self._replica.storage.check(take_values=True)
+        self.active.parameters.settle()
+
+    def set_to_mean(self) -> Consensus:
+        """Set what may differ between ranks to its mean; collective. Equal parameters stay, bit for bit."""
+        replica = self._replica
+        tensors = [] if self.replicas_equal else list(replica.storage.flats)
+        tensors += [b for b in replica.model.buffers() if b.is_floating_point()]
+        return Consensus(tensors if replica.ranks.peer.size > 1 else [], self.active.parameters, replica.lane)
+
+    def compare_optimizers(self, step: int) -> None:
+        """Notice settings of the optimizers that have become different between ranks; collective.
+
+        Raises:
+            DisagreementError: they have, after `step` steps, and replicas are to stay equal.
+        """
+        told = differing(self._replica.ranks.peer, {"optimizer": self._replica.optimizers.settings()})
+        if told and self.replicas_equal:
+            raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
+
+    def distance(self, gather: Callable[[Any], list[Any]]) -> float:
+        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
+        if self.replicas_equal:
+            return 0.0
+        squares = gather(squared_distance(self._replica.storage.flats, self._replica.lane))
+        distance: float = float(sum(squares) / len(squares)) ** 0.5
+        return distance
+
+    def close(self) -> None:
+        """Close the active phase, of which nothing is under way; collective."""
+        self._hand_back()
+        self.active.close()
 
 
 class ActivePhase:
@@ -43,11 +160,7 @@ class ActivePhase:
     Args:
         strategy: without phases.
         opening: of that strategy.
-        model, optimizers: those that are attached.
-        weights: what this rank's batches count.
-        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
-        take_values: called before parameters are sent.
-        may_skip: whether steps with NaN or Inf are left out.
+        replica: that it exchanges.
 
     Attributes:
         gradients: exchanges that slot; None where this rank exchanges none.
@@ -55,25 +168,15 @@ class ActivePhase:
         opened: the exchanges of both slots in which this rank takes part.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        opening: PhaseOpener,
-        model: nn.Module,
-        optimizers: Optimizers,
-        weights: BatchWeights,
-        begin_gradients: Callable[[], Contribution],
-        end_gradients: Callable[[], None],
-        take_values: Callable[[], None],
-        *,
-        may_skip: bool,
-    ) -> None:
+    def __init__(self, strategy: Strategy, opening: PhaseOpener, replica: Replica) -> None:
         self.strategy = strategy
-        self.gradients = opening.gradients(optimizers, begin_gradients, end_gradients, may_skip=may_skip)
-        weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters(take_values)
+        self._replica = replica
+        self.gradients = opening.gradients(
+            replica.optimizers, replica.begin_gradients, replica.end_gradients, may_skip=replica.may_skip
+        )
+        replica.weights.gradients_stay_local = self.gradients is None
+        self.parameters = opening.parameters(replica.storage.take_values)
         self.opened = opening.opened
-        self._model = model
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | ProgressHooks] = []
         self._closure_lane: Lane | None = None
@@ -86,11 +189,11 @@ class ActivePhase:
         overlaps = {exchange.overlap for exchange in exchanges}
         for exchange in exchanges:
             if exchange.overlap is Overlap.FORWARD:
-                self._hooks.append(ForwardMerge(self._model, exchange))
+                self._hooks.append(ForwardMerge(self._replica.model, exchange))
         if overlaps - {Overlap.NONE}:
             # Set after those, so that a merge comes first.
             backward = Overlap.DELAYED in overlaps and self.gradients is None
-            self._hooks.append(ProgressHooks(self._model, self._progress, backward=backward))
+            self._hooks.append(ProgressHooks(self._replica.model, self._progress, backward=backward))
         if self.gradients is not None:
             self.gradients.hook()
 
@@ -99,19 +202,14 @@ class ActivePhase:
         """What a compressor has taken over from the optimizer."""
         return None if self.gradients is None else self.gradients.terms
 
-    def lane_of_equal_gradients(self, placement: Placement, world: Lane) -> Lane | None:
-        """Return the lane of the ranks that get the same gradients as this one; None where each has its own.
-
-        Args:
-            placement: of all ranks.
-            world: the lane among all ranks.
-        """
+    def lane_of_equal_gradients(self) -> Lane | None:
+        """Return the lane of the ranks that get the same gradients as this one; None where each has its own."""
         if self.gradients is None:
             return None
         if self._keeps_gradients_equal is None:
-            self._keeps_gradients_equal = self.strategy.keeps_gradients_equal(placement)
+            self._keeps_gradients_equal = self.strategy.keeps_gradients_equal(self._replica.ranks.placement)
         if self._keeps_gradients_equal:
-            return world
+            return self._replica.lane
         [first, *others] = (opened for opened in self.opened if opened.exchange.slot == GRADIENTS)
         ends = results(first.exchange.collective, list(range(first.peer.size)), 0)
         if others or len(set(ends)) > 1:
@@ -120,9 +218,50 @@ class ActivePhase:
             self._closure_lane = first.peer.lane("closure")
         return self._closure_lane
 
-    def settle(self) -> None:
-        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
-        self.parameters.settle()
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Surround backwards that only add to `p.grad`."""
+        if self.gradients is not None:
+            self.gradients.accumulating = True
+        try:
+            yield
+        finally:
+            if self.gradients is not None:
+                self.gradients.accumulating = False
+
+    def look_before_step(self) -> None:
+        """Take over what parameters were set to, where neither a backward nor the step's end looks."""
+        if self.gradients is None and not self.parameters.exchanges:
+            # Nobody sends, and nobody else looks.
+            self._replica.check(take_values=True)
+        elif self.gradients is None or self.parameters.has_weights:
+            # No backward has looked whether the optimizer can step them, or push-sum multiplies them where they lie.
+            self._replica.storage.take_values()
+
+    def look_after_step(self) -> None:
+        """Take over what the step has set, before it is sent; once a step, as each look costs some microseconds."""
+        if self.parameters.exchanges:
+            self._replica.check(take_values=True)
+        elif self._replica.storage.was_set:
+            self._replica.storage.take_values()
+
+    def begin_step(self) -> None:
+        """Make parameters and optimizers ready for an optimizer's step."""
+        self.parameters.before_step()
+        if self.terms is not None:
+            self.terms.suspend()
+
+    def end_step(self) -> None:
+        """Give an optimizer that has stepped its own settings back."""
+        if self.terms is not None:
+            self.terms.resume()
+
+    def abandon(self) -> None:
+        """Take the hooks off, and leave values and momentum as they are on this rank."""
+        self.parameters.debias()
+        self.unhook()
+        if self.terms is not None:
+            self.terms.hand_back_own()
 
     def close(self) -> None:
         """Close the exchanges, of which none is under way; collective."""
@@ -142,220 +281,3 @@ class ActivePhase:
         self._hooks = []
         if self.gradients is not None:
             self.gradients.close()
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """An exchange whose ranks are known.
-
-    Attributes:
-        parts: the sets of ranks that exchange among themselves.
-        peer: this rank's endpoint in its part; None if it takes no part.
-    """
-
-    exchange: Exchange
-    parts: tuple[tuple[int, ...], ...]
-    peer: Peer | None
-
-
-class PhaseOpener:
-    """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
-
-    Attributes:
-        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change nothing.
-        progress: advances them.
-    """
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        storage: ParameterStorage,
-        strategy: Strategy,
-        counters: Counters,
-        observer: Observer | None = None,
-    ) -> None:
-        strategy.check_size(ranks.placement)
-        self.opened: list[ActiveExchange] = []
-        threaded = any(
-            exchange.collective.traits.needs_thread or exchange.progress is Progress.THREAD
-            for exchange in strategy.exchanges
-        )
-        self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
-        self._peer = ranks.peer
-        self._placement = ranks.placement
-        self._host = ranks.host
-        self._storage = storage
-        self._strategy = strategy
-        self._counters = counters
-        self._observer = observer
-
-    def gradients(
-        self,
-        optimizers: Optimizers,
-        begin: Callable[[], Contribution],
-        end: Callable[[], None],
-        *,
-        may_skip: bool,
-    ) -> GradientSync | None:
-        """Open the gradients slot; None where this rank exchanges none.
-
-        Args:
-            optimizers: what compressors may take terms over from.
-            begin, end: called before and after an exchange of gradients (see `GradientSync`).
-            may_skip: whether steps with NaN or Inf are left out.
-        """
-        scopes = self._scopes(self._strategy.gradients)
-        if not any(scope.peer is not None for scope in scopes):
-            return None
-        cut = partition(self._storage.spans, scopes[0].exchange.segments, backward=True)
-        buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
-        exchanges: list[ActiveExchange] = []
-        stages: list[list[Stage]] = [[] for _ in cut]
-        for number, scope in enumerate(scopes):
-            if scope.peer is None:
-                continue
-            carried = self._carried(scope, len(cut))
-            segments = []
-            for index in carried:
-                # The exchanges of the slot pass each segment back and forth between two buffers.
-                pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
-                segments.append(Segment(_name(scope.exchange, index), index, cut[index], *pair))
-            opened = self._open(scope, scope.peer, segments)
-            exchanges.append(opened)
-            for segment in segments:
-                stages[segment.index].append((opened, segment))
-        parameters = self._storage.parameters
-        agreement = self._agreement(scopes, len(parameters))
-        terms = None
-        compressor = exchanges[0].exchange.compressor
-        if compressor is not None and compressor.traits.applies_optimizer_terms:
-            assert agreement is not None
-            terms = AppliedTerms(optimizers, exchanges[0], parameters, agreement.peer)
-        return GradientSync(
-            parameters,
-            exchanges,
-            stages,
-            begin,
-            end,
-            terms,
-            agreement,
-            may_skip=may_skip,
-        )
-
-    def _agreement(self, scopes: Sequence[_Scope], num_parameters: int) -> Agreement | None:
-        """Let ranks agree on what they contribute where compressors remember it."""
-        compressors = [scope.exchange.compressor for scope in scopes]
-        if not any(
-            compressor and (compressor.traits.keeps_residual or compressor.traits.applies_optimizer_terms)
-            for compressor in compressors
-        ):
-            return None
-        peer = scopes[0].peer if len(scopes) == 1 else self._peer
-        assert peer is not None  # the first exchange of gradients has all ranks
-        # Otherwise no mean over all ranks has a weight that all of them could know before.
-        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.traits.equal_result)
-
-    def parameters(self, take_values: Callable[[], None]) -> ParameterSync:
-        """Open the parameters slot; `take_values` is called before they are sent."""
-        exchanges = []
-        for scope in self._scopes(self._strategy.parameters):
-            if scope.peer is None:
-                continue
-            exchange = scope.exchange
-            cut = partition(self._storage.spans, exchange.segments)
-            carried = self._carried(scope, len(cut))
-            targets = [self._storage.slice_for(cut[index]) for index in carried]
-            segments = [
-                self._parameter_segment(exchange, scope.peer, index, cut[index], target)
-                for index, target in zip(carried, targets, strict=True)
-            ]
-            opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterMix(opened, targets, take_values))
-        return ParameterSync(exchanges)
-
-    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
-        """Return the exchanges in which any ranks meet, in order."""
-        scopes = []
-        for exchange in exchanges:
-            parts = exchange.over.parts(self._placement)
-            if any(len(part) > 1 for part in parts):
-                scopes.append(_Scope(exchange, parts, self._endpoint(exchange)))
-        return scopes
-
-    def _endpoint(self, exchange: Exchange) -> Peer | None:
-        part = exchange.over.part_of(self._peer.rank, self._placement)
-        if part == tuple(range(self._peer.size)):
-            return self._peer
-        # Collective: a rank that takes no part makes a group of its own, and leaves it.
-        group = self._peer.group(part or (self._peer.rank,))
-        return None if part is None else group
-
-    def _carried(self, scope: _Scope, num_segments: int) -> list[int]:
-        """Return the numbers of the segments that this rank exchanges in the scope."""
-        carries = scope.exchange.over.carries
-        return [i for i in range(num_segments) if carries(self._peer.rank, i, self._placement)]
-
-    def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-        """Return what gradients are sent from and what comes back; the same buffer where that is best."""
-        layout = gradient_layout(spans)
-        outgoing = allocate(self._host, layout.numel, layout.dtype, spans[0].device)
-        exchange, peer = scopes[0].exchange, scopes[0].peer
-        if (
-            len(scopes) == 1
-            and peer
-            and exchange.collective.in_place(exchange.choices, _works_in_place(peer, outgoing))
-        ):
-            return outgoing, outgoing
-        return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
-
-    def _parameter_segment(
-        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], target: Tensor
-    ) -> Segment:
-        layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
-
-        def buffer() -> Tensor:
-            return allocate(peer, layout.numel, layout.dtype, target.device)
-
-        outgoing = buffer() if layout.own_outgoing else target
-        incoming = buffer() if layout.own_incoming else target
-        return Segment(_name(exchange, index), index, spans, outgoing, incoming)
-
-    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
-        exchange = scope.exchange
-        try:
-            channel = exchange.collective.open(peer, segments, self.progress, exchange.choices)
-        except ValueError as error:
-            raise CompositionError(f"{exchange.name}: {error}") from error
-        if channel.notice and self._peer.rank == 0:
-            _log.warning("%s: %s", exchange.name, channel.notice)
-        scale = (
-            _scale(scope)
-            if exchange.slot == GRADIENTS
-            else exchange.collective.traits.contribution_scale(peer.size)
-        )
-        part = exchange.over.part_of(self._peer.rank, self._placement)
-        assert part is not None
-        opened = ActiveExchange(
-            exchange, part, peer, segments, channel, self.progress, self._counters, scale, self._observer
-        )
-        self.opened.append(opened)
-        return opened
-
-
-def _scale(scope: _Scope) -> float:
-    """Return what gradients are multiplied by in an exchange.
-
-    Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along
-    make up for what a group of another size scales too much or too little.
-    """
-    return scope.exchange.collective.traits.contribution_scale(mean(map(len, scope.parts)))
-
-
-def _works_in_place(peer: Peer, buffer: Tensor) -> bool:
-    # What travels in another dtype has buffers of its own.
-    travels = buffer.device.type == "cpu" and buffer.dtype == wire_dtype(buffer.dtype)
-    return travels and peer.memory.works_in_place(buffer.detach().numpy())
-
-
-def _name(exchange: Exchange, index: int) -> str:
-    return f"{exchange.name}[{index}]"

@@ -42,7 +42,7 @@ class StaleGradients:
         self._stale[name] = self._stale[name] + gradient if name in self._stale else gradient
 
     @torch.no_grad()
-    def join(self, parameters: Iterable[Tensor], loss_scale: float = 1.0) -> None:
+    def join(self, parameters: Iterable[Tensor], loss_scale: Tensor | float = 1.0) -> None:
         """Add what is stale to the gradients of `parameters`, which an optimizer is about to divide by `loss_scale`."""
         if not self._stale:
             return

@@ -1,0 +1,250 @@
+"""Opens the exchanges of a phase: from scopes, segments and buffers to channels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from torch import Tensor
+
+from hocket.errors import CompositionError
+from hocket.plan.layout import gradient_layout, parameter_layout
+from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
+from hocket.segment.partition import Span, partition
+from hocket.segment.segment import Segment, allocate, wire_dtype
+from hocket.segment.storage import ParameterStorage
+from hocket.session.exchange import ActiveExchange, Counters
+from hocket.session.gradients import GradientSync
+from hocket.session.optimizer_terms import AppliedTerms
+from hocket.session.optimizers import Optimizers
+from hocket.session.parameters import ParameterMix, ParameterSync
+from hocket.session.ranks import Ranks
+from hocket.session.segment_state import Stage
+from hocket.session.weights import Agreement, Contribution
+from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
+from hocket.strategy.strategy import Strategy
+from hocket.trace import Observer
+from hocket.transport.peer import Peer
+
+__all__ = ["PhaseOpener"]
+
+_log = logging.getLogger("hocket")
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """An exchange whose ranks are known.
+
+    Attributes:
+        parts: the sets of ranks that exchange among themselves.
+        peer: this rank's endpoint in its part; None if it takes no part.
+    """
+
+    exchange: Exchange
+    parts: tuple[tuple[int, ...], ...]
+    peer: Peer | None
+
+
+class PhaseOpener:
+    """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
+
+    Attributes:
+        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change nothing.
+        progress: advances them.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        storage: ParameterStorage,
+        strategy: Strategy,
+        counters: Counters,
+        observer: Observer | None = None,
+    ) -> None:
+        strategy.check_size(ranks.placement)
+        self.opened: list[ActiveExchange] = []
+        threaded = any(
+            exchange.collective.traits.needs_thread or exchange.progress is Progress.THREAD
+            for exchange in strategy.exchanges
+        )
+        self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
+        self._peer = ranks.peer
+        self._placement = ranks.placement
+        self._host = ranks.host
+        self._storage = storage
+        self._strategy = strategy
+        self._counters = counters
+        self._observer = observer
+
+    def gradients(
+        self,
+        optimizers: Optimizers,
+        begin: Callable[[], Contribution],
+        end: Callable[[], None],
+        *,
+        may_skip: bool,
+    ) -> GradientSync | None:
+        """Open the gradients slot; None where this rank exchanges none.
+
+        Args:
+            optimizers: what compressors may take terms over from.
+            begin, end: called before and after an exchange of gradients (see `GradientSync`).
+            may_skip: whether steps with NaN or Inf are left out.
+        """
+        scopes = self._scopes(self._strategy.gradients)
+        if not any(scope.peer is not None for scope in scopes):
+            return None
+        cut = partition(self._storage.spans, scopes[0].exchange.segments, backward=True)
+        buffers = [self._gradient_buffers(scopes, spans) for spans in cut]
+        exchanges: list[ActiveExchange] = []
+        stages: list[list[Stage]] = [[] for _ in cut]
+        for number, scope in enumerate(scopes):
+            if scope.peer is None:
+                continue
+            carried = self._carried(scope, len(cut))
+            segments = []
+            for index in carried:
+                # The exchanges of the slot pass each segment back and forth between two buffers.
+                pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
+                segments.append(Segment(_name(scope.exchange, index), index, cut[index], *pair))
+            opened = self._open(scope, scope.peer, segments)
+            exchanges.append(opened)
+            for segment in segments:
+                stages[segment.index].append((opened, segment))
+        parameters = self._storage.parameters
+        agreement = self._agreement(scopes, len(parameters))
+        terms = None
+        compressor = exchanges[0].exchange.compressor
+        if compressor is not None and compressor.traits.applies_optimizer_terms:
+            assert agreement is not None
+            terms = AppliedTerms(optimizers, exchanges[0], parameters, agreement.peer)
+        return GradientSync(
+            parameters,
+            exchanges,
+            stages,
+            begin,
+            end,
+            terms,
+            agreement,
+            may_skip=may_skip,
+        )
+
+    def _agreement(self, scopes: Sequence[_Scope], num_parameters: int) -> Agreement | None:
+        """Let ranks agree on what they contribute where compressors remember it."""
+        compressors = [scope.exchange.compressor for scope in scopes]
+        if not any(
+            compressor and (compressor.traits.keeps_residual or compressor.traits.applies_optimizer_terms)
+            for compressor in compressors
+        ):
+            return None
+        peer = scopes[0].peer if len(scopes) == 1 else self._peer
+        assert peer is not None  # the first exchange of gradients has all ranks
+        # Otherwise no mean over all ranks has a weight that all of them could know before.
+        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.traits.equal_result)
+
+    def parameters(self, take_values: Callable[[], None]) -> ParameterSync:
+        """Open the parameters slot; `take_values` is called before they are sent."""
+        exchanges = []
+        for scope in self._scopes(self._strategy.parameters):
+            if scope.peer is None:
+                continue
+            exchange = scope.exchange
+            cut = partition(self._storage.spans, exchange.segments)
+            carried = self._carried(scope, len(cut))
+            targets = [self._storage.slice_for(cut[index]) for index in carried]
+            segments = [
+                self._parameter_segment(exchange, scope.peer, index, cut[index], target)
+                for index, target in zip(carried, targets, strict=True)
+            ]
+            opened = self._open(scope, scope.peer, segments)
+            exchanges.append(ParameterMix(opened, targets, take_values))
+        return ParameterSync(exchanges)
+
+    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
+        """Return the exchanges in which any ranks meet, in order."""
+        scopes = []
+        for exchange in exchanges:
+            parts = exchange.over.parts(self._placement)
+            if any(len(part) > 1 for part in parts):
+                scopes.append(_Scope(exchange, parts, self._endpoint(exchange)))
+        return scopes
+
+    def _endpoint(self, exchange: Exchange) -> Peer | None:
+        part = exchange.over.part_of(self._peer.rank, self._placement)
+        if part == tuple(range(self._peer.size)):
+            return self._peer
+        # Collective: a rank that takes no part makes a group of its own, and leaves it.
+        group = self._peer.group(part or (self._peer.rank,))
+        return None if part is None else group
+
+    def _carried(self, scope: _Scope, num_segments: int) -> list[int]:
+        """Return the numbers of the segments that this rank exchanges in the scope."""
+        carries = scope.exchange.over.carries
+        return [i for i in range(num_segments) if carries(self._peer.rank, i, self._placement)]
+
+    def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+        """Return what gradients are sent from and what comes back; the same buffer where that is best."""
+        layout = gradient_layout(spans)
+        outgoing = allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+        exchange, peer = scopes[0].exchange, scopes[0].peer
+        if (
+            len(scopes) == 1
+            and peer
+            and exchange.collective.in_place(exchange.choices, _works_in_place(peer, outgoing))
+        ):
+            return outgoing, outgoing
+        return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+
+    def _parameter_segment(
+        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], target: Tensor
+    ) -> Segment:
+        layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
+
+        def buffer() -> Tensor:
+            return allocate(peer, layout.numel, layout.dtype, target.device)
+
+        outgoing = buffer() if layout.own_outgoing else target
+        incoming = buffer() if layout.own_incoming else target
+        return Segment(_name(exchange, index), index, spans, outgoing, incoming)
+
+    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
+        exchange = scope.exchange
+        try:
+            channel = exchange.collective.open(peer, segments, self.progress, exchange.choices)
+        except ValueError as error:
+            raise CompositionError(f"{exchange.name}: {error}") from error
+        if channel.notice and self._peer.rank == 0:
+            _log.warning("%s: %s", exchange.name, channel.notice)
+        scale = (
+            _scale(scope)
+            if exchange.slot == GRADIENTS
+            else exchange.collective.traits.contribution_scale(peer.size)
+        )
+        part = exchange.over.part_of(self._peer.rank, self._placement)
+        assert part is not None
+        opened = ActiveExchange(
+            exchange, part, peer, segments, channel, self.progress, self._counters, scale, self._observer
+        )
+        self.opened.append(opened)
+        return opened
+
+
+def _scale(scope: _Scope) -> float:
+    """Return what gradients are multiplied by in an exchange.
+
+    Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along
+    make up for what a group of another size scales too much or too little.
+    """
+    return scope.exchange.collective.traits.contribution_scale(mean(map(len, scope.parts)))
+
+
+def _works_in_place(peer: Peer, buffer: Tensor) -> bool:
+    # What travels in another dtype has buffers of its own.
+    travels = buffer.device.type == "cpu" and buffer.dtype == wire_dtype(buffer.dtype)
+    return travels and peer.memory.works_in_place(buffer.detach().numpy())
+
+
+def _name(exchange: Exchange, index: int) -> str:
+    return f"{exchange.name}[{index}]"

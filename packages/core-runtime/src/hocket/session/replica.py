@@ -1,0 +1,76 @@
+"""The model in training on one rank, as the phases of its strategy exchange it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from hocket.segment.storage import ParameterStorage
+from hocket.session.optimizers import Optimizers
+from hocket.session.ranks import broadcast_model, broadcast_optimizers, find_ranks
+from hocket.session.weights import BatchWeights, Contribution
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """A whole model on this rank, with its optimizers and what its batches count; construction is collective.
+
+    Args:
+        model, optimizers: those that are attached.
+        peer: all ranks.
+        lane: among them.
+        initial: whose values the replicas begin with, as `hocket.attach` takes it.
+        may_skip: whether steps with NaN or Inf are left out.
+        begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
+
+    Attributes:
+        begins_equal: whether all replicas hold the same bits when they begin.
+        ranks: where all ranks are.
+        storage: the parameters' memory.
+        weights: what this rank's batches count.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Optimizers,
+        peer: Peer,
+        lane: Lane,
+        begin_gradients: Callable[[], Contribution],
+        end_gradients: Callable[[], None],
+        *,
+        initial: str,
+        may_skip: bool,
+    ) -> None:
+        self.model, self.optimizers = model, optimizers
+        self.lane = lane
+        self.begin_gradients, self.end_gradients = begin_gradients, end_gradients
+        self.may_skip = may_skip
+        self.begins_equal = peer.size == 1 or initial == "rank0"
+        if initial == "rank0":
+            self._take_from_rank0(peer)
+        self.ranks = find_ranks(peer)
+        self.storage = ParameterStorage(model, self.ranks.host)
+        self.weights = BatchWeights(self.storage.parameters.values())
+
+    def _take_from_rank0(self, peer: Peer) -> None:
+        lane = peer.lane("attach")
+        broadcast_model(self.model, lane)
+        broadcast_optimizers(self.optimizers, peer, lane)
+        lane.close()
+
+    def check(self, *, take_values: bool) -> None:
+        """Notice what was replaced under the session: modules, parameters, optimizers' groups.
+
+        Args:
+            take_values: whether to take over what parameters were set to.
+
+        Raises:
+            ReplacedError: names it.
+        """
+        self.storage.check(take_values=take_values)
+        self.optimizers.check()
