@@ -67,6 +67,7 @@ class Job:
                 [*(OWN_MEMORY if owns_memory() else []), *command],
                 env={
                     **os.environ,
+                    "PYTHONFAULTHANDLER": "1",
                     "TMPDIR": str(self._temporary),
                     "LEFT": str(self._left),
                     "JOB": str(folder),
@@ -97,6 +98,7 @@ class Job:
         try:
             status = self._process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
+            self._show_stacks()
             os.killpg(self._process.pid, signal.SIGKILL)
             raise AssertionError(f"the job hangs:\n{self.output}") from None
         deadline_s = time.monotonic() + LONGEST_S
@@ -108,6 +110,13 @@ class Job:
         if owns_memory():
             assert self._left.read_text() == ""
         return status
+
+    def _show_stacks(self) -> None:
+        """Have Python's fault handler write where each rank is; ends them."""
+        for rank in self.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGABRT)
+        time.sleep(2.0)
 
     @property
     def output(self) -> str:
