@@ -120,7 +120,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        return self._output.read_text()[-4000:]
+        return self._output.read_text()[-20000:]
 
 
 @pytest.mark.parametrize("seed", range(NUM_KILLS))
