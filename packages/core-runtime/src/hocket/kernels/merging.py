@@ -24,15 +24,12 @@ def merge_delayed(values: Array, combined: Array, factor: float, sent: Array, *,
     """
     dtype = values.dtype
     poison = np.zeros(_TILE, dtype=dtype)
-    if sends:
-        _merge_and_copy(values, combined, dtype.type(factor), sent, poison)
-    else:
-        _merge(values, combined, dtype.type(factor), sent, poison)
+    _merge(values, combined, dtype.type(factor), sent, poison, sends)
     return not poison.any()
 
 
 @compiled
-def _merge(values: Array, combined: Array, factor: float, sent: Array, poison: Array) -> None:
+def _merge(values: Array, combined: Array, factor: float, sent: Array, poison: Array, sends: bool) -> None:
     for start in range(0, values.size, _TILE):
         count = min(_TILE, values.size - start)
         to, change, before = (
@@ -44,19 +41,6 @@ def _merge(values: Array, combined: Array, factor: float, sent: Array, poison: A
             value = to[k] + (factor * change[k] - before[k])
             to[k] = value
             poison[k] += value - value  # NaN for NaN and Inf, else 0
-
-
-@compiled
-def _merge_and_copy(values: Array, combined: Array, factor: float, sent: Array, poison: Array) -> None:
-    for start in range(0, values.size, _TILE):
-        count = min(_TILE, values.size - start)
-        to, change, before = (
-            values[start : start + count],
-            combined[start : start + count],
-            sent[start : start + count],
-        )
-        for k in range(count):
-            value = to[k] + (factor * change[k] - before[k])
-            to[k] = value
-            before[k] = value
-            poison[k] += value - value
+        if sends:  # while the tile is in the cache
+            for k in range(count):
+                before[k] = to[k]
