@@ -101,10 +101,7 @@ class Job:
             self._show_stacks()
             os.killpg(self._process.pid, signal.SIGKILL)
             raise AssertionError(f"the job hangs:\n{self.output}") from None
-        deadline_s = time.monotonic() + LONGEST_S
-        while self.ranks():
-            assert time.monotonic() < deadline_s, "ranks outlive their job"
-            time.sleep(0.05)
+        assert self._ranks_end(LONGEST_S), "ranks outlive their job"
         # torch leaves an empty folder of its own.
         assert [name for name in os.listdir(self._temporary) if not name.startswith("torch")] == []
         if owns_memory():
@@ -116,7 +113,16 @@ class Job:
         for rank in self.ranks():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGABRT)
-        time.sleep(2.0)
+        self._ranks_end(LONGEST_S)
+
+    def _ranks_end(self, seconds: float) -> bool:
+        """Return whether all ranks end within so many seconds."""
+        deadline_s = time.monotonic() + seconds
+        while self.ranks():
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(0.05)
+        return True
 
     @property
     def output(self) -> str:
