@@ -79,8 +79,8 @@ class Lane(ABC):
 
         Args:
             places: one or more pairs (what this rank gives, where its sum goes), which are done together: float32 or
-                float64, all of one dtype, in memory of `Peer.allocate`, the same on every rank of the lane. The two are
-                the same memory, or memory that does not overlap it, on every rank alike.
+                float64, all of one dtype, in memory of `Memory.allocate`, the same on every rank of the lane. The two
+                are the same memory, or memory that does not overlap it, on every rank alike.
 
         Returns:
             None, on all ranks alike, if messages are the way.
