@@ -162,7 +162,7 @@ def test_a_job_passes_on_what_it_prints(
 def test_a_launcher_that_does_not_end_the_job_is_killed(
     elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launching, "_ENDING_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(launching, "_TERMINATION_TIMEOUT_S", 1.0)
     # What a rank does in `end_job`, but for the call that Open MPI's launcher once did not heed.
     program = (
         "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
@@ -173,5 +173,39 @@ def test_a_launcher_that_does_not_end_the_job_is_killed(
     begun_s = time.monotonic()
     assert launch(Mpiexec(str(launcher), "mpich", ""), 1, [PYTHON, "-c", program], folder=tmp_path) == 3
     assert time.monotonic() - begun_s < 60
-    assert "hocket: mpiexec did not end the job within 1 s after a rank asked it to" in capfd.readouterr().err
+    assert "hocket: mpiexec did not end the job within 1 s, and was killed" in capfd.readouterr().err
     assert launching._processes_of(tmp_path) == []
+
+
+@pytest.mark.mpi
+def test_a_rank_that_outlives_a_dead_one_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 1.0)
+    # The other one never looks at whom it has lost.
+    program = (
+        "import os, signal, time; from hocket.transport.launching import note_pid; from mpi4py import MPI;"
+        "rank = MPI.COMM_WORLD.rank; note_pid(rank); MPI.COMM_WORLD.Barrier();"
+        "rank and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)"
+    )
+    begun_s = time.monotonic()
+    assert launch(find_mpiexec(), 2, [PYTHON, "-c", program], folder=tmp_path) == 137
+    assert time.monotonic() - begun_s < 60
+    assert "hocket: rank 1 on " in (told := capfd.readouterr().err)
+    assert " was killed by SIGKILL" in told
+    assert launching._processes_of(tmp_path) == []
+
+
+def test_a_launcher_that_takes_no_notice_of_a_rank_that_ended(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(launching, "_TERMINATION_TIMEOUT_S", 1.0)
+    program = "from hocket.transport.launching import note_pid; note_pid(0)"
+    launcher = elsewhere / "mpiexec"
+    launcher.write_text('#!/bin/sh\ntrap "" TERM\nshift 4\n"$@" &\nexec sleep 600\n')
+    launcher.chmod(0o755)
+    begun_s = time.monotonic()
+    assert launch(Mpiexec(str(launcher), "mpich", ""), 1, [PYTHON, "-c", program], folder=tmp_path) == 137
+    assert time.monotonic() - begun_s < 60
+    assert "hocket: mpiexec did not end the job within 1 s, and was killed" in capfd.readouterr().err

@@ -34,7 +34,9 @@ __all__ = [
 #: Names the folder in which ranks leave their process numbers, for launchers that report these only.
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 
-_TERMINATION_TIMEOUT_S = 10.0
+# Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds
+# (5.0.11, in MPI_Abort, once in thousands of jobs).
+_TERMINATION_TIMEOUT_S = 15.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 #: Those by which schedulers announce that they take the machine; ranks may save first.
 _ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -46,9 +48,9 @@ _FIRST_WITH_ULFM = 5
 _EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 _LAUNCHERS = "launcher"
 _ENDING = "ending"
-# Seconds that the launcher may take to end the job when a rank has asked it to. Open MPI's has been seen to wait for a
-# lock that nobody holds (5.0.11, in MPI_Abort, once in thousands of jobs).
-_ENDING_TIMEOUT_S = 15.0
+# Seconds that ranks may take to end by themselves after one has died: they are told at once, and then agree on who says
+# so. Open MPI's launcher has been seen to wait for ever (5.0.11, once in hundreds of jobs killed).
+_OUTLIVING_TIMEOUT_S = 20.0
 # Seconds that a rank may take to end by itself after SIGTERM.
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
@@ -200,25 +202,26 @@ def launch(
         process_group=0,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (it takes no lock, and no thread of ours runs yet)
     )
-    report = Report(folder, ranks, end=job.terminate)
+    ended_by = _JobEnd(job)
+    report = Report(folder, ranks, end=ended_by.terminate)
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
         for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
     ]
     for reader in readers:
         reader.start()
-    interrupted, by_itself = _wait(job, folder, ranks)
+    interrupted = _wait(ended_by, report)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
     if interrupted in _ASKING_SIGNALS and report.saved:
         return 128 + signal.SIGTERM
-    came_to_its_end = by_itself and job.returncode == 0 and not report.message
+    came_to_its_end = not ended_by.terminated and job.returncode == 0 and not report.message
     if interrupted is not None and not came_to_its_end:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
-    status = report.status or _told_status(folder / _ENDING) or job.returncode
+    status = report.status or _told_status(folder / _ENDING) or _as_shells_say(job.returncode)
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
@@ -248,35 +251,68 @@ def _told_status(ending: Path) -> int:
         return 0
 
 
-def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> tuple[signal.Signals | None, bool]:
-    """Wait for the job; return the signal that came meanwhile, if any, and whether the job has ended by itself.
+def _as_shells_say(status: int) -> int:
+    """Return a process's exit status, where `subprocess` gives the negative number of the signal that killed it."""
+    return status if status >= 0 else 128 - status
 
-    End it on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they do
-    not. End it too where its launcher does not, and a rank has left word that it ends the job.
+
+class _JobEnd:
+    """Ends a job through its launcher, and the launcher where it does not end.
+
+    Args:
+        launcher: the process that started the ranks.
+    """
+
+    def __init__(self, launcher: subprocess.Popen[bytes]) -> None:
+        self.launcher = launcher
+        self._terminate_s = self._kill_s = math.inf
+
+    @property
+    def terminated(self) -> bool:
+        return self._kill_s < math.inf
+
+    def terminate(self) -> None:
+        """Have the launcher end all ranks, now."""
+        self._kill_s = min(self._kill_s, time.monotonic() + _TERMINATION_TIMEOUT_S)
+        self.launcher.terminate()
+
+    def terminate_after(self, seconds: float) -> None:
+        """Leave the ranks so long to end by themselves, from the first call on."""
+        self._terminate_s = min(self._terminate_s, time.monotonic() + seconds)
+
+    def look(self) -> None:
+        """Do what is due."""
+        now_s = time.monotonic()
+        if now_s > self._kill_s:
+            print(
+                f"hocket: mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed",
+                file=sys.stderr,
+            )
+            self.launcher.kill()
+        elif now_s > self._terminate_s:
+            self.terminate()
+
+
+def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
+    """Wait for the job's end; return the signal that came meanwhile, if any.
+
+    End the job on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they
+    do not. End it too where a rank has left word that it ends the job, and where one has died and the others stay.
     """
     received: list[signal.Signals] = []
-    patience_s: float | None = None
-    end_s = kill_s = math.inf
-    ending = folder / _ENDING
-
-    def terminate() -> None:
-        nonlocal kill_s
-        kill_s = min(kill_s, time.monotonic() + _TERMINATION_TIMEOUT_S)
-        job.terminate()
 
     def end(number: int, frame: object) -> None:
         received.append(signal.Signals(number))
-        terminate()
+        job.terminate()
 
     def ask(number: int, frame: object) -> None:
-        nonlocal end_s
         if received:
             return
         received.append(signal.Signals(number))
-        if _ask_ranks(folder, ranks):
-            end_s = time.monotonic() + _SAVING_TIMEOUT_S
+        if _ask_ranks(report.folder, report.ranks):
+            job.terminate_after(_SAVING_TIMEOUT_S)
         else:
-            terminate()
+            job.terminate()
 
     # nohup has a closed terminal ignored.
     heeded = [s for s in _ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
@@ -285,28 +321,27 @@ def _wait(job: subprocess.Popen[bytes], folder: Path, ranks: int) -> tuple[signa
     try:
         while True:
             try:
-                job.wait(1.0)
+                job.launcher.wait(1.0)
                 break
             except subprocess.TimeoutExpired:
-                if received:
-                    if time.monotonic() > kill_s:
-                        job.kill()
-                    elif time.monotonic() > end_s:
-                        terminate()
-                elif patience_s is None and ending.exists():
-                    patience_s = time.monotonic() + _ENDING_TIMEOUT_S
+                job.look()
+                if (report.folder / _ENDING).exists() and not job.terminated:
                     job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
-                elif patience_s is not None and time.monotonic() > patience_s:
-                    print(
-                        f"hocket: mpiexec did not end the job within {_ENDING_TIMEOUT_S:.0f} s after a rank asked it "
-                        "to, and was killed",
-                        file=sys.stderr,
-                    )
-                    job.kill()
+                elif report.cause or _are_unreaped(report.folder):
+                    job.terminate_after(_OUTLIVING_TIMEOUT_S)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return (received[0] if received else None), kill_s == math.inf
+    return received[0] if received else None
+
+
+def _are_unreaped(folder: Path) -> bool:
+    """Return whether a rank on this host has ended and its launcher has taken no notice."""
+    for file in folder.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{file.name}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+    return False
 
 
 def _ask_ranks(folder: Path, ranks: int) -> bool:
