@@ -27,6 +27,7 @@ __all__ = [
     "find_mpiexec",
     "launch",
     "note_ending",
+    "note_leaving",
     "note_pid",
     "threads_per_rank",
 ]
@@ -48,6 +49,7 @@ _FIRST_WITH_ULFM = 5
 _EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 _LAUNCHERS = "launcher"
 _ENDING = "ending"
+_LEFT = "left-"
 # Seconds that ranks may take to end by themselves after one has died: they are told at once, and then agree on who says
 # so. Open MPI's launcher has been seen to wait for ever (5.0.11, once in hundreds of jobs killed).
 _OUTLIVING_TIMEOUT_S = 20.0
@@ -153,6 +155,14 @@ def note_pid(rank: int) -> None:
     folder = os.environ.get(PID_FOLDER_VARIABLE)
     if folder:
         (Path(folder) / str(os.getpid())).write_text(str(rank))
+
+
+def note_leaving() -> None:
+    """Leave word for `launch` that this process has come to its end as the other ranks have."""
+    folder = os.environ.get(PID_FOLDER_VARIABLE)
+    if folder:
+        with contextlib.suppress(OSError):
+            (Path(folder) / f"{_LEFT}{os.getpid()}").touch()
 
 
 def note_ending(code: int) -> None:
@@ -327,7 +337,7 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
                 job.look()
                 if (report.folder / _ENDING).exists() and not job.terminated:
                     job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
-                elif report.cause or _are_unreaped(report.folder):
+                elif report.cause or _some_have_died(report.folder):
                     job.terminate_after(_OUTLIVING_TIMEOUT_S)
     finally:
         for number, handler in previous.items():
@@ -335,13 +345,20 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
     return received[0] if received else None
 
 
-def _are_unreaped(folder: Path) -> bool:
-    """Return whether a rank on this host has ended and its launcher has taken no notice."""
-    for file in folder.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{file.name}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-    return False
+def _some_have_died(folder: Path) -> bool:
+    """Return whether a rank on this host has ended before its script's end, or its launcher has taken no notice."""
+    return any(
+        _is_unreaped(int(file.name))
+        or not (Path(f"/proc/{file.name}").exists() or (folder / f"{_LEFT}{file.name}").exists())
+        for file in folder.glob("[0-9]*")
+    )
+
+
+def _is_unreaped(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
 
 
 def _ask_ranks(folder: Path, ranks: int) -> bool:

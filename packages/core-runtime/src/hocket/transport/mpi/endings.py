@@ -25,7 +25,7 @@ from hocket.errors import (
 )
 from hocket.transport.forks import is_fork
 from hocket.transport.host import HostPeer, StatusBoard
-from hocket.transport.launching import note_ending
+from hocket.transport.launching import note_ending, note_leaving
 from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.status import RankState, RankStatus, summarise
 
@@ -157,6 +157,7 @@ class Endings:
                         "all ranks end",
                         1,
                     )
+            note_leaving()
         except KeyboardInterrupt:
             end_job(f"{where} at the end of its script: interrupted; all ranks end", 130)
         except (MPI.Exception, PeerLostError) as error:
