@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer as Peer
     from hocket.transport.peer import gather as gather
     from hocket.transport.reduction import TreeSum as TreeSum
+    from hocket.transport.request import FunctionRequest as FunctionRequest
     from hocket.transport.request import Request as Request
     from hocket.transport.request import all_of as all_of
     from hocket.transport.threads import describe_wait as describe_wait
@@ -216,6 +217,7 @@ _HOMES = {
     "Peer": "hocket.transport.peer",
     "gather": "hocket.transport.peer",
     "TreeSum": "hocket.transport.reduction",
+    "FunctionRequest": "hocket.transport.request",
     "Request": "hocket.transport.request",
     "all_of": "hocket.transport.request",
     "describe_wait": "hocket.transport.threads",

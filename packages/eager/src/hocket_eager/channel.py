@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.api import Channel, Outcome, Request, Segment
+from hocket.api import Channel, FunctionRequest, Request, Segment
 from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["PartialAllreduceChannel"]
@@ -34,7 +34,10 @@ class PartialAllreduceChannel(Channel):
         [segment] = segments
         of_segment = self._sums[segment.index]
         of_segment.propose(segment.outgoing_array, round)
-        return _Step(of_segment, segment, round)
+        summed = FunctionRequest(
+            lambda: of_segment.ended(round), lambda timeout_s: of_segment.wait(round, timeout_s)
+        )
+        return summed.then(lambda _: of_segment.fetch(round, segment.incoming_array))
 
     def take_stale(self, segment: Segment) -> Tensor | None:
         of_segment = self._sums[segment.index]
@@ -60,31 +63,3 @@ class PartialAllreduceChannel(Channel):
             if state is not None:
                 saved = state[str(index)]
                 of_segment.restore(saved["oldest"], saved["late"].numpy())
-
-
-class _Step(Request):
-    """One segment's exchange in one step."""
-
-    __slots__ = ("_of_segment", "_outcome", "_segment", "_step")
-
-    def __init__(self, of_segment: PartialSum, segment: Segment, step: int) -> None:
-        self._of_segment = of_segment
-        self._segment = segment
-        self._step = step
-        self._outcome: Outcome | None = None
-
-    def done(self) -> bool:
-        if self._outcome is None and self._of_segment.ended(self._step):
-            self._outcome = self._of_segment.fetch(self._step, self._segment.incoming_array)
-        return self._outcome is not None
-
-    def wait(self, timeout_s: float | None = None) -> Outcome:
-        if not self.done():
-            self._of_segment.wait(self._step, timeout_s)
-        assert self.done()
-        assert self._outcome is not None
-        return self._outcome
-
-    @property
-    def result(self) -> Outcome | None:
-        return self._outcome

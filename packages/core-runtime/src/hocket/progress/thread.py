@@ -6,14 +6,12 @@ the training thread puts what is to be communicated into a queue, from which a c
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.progress.engine import ProgressEngine
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.signals import Event, Wake
 
 __all__ = ["ThreadProgress"]
@@ -32,8 +30,8 @@ class ThreadProgress(ProgressEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handed_over: deque[_CarriedRequest] = deque()
-        self._carried: list[_CarriedRequest] = []
+        # Only the progress thread looks at these: MPI lets no two threads look at one request at once.
+        self._carried: dict[int, Request] = {}
         self._told: Event | None = None
         self._thread: Request | None = None
         self._stopping = False
@@ -44,10 +42,21 @@ class ThreadProgress(ProgressEngine):
 
     def carry(self, request: Request, peer: Peer, name: str) -> Request:
         self._begin(peer)
-        carried = _CarriedRequest(request, self, name)
-        self._handed_over.append(carried)
+        key = id(request)
+        self._carried[key] = request
         self.nudge()
-        return carried
+
+        def over() -> bool:
+            return key not in self._carried
+
+        def done() -> bool:
+            self.check()
+            return over()
+
+        def wait(timeout_s: float | None) -> None:
+            self.wait_until(over, "the progress thread", name, lambda: f"the messages of {name}", timeout_s)
+
+        return FunctionRequest(done, wait, lambda: request.result)
 
     def check(self) -> None:
         if self.error is not None and self._told is not None:
@@ -71,13 +80,13 @@ class ThreadProgress(ProgressEngine):
         return wake
 
     def _advance_carried(self) -> bool:
-        while self._handed_over:
-            self._carried.append(self._handed_over.popleft())
-        left = [carried for carried in self._carried if not carried.look()]
-        if len(left) < len(self._carried):
-            self._carried = left
+        under_way = self._carried.copy()  # the training thread may add to it meanwhile
+        ended = [key for key, request in under_way.items() if request.done()]
+        for key in ended:
+            del self._carried[key]
+        if ended:
             self._tell()
-        return bool(left)
+        return len(ended) < len(under_way)
 
     def _live(self) -> None:
         assert self._peer is not None
@@ -105,46 +114,3 @@ class ThreadProgress(ProgressEngine):
             self._thread = None
             self._stopping = False
         super()._stop()
-
-
-class _CarriedRequest(Request):
-    """The training thread's side of a request that only the progress thread touches.
-
-    MPI lets no two threads look at one request at once.
-
-    Args:
-        held: started, and only the progress thread's from now on.
-        progress: the engine whose thread it is.
-        name: stands in messages.
-    """
-
-    __slots__ = ("_held", "_name", "_over", "_progress")
-
-    def __init__(self, held: Request, progress: ThreadProgress, name: str) -> None:
-        self._held = held
-        self._progress = progress
-        self._name = name
-        self._over = False
-
-    def look(self) -> bool:
-        """Look at the request, in the progress thread, and return whether it is done."""
-        self._over = self._held.done()
-        return self._over
-
-    def done(self) -> bool:
-        self._progress.check()
-        return self._over
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        self._progress.wait_until(
-            lambda: self._over,
-            "the progress thread",
-            self._name,
-            lambda: f"the messages of {self._name}",
-            timeout_s,
-        )
-        return self._held.result
-
-    @property
-    def result(self) -> Any:
-        return self._held.result

@@ -18,10 +18,10 @@ from hocket.schedule.operations import Add, Compute, Gate, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Request
+from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.signals import Connection
 
-__all__ = ["Execution", "RoundRequest"]
+__all__ = ["Execution"]
 
 # The data of a round is sent under one of so many numbers, which every transport accepts. They come again only rounds
 # later, and then still in order between the same two ranks.
@@ -96,13 +96,13 @@ class Execution(Activity):
         """How many rounds have ended on this rank."""
         return self._round
 
-    def start(self, round: int) -> RoundRequest:
+    def start(self, round: int) -> Request:
         """Say that the application has arrived at `round` (internal activation); never blocks.
 
         If the round has ended without it, or is under way, that changes nothing.
 
         Returns:
-            Done when the round has ended on this rank.
+            Done when the round has ended on this rank; its result is the round's number.
 
         Raises:
             TransportError: an execution has failed.
@@ -111,7 +111,9 @@ class Execution(Activity):
         if round >= self._round:
             self._wanted = max(self._wanted, round + 1)
             self._progress.nudge()
-        return RoundRequest(self, round)
+        return FunctionRequest(
+            lambda: self.ended(round), lambda timeout_s: self.wait(round, timeout_s), lambda: round
+        )
 
     def nudge(self) -> None:
         """Have the schedule's gates looked at soon; never blocks."""
@@ -352,24 +354,3 @@ class Execution(Activity):
                 request.withdraw()
             self._closed = True
         return self._closed
-
-
-class RoundRequest(Request):
-    """The future of one round; its result is the round's number."""
-
-    __slots__ = ("_execution", "_round")
-
-    def __init__(self, execution: Execution, round: int) -> None:
-        self._execution = execution
-        self._round = round
-
-    def done(self) -> bool:
-        return self._execution.ended(self._round)
-
-    def wait(self, timeout_s: float | None = None) -> int:
-        self._execution.wait(self._round, timeout_s)
-        return self._round
-
-    @property
-    def result(self) -> int:
-        return self._round

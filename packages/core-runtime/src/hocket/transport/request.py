@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["RANKS_DIVERGED", "Finished", "Request", "all_of"]
+__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request", "all_of"]
 
 #: What to look for where ranks meet that do different things; the end of a message.
 RANKS_DIVERGED = (
@@ -94,6 +94,45 @@ class Finished(Request):
     @property
     def result(self) -> Any:
         return self._result
+
+
+class FunctionRequest(Request):
+    """A request made of functions: for what is looked at and waited for elsewhere.
+
+    Args:
+        done: see `Request.done`.
+        wait: blocks until it is done, given `timeout_s`.
+        result: returns what the operation gave, once it is done.
+        withdraw: see `Request.withdraw`; for a receive.
+    """
+
+    __slots__ = ("_done", "_result", "_wait", "_withdraw")
+
+    def __init__(
+        self,
+        done: Callable[[], bool],
+        wait: Callable[[float | None], object],
+        result: Callable[[], Any] = lambda: None,
+        withdraw: Callable[[], object] | None = None,
+    ) -> None:
+        self._done, self._wait, self._result, self._withdraw = done, wait, result, withdraw
+
+    def done(self) -> bool:
+        return self._done()
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        self._wait(timeout_s)
+        return self._result()
+
+    @property
+    def result(self) -> Any:
+        return self._result()
+
+    def withdraw(self) -> None:
+        if self._withdraw is None:
+            super().withdraw()
+        else:
+            self._withdraw()
 
 
 class _Then(Request):

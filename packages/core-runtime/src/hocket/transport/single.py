@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NoReturn
 
 from hocket.arrays import Array
-from hocket.errors import TransportError
+from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.request import Finished, Request
+from hocket.transport.request import Finished, FunctionRequest, Request
 
 __all__ = ["SinglePeer"]
-
-
-class _SelfReceive(Request):
-    """A receive from oneself: filled by a send that has happened already, or by one still to come."""
-
-    def __init__(self, lane: _SingleLane, data: Array, round: int) -> None:
-        self._lane, self._data, self._round, self._filled = lane, data, round, False
-        lane.receives[round].append(self)
-        lane.deliver(round)
-
-    def fill(self, message: Array) -> None:
-        if message.nbytes != self._data.nbytes:
-            raise TransportError(
-                f"rank 0: {self._lane.name}, round {self._round}: a message of {message.nbytes} bytes came into "
-                f"a buffer of {self._data.nbytes}"
-            )
-        self._data.reshape(-1).view("u1")[:] = message.reshape(-1).view("u1")
-        self._filled = True
-
-    def done(self) -> bool:
-        return self._filled
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if not self._filled:
-            # The only rank is the one that waits: nobody is left who could send.
-            from hocket.errors import ExchangeTimeoutError
-
-            raise ExchangeTimeoutError(
-                f"rank 0 waits for itself in {self._lane.name}, round {self._round}: nothing was sent"
-            )
-
-    def withdraw(self) -> None:
-        if not self._filled:
-            self._lane.receives[self._round].remove(self)
 
 
 class _SingleLane(Lane):
@@ -55,22 +22,41 @@ class _SingleLane(Lane):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.receives: dict[int, deque[_SelfReceive]] = defaultdict(deque)
+        # By round: the buffers of receives that no send has filled, in their order, and what no receive has taken.
+        self._receives: dict[int, dict[int, Array]] = defaultdict(dict)
         self._messages: dict[int, deque[Array]] = defaultdict(deque)
-
-    def deliver(self, round: int) -> None:
-        while self._messages[round] and self.receives[round]:
-            self.receives[round].popleft().fill(self._messages[round].popleft())
+        self._keys = itertools.count()
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         _require_rank_0(to)
         self._messages[round].append(data.copy())
-        self.deliver(round)
+        self._deliver(round)
         return Finished()
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         _require_rank_0(source)
-        return _SelfReceive(self, data, round)
+        receives, key = self._receives[round], next(self._keys)
+        receives[key] = data
+        self._deliver(round)
+
+        def wait(timeout_s: float | None) -> None:
+            if key in receives:  # the only rank is the one that waits: nobody is left who could send
+                raise ExchangeTimeoutError(
+                    f"rank 0 waits for itself in {self.name}, round {round}: nothing was sent"
+                )
+
+        return FunctionRequest(lambda: key not in receives, wait, withdraw=lambda: receives.pop(key, None))
+
+    def _deliver(self, round: int) -> None:
+        receives, messages = self._receives[round], self._messages[round]
+        while receives and messages:
+            key, message = next(iter(receives)), messages.popleft()
+            if message.nbytes != receives[key].nbytes:
+                raise TransportError(
+                    f"rank 0: {self.name}, round {round}: a message of {message.nbytes} bytes came into "
+                    f"a buffer of {receives[key].nbytes}"
+                )
+            receives.pop(key).reshape(-1).view("u1")[:] = message.reshape(-1).view("u1")
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         receive[...] = send

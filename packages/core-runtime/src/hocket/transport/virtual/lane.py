@@ -14,7 +14,7 @@ from hocket.transport.reduction import tree_sum
 from hocket.transport.request import Request
 from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
 from hocket.transport.virtual.rendezvous import Call, Rendezvous
-from hocket.transport.virtual.request import Station, VirtualReceive, VirtualRequest
+from hocket.transport.virtual.request import Station, VirtualRequest
 
 __all__ = ["LaneState", "VirtualLane"]
 
@@ -74,7 +74,7 @@ class VirtualLane(Lane):
         self._check_writable(data, "irecv")
         state = self._state
         sender = state.ranks[source]
-        request = VirtualReceive(
+        request = VirtualRequest(
             self._station,
             self._timeout_s,
             lambda: f"rank {sender} in irecv, round {round}, lane {state.name!r}",

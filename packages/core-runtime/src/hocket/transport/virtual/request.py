@@ -16,7 +16,7 @@ from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.timeline import Signal
 
-__all__ = ["Station", "VirtualEvent", "VirtualReceive", "VirtualRequest", "VirtualWake"]
+__all__ = ["Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,25 @@ class VirtualRequest(Request):
     `done` charges `poll_s`; `wait` jumps to the moment at which the operation finishes.
     """
 
-    def __init__(self, station: Station, timeout_s: float, describe: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        station: Station,
+        timeout_s: float,
+        describe: Callable[[], str],
+        withdraw: Callable[[], None] | None = None,
+    ) -> None:
         """Make the request of an operation that has not finished.
 
         Args:
             station: of the rank that it belongs to.
             timeout_s: virtual seconds that a wait lasts if it does not say.
             describe: says what is awaited and from whom.
+            withdraw: takes a receive out of its mailbox.
         """
         self._station = station
         self._timeout_s = timeout_s
         self._describe = describe
+        self._withdraw = withdraw
         self._signal = Signal()
         self._error: str | None = None
         self._result: Any = None
@@ -75,6 +83,12 @@ class VirtualRequest(Request):
     def result(self) -> Any:
         return self._result
 
+    def withdraw(self) -> None:
+        if self._withdraw is None:
+            super().withdraw()
+        elif not self._signal.is_set:
+            self._withdraw()
+
     def finish(self, result: Any = None) -> None:
         """Note that the operation has finished and gave `result`; called by the simulation."""
         self._result = result
@@ -93,21 +107,6 @@ class VirtualRequest(Request):
     def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise TransportError(self._error)
-
-
-class VirtualReceive(VirtualRequest):
-    """A receive, which can be withdrawn while no message has come for it."""
-
-    def __init__(
-        self, station: Station, timeout_s: float, describe: Callable[[], str], withdraw: Callable[[], None]
-    ) -> None:
-        """Make a receive that `withdraw` takes out of its mailbox."""
-        super().__init__(station, timeout_s, describe)
-        self._withdraw = withdraw
-
-    def withdraw(self) -> None:
-        if not self._signal.is_set:
-            self._withdraw()
 
 
 class VirtualEvent(Event):
