@@ -7,7 +7,7 @@ import pytest
 
 from hocket.errors import ExchangeTimeoutError
 from hocket.trace.observer import ObservedRequest, OverlapClock
-from hocket.transport.request import Finished, Request, all_of
+from hocket.transport.request import Finished, FunctionRequest, Request, all_of
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World, current_peer
 
@@ -109,3 +109,26 @@ def test_a_wait_for_several_ends_with_a_timeout() -> None:
         assert peer.clock.now() < 2.0
 
     World(2).run(body)
+
+
+def test_a_request_of_functions_looks_waits_and_gives_the_result() -> None:
+    given: list[float | None] = []
+    request = FunctionRequest(lambda: bool(given), given.append, lambda: len(given))
+    assert not request.done()
+    assert request.wait(2.5) == 1
+    assert (given, request.done(), request.result) == ([2.5], True, 1)
+    with pytest.raises(TypeError, match="only a receive can be withdrawn"):
+        request.withdraw()
+
+
+def test_a_receive_from_oneself_is_filled_in_order_and_can_be_withdrawn() -> None:
+    lane = SinglePeer().lane("self")
+    first, second, third = (np.zeros(2) for _ in range(3))
+    receives = [lane.irecv(buffer, 0, 7) for buffer in (first, second, third)]
+    receives[1].withdraw()
+    lane.isend(np.full(2, 1.0), 0, 7)
+    lane.isend(np.full(2, 2.0), 0, 7)
+    assert [request.done() for request in receives] == [True, True, True]
+    assert [first.tolist(), second.tolist(), third.tolist()] == [[1, 1], [0, 0], [2, 2]]
+    with pytest.raises(ExchangeTimeoutError, match=r"rank 0 waits for itself in self, round 8"):
+        lane.irecv(first, 0, 8).wait()

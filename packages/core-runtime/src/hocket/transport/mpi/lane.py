@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hocket.arrays import Array, is_same_memory
-from hocket.transport.gathering import check_gathering
-from hocket.transport.host import HostCollectives, HostPeer
-from hocket.transport.mpi.ordered import CallOrder, GatherRequest, OrderedLane, OrderedRequest
-from hocket.transport.mpi.pieces import Pieces, as_bytes, cut, cut_message, fits
-from hocket.transport.mpi.request import MPIRequest, Receive, begun
+from hocket.errors import TransportError
+from hocket.transport.gathering import check_gathering, gathered
+from hocket.transport.host import HostCollectives, HostPeer, Operation, ProcessLane
+from hocket.transport.mpi.pieces import as_bytes, cut, cut_message, fits, together
+from hocket.transport.mpi.request import CallOrder, MPIRequest
 from hocket.transport.request import Request
 
-__all__ = ["MPILane"]
+__all__ = ["MPILane", "gather_rows"]
 
 
-class MPILane(OrderedLane):
+class MPILane(ProcessLane):
     """A communicator of its own.
 
     Args:
         host: for collectives over shared memory; None where messages are all there is.
+
+    Attributes:
+        order: the operations that have native calls left to make.
     """
 
     def __init__(self, peer: HostPeer, comm: Any, name: str, host: HostCollectives | None = None) -> None:
@@ -33,24 +37,24 @@ class MPILane(OrderedLane):
         self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        what = f"send to rank {self.peer.world_rank_of(to)}, round {round}"
         tag = round % self._tags
 
         def send(what: str, piece: Array) -> MPIRequest:
-            request = begun(self, what, lambda: self._comm.Isend([piece, MPI.BYTE], to, tag))
-            return MPIRequest(self, request, what, piece, other=to)
+            begin = partial(self._comm.Isend, [piece, MPI.BYTE], to, tag)
+            return MPIRequest(self, what, begin, piece, other=to)
 
-        return self._message(send, what, data, to)
+        return self._message(send, f"send to rank {self.peer.world_rank_of(to)}, round {round}", data)
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
-        what = f"receive from rank {self.peer.world_rank_of(source)}, round {round}"
         tag = round % self._tags
 
         def receive(what: str, piece: Array) -> MPIRequest:
-            request = begun(self, what, lambda: self._comm.Irecv([piece, MPI.BYTE], source, tag))
-            return Receive(self, request, what, piece, other=source)
+            begin = partial(self._comm.Irecv, [piece, MPI.BYTE], source, tag)
+            return MPIRequest(self, what, begin, piece, other=source, receives=True)
 
-        return self._message(receive, what, data, source)
+        return self._message(
+            receive, f"receive from rank {self.peer.world_rank_of(source)}, round {round}", data
+        )
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         shared = self.host_allreduce(send, receive)
@@ -79,9 +83,11 @@ class MPILane(OrderedLane):
         if shared is not None:
             return shared
         what = f"broadcast from rank {self.peer.world_rank_of(root)}"
-        return self._in_order(
-            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), what, as_bytes(data), other=root
-        )
+
+        def begin(piece: Array) -> Any:
+            return self._comm.Ibcast([piece, MPI.BYTE], root)
+
+        return self._in_order(begin, what, as_bytes(data), other=root)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
@@ -94,34 +100,102 @@ class MPILane(OrderedLane):
         self.ibarrier().wait()
         self._comm.Free()
 
-    def _message(
-        self, begin: Callable[[str, Array], MPIRequest], what: str, data: Array, other: int
-    ) -> Request:
+    def _message(self, begin: Callable[[str, Array], Request], what: str, data: Array) -> Request:
         """Send or receive a message, in pieces if it is too long for one."""
         if fits(data):
             return begin(what, as_bytes(data))
-        what, pieces = f"{what}, {data.nbytes} bytes in pieces", cut_message(data)
-        return Pieces(self, what, lambda number: begin(what, pieces[number]), len(pieces), other=other)
+        what = f"{what}, {data.nbytes} bytes in pieces"
+        return together(begin(what, piece) for piece in cut_message(data))
 
     def _in_order(
         self, begin: Callable[..., Any], what: str, *buffers: Array, other: int | None = None
     ) -> Request:
         """Call a native collective over buffers of one length, in pieces if these are too long for one call."""
-        if all(map(fits, buffers)):
-            return self._call(partial(begin, *buffers), what, *buffers, other=other)
-        pieces = [*zip(*map(cut, buffers), strict=True)]
-        return Pieces(
-            self,
-            what,
-            lambda number: self._call(partial(begin, *pieces[number]), what, *pieces[number], other=other),
-            len(pieces),
-            other=other,
-        )
 
-    def _call(
-        self, begin: Callable[[], Any], what: str, *buffers: Array, other: int | None = None
-    ) -> Request:
-        """Call a native collective, now or when those asked for before have been called."""
-        if self.order.busy:
-            return OrderedRequest(self, begin, what, *buffers, other=other)
-        return MPIRequest(self, begun(self, what, begin), what, *buffers, other=other)
+        def call(*pieces: Array) -> Request:
+            return MPIRequest(self, what, partial(begin, *pieces), *pieces, other=other, order=self.order)
+
+        if all(map(fits, buffers)):
+            return call(*buffers)
+        return together(call(*pieces) for pieces in zip(*map(cut, buffers), strict=True))
+
+
+class GatherRequest(Operation):
+    """Every rank's message, of lengths that differ: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
+
+    Where these are too many for it each rank broadcasts its own.
+
+    Args:
+        comm: the lane's communicator.
+        send: uint8 [n], this rank's message.
+        receive: uint8 [size, capacity].
+    """
+
+    __slots__ = ("_bytes", "_comm", "_gathered_lengths", "_lengths", "_receive", "_send")
+
+    _lane: MPILane
+
+    def __init__(self, lane: MPILane, comm: Any, send: Array, receive: Array) -> None:
+        super().__init__(lane, "allgather")
+        self._comm = comm
+        self._send = send
+        self._receive = receive
+        self._gathered_lengths = np.empty(lane.size, dtype=np.int64)
+        self._lengths: Request | None = None
+        self._bytes: Request | None = None
+        lane.order.append(self)
+        # Who waits for something else calls for the bytes meanwhile: other ranks may wait for them.
+        lane.peer.progress.add(self)
+
+    def advance(self) -> bool:
+        """Advance the lane, and return whether this rank's bytes are under way."""
+        if self._bytes is None:
+            self._lane.order.advance()
+        return self._bytes is not None
+
+    def call(self) -> bool:
+        """Make the calls that can be made; return whether the second has been."""
+        lane, comm = self._lane, self._comm
+        if self._lengths is None:
+            own = np.array([self._send.size], dtype=np.int64)
+            begin = partial(comm.Iallgather, own, self._gathered_lengths)
+            self._lengths = MPIRequest(lane, self._what, begin, own, self._gathered_lengths)
+        if not self._lengths.done():
+            return False
+        lengths, capacity = self._gathered_lengths.tolist(), self._receive.shape[1]
+        if max(lengths) > capacity:
+            rank = lane.peer.world_rank_of(lengths.index(max(lengths)))
+            raise TransportError(
+                f"{self._describe()}: rank {rank} sends {max(lengths)} bytes, where receive has room for "
+                f"{capacity} here: give every rank the same capacity"
+            )
+        if not fits(self._receive):
+            rows = gathered(self._receive, lengths)
+            rows[lane.rank][:] = self._send
+            self._bytes = gather_rows(lane, comm, self._what, rows)
+            return True
+        starts = [rank * capacity for rank in range(lane.size)]
+        everyones = [self._receive, lengths, starts, MPI.BYTE]
+        begin = partial(comm.Iallgatherv, [self._send, MPI.BYTE], everyones)
+        self._bytes = MPIRequest(lane, self._what, begin, self._send, self._receive)
+        return True
+
+    def done(self) -> bool:
+        return self.advance() and self._bytes is not None and self._bytes.done()
+
+    @property
+    def result(self) -> list[Array]:
+        return gathered(self._receive, self._gathered_lengths.tolist())
+
+
+def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Request:
+    """Bring every rank's row to everyone, each broadcast by its rank.
+
+    Args:
+        rows: uint8, by rank, of the lengths that all know; this rank's holds what it gives.
+    """
+    return together(
+        MPIRequest(lane, what, partial(comm.Ibcast, [piece, MPI.BYTE], root), piece)
+        for root, row in enumerate(rows)
+        for piece in cut(row)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +16,8 @@ from hocket.transport.host import HostPeer, StatusBoard
 from hocket.transport.lane import Lane
 from hocket.transport.mpi.endings import Endings, end_job
 from hocket.transport.mpi.failures import MPIFailures
-from hocket.transport.mpi.lane import MPILane
-from hocket.transport.mpi.pieces import fits, gather_rows
+from hocket.transport.mpi.lane import MPILane, gather_rows
+from hocket.transport.mpi.pieces import fits
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
@@ -76,7 +77,7 @@ class MPIPeer(HostPeer):
         self._meet(f"opening {name}")
         try:
             comm, request = begun(self._control, f"opening {name}", self._comm.Idup)
-            MPIRequest(self._control, request, f"opening {name}").wait()
+            MPIRequest(self._control, f"opening {name}", lambda: request).wait()
         except (ExchangeTimeoutError, PeerLostError):
             raise
         except TransportError as error:
@@ -113,10 +114,8 @@ class MPIPeer(HostPeer):
             gather_rows(self._control, self._comm, "allgather", rows).wait(timeout_s)
             return [row.tobytes() for row in rows]
         everyones = [gathered, lengths, starts[:-1].tolist(), MPI.BYTE]
-        request = begun(
-            self._control, "allgather", lambda: self._comm.Iallgatherv([mine, MPI.BYTE], everyones)
-        )
-        MPIRequest(self._control, request, "allgather", mine, gathered).wait(timeout_s)
+        begin = partial(self._comm.Iallgatherv, [mine, MPI.BYTE], everyones)
+        MPIRequest(self._control, "allgather", begin, mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
 
     def _meet(
@@ -135,8 +134,8 @@ class MPIPeer(HostPeer):
         """
         own = np.frombuffer(_CALL.pack(length, what.encode()), np.uint8)
         everyones = np.zeros((self.size, own.size), np.uint8)
-        request = begun(self._control, what, lambda: self._comm.Iallgather(own, everyones))
-        meeting = MPIRequest(self._control, request, purpose or what, own, everyones)
+        begin = partial(self._comm.Iallgather, own, everyones)
+        meeting = MPIRequest(self._control, purpose or what, begin, own, everyones)
         if purpose in ("", what):
             meeting.wait(timeout_s)
         else:

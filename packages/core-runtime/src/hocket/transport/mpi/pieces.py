@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
-from mpi4py import MPI
 
 from hocket.arrays import Array
-from hocket.transport.host import Operation, ProcessLane
-from hocket.transport.mpi.request import MPIRequest, begun
-from hocket.transport.request import Request
+from hocket.transport.request import Request, all_of
 
-__all__ = ["Pieces", "as_bytes", "cut", "cut_message", "fits", "gather_rows"]
+__all__ = ["as_bytes", "cut", "cut_message", "fits", "together"]
 
 #: Of one call; what is longer is cut.
 MOST_BYTES = 1 << 30
@@ -44,48 +40,6 @@ def cut_message(data: Array) -> list[Array]:
     return [flat[start : start + MOST_BYTES] for start in range(0, flat.size + 1, MOST_BYTES)]
 
 
-class Pieces(Operation):
-    """An operation that is done when all of its pieces are.
-
-    Args:
-        begin: begins a piece's, given its number.
-        number: how many there are.
-    """
-
-    __slots__ = ("_requests",)
-
-    def __init__(
-        self,
-        lane: ProcessLane,
-        what: str,
-        begin: Callable[[int], Request],
-        number: int,
-        *,
-        other: int | None = None,
-    ) -> None:
-        super().__init__(lane, what, other)
-        self._requests = [begin(piece) for piece in range(number)]
-
-    def done(self) -> bool:
-        self._requests = [request for request in self._requests if not request.done()]
-        return not self._requests
-
-    def withdraw(self) -> None:
-        for request in reversed(self._requests):
-            request.withdraw()
-        self._requests = []
-
-
-def gather_rows(lane: ProcessLane, comm: Any, what: str, rows: Sequence[Array]) -> Pieces:
-    """Bring every rank's row to everyone, each broadcast by its rank.
-
-    Args:
-        rows: uint8, by rank, of the lengths that all know; this rank's holds what it gives.
-    """
-    calls = [(root, piece) for root, row in enumerate(rows) for piece in cut(row)]
-
-    def begin(number: int) -> Request:
-        root, piece = calls[number]
-        return MPIRequest(lane, begun(lane, what, lambda: comm.Ibcast([piece, MPI.BYTE], root)), what, piece)
-
-    return Pieces(lane, what, begin, len(calls))
+def together(pieces: Iterable[Request]) -> Request:
+    """Return a request that is done when all of its pieces are."""
+    return all_of(pieces).then(lambda _: None)

@@ -1,9 +1,10 @@
-"""Operations of MPI that are under way."""
+"""Operations of MPI: begun at once, or when it is their turn."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
@@ -13,11 +14,42 @@ from hocket.transport.forks import check_no_fork, is_fork
 from hocket.transport.host import Operation, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
 
-__all__ = ["MPIRequest", "Receive", "begun"]
+__all__ = ["CallOrder", "MPIRequest", "begun"]
+
+
+class _Caller(Protocol):
+    def call(self) -> bool:
+        """Make the native calls that can be made; return whether none is left to make. Never blocks."""
+
+
+class CallOrder:
+    """The operations of a lane that have native calls left to make, in the order in which they were asked for.
+
+    MPI matches the collectives of a communicator by their order, which has to be the same on every rank. A gathering
+    is two of them: its lengths, then, once all lengths are known, its bytes. When they are known differs between
+    ranks, so whatever is called on the lane meanwhile waits until the bytes are under way.
+    """
+
+    def __init__(self) -> None:
+        self._callers: deque[_Caller] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a native call made now would be out of order."""
+        return bool(self._callers)
+
+    def append(self, caller: _Caller) -> None:
+        """Let `caller` make its calls after all that are here."""
+        self._callers.append(caller)
+
+    def advance(self) -> None:
+        """Make the calls whose turn has come; never blocks."""
+        while self._callers and self._callers[0].call():
+            self._callers.popleft()
 
 
 def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
-    """Return MPI's request for an operation that `call` begins.
+    """Return what `call` returns, which begins an operation of MPI.
 
     Raises:
         TransportError: MPI refuses it; PeerLostError if that is because a rank has died.
@@ -34,24 +66,47 @@ class MPIRequest(Operation):
     """One non-blocking MPI operation; keeps its buffers alive.
 
     Args:
-        request: MPI's own.
+        begin: makes the call, and returns MPI's request.
         buffers: what MPI reads and writes.
+        receives: whether it is a message's receive: then as many bytes must come as the buffer holds.
+        order: of the lane's collectives, if it is one: calls that were asked for before are made before.
     """
 
-    __slots__ = ("_buffers", "_request")
+    __slots__ = ("_begin", "_buffers", "_order", "_receives", "_request")
 
     def __init__(
-        self, lane: ProcessLane, request: Any, what: str, *buffers: Array, other: int | None = None
+        self,
+        lane: ProcessLane,
+        what: str,
+        begin: Callable[[], Any],
+        *buffers: Array,
+        other: int | None = None,
+        receives: bool = False,
+        order: CallOrder | None = None,
     ) -> None:
+        self._request: Any = None  # first, for `__del__`
         super().__init__(lane, what, other)
-        self._request = request
+        self._begin: Callable[[], Any] | None = begin
         self._buffers = buffers
-        lane.peer.progress.begin_message()
+        self._receives = receives
+        self._order = order
+        if order is not None and order.busy:
+            order.append(self)
+        else:
+            self.call()
 
     def __del__(self) -> None:
         # MPI still reads and writes the buffers of a request that its caller has dropped.
         if self._request is not None and not is_fork() and not MPI.Is_finalized():
             self._lane.peer.progress.keep(self)
+
+    def call(self) -> bool:
+        """Make the call; its turn has come."""
+        assert self._begin is not None
+        self._request = begun(self._lane, self._what, self._begin)
+        self._begin = None
+        self._lane.peer.progress.begin_message()
+        return True
 
     def advance(self) -> bool:
         """Return whether the request has ended, however, after its caller has dropped it."""
@@ -62,14 +117,34 @@ class MPIRequest(Operation):
 
     def done(self) -> bool:
         if self._request is None:
-            return True
+            if self._begin is None:
+                return True
+            assert self._order is not None
+            self._order.advance()
+            if self._request is None:
+                return False
+        status = MPI.Status() if self._receives else None
         try:
-            finished: bool = self._request.Test()
+            finished: bool = self._request.Test(status)
         except MPI.Exception as error:
             raise self._explain(error) from error
         if finished:
+            expected = self._buffers[0].nbytes if status is not None else 0
             self._release()
+            if status is not None and status.Get_elements(MPI.BYTE) != expected:
+                raise TransportError(
+                    f"{self._describe()}: a message of {status.Get_elements(MPI.BYTE)} bytes came into a buffer of "
+                    f"{expected}: {RANKS_DIVERGED}"
+                )
         return finished
+
+    def withdraw(self) -> None:
+        if not self._receives:
+            super().withdraw()
+        elif self._request is not None:
+            self._request.Cancel()
+            self._request.Wait()  # does not block: the receive is cancelled, or has its message
+            self._release()
 
     def _explain(self, error: MPI.Exception) -> TransportError:
         """Return what an error of this operation means."""
@@ -86,32 +161,3 @@ class MPIRequest(Operation):
         self._request = None
         self._buffers = ()
         self._lane.peer.progress.end_message()
-
-
-class Receive(MPIRequest):
-    """A receive, which also checks that as many bytes came as were expected."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        if self._request is None:
-            return True
-        status = MPI.Status()
-        try:
-            finished: bool = self._request.Test(status)
-        except MPI.Exception as error:
-            raise self._explain(error) from error
-        if finished:
-            expected, came = self._buffers[0].nbytes, status.Get_elements(MPI.BYTE)
-            self._release()
-            if came != expected:
-                raise TransportError(
-                    f"{self._describe()}: a message of {came} bytes came into a buffer of {expected}: {RANKS_DIVERGED}"
-                )
-        return finished
-
-    def withdraw(self) -> None:
-        if self._request is not None:
-            self._request.Cancel()
-            self._request.Wait()  # does not block: the receive is cancelled, or has its message
-            self._release()
