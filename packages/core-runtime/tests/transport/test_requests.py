@@ -96,7 +96,7 @@ def test_receives_are_withdrawn_together() -> None:
     request = all_of(lane.irecv(data, 0, round) for round in range(2)).then(lambda _: None)
     request.withdraw()
     lane.isend(np.ones(1), 0, 0)
-    assert not request.done()
+    assert request.done()  # as on the other transports: nothing is awaited any more
     assert not data.any()
 
 
