@@ -101,6 +101,8 @@ class Document:
         Raises:
             ConfigError: a reference that leads nowhere or is malformed, or a value left mandatory (`???`).
         """
+        if _is_resolved(self.tree):
+            return
         try:
             config = OmegaConf.create(self.tree)
             tree: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -195,6 +197,17 @@ class Location:
                 raise self.child(key).error(
                     "unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed)
                 )
+
+
+def _is_resolved(tree: Any) -> bool:
+    """Return whether a tree holds plain values alone, none of which refers to another or is to be given yet."""
+    if isinstance(tree, dict):
+        return all(isinstance(key, str | int) and _is_resolved(value) for key, value in tree.items())
+    if isinstance(tree, list):
+        return all(map(_is_resolved, tree))
+    if isinstance(tree, str):
+        return "${" not in tree and tree != "???"
+    return tree is None or type(tree) in (bool, int, float)
 
 
 def _written(path: Path, origin: Origin) -> str:

@@ -12,7 +12,7 @@ which names a module with one function:
 `hocket.api` has all that a plugin may import besides `hocket` itself and `hocket.testing`.
 """
 
-from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin, core_version
+from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin
 from hocket.plugin.kinds import Kind
 from hocket.plugin.markers import hookimpl
 from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration
@@ -28,7 +28,6 @@ __all__ = [
     "Registrar",
     "Registration",
     "Registry",
-    "core_version",
     "default_registry",
     "hookimpl",
 ]

@@ -21,7 +21,6 @@ __all__ = [
     "TASKS",
     "FindEntryPoints",
     "Plugin",
-    "core_version",
     "import_plugin",
     "installed",
 ]
@@ -60,7 +59,7 @@ class Plugin:
         return f"{self.package} {self.version}".rstrip()
 
 
-def core_version() -> str:
+def _core_version() -> str:
     """Return the version of the running core, or an empty string in a source tree that is not installed."""
     try:
         return importlib.metadata.version(_CORE_PACKAGE)
@@ -68,7 +67,7 @@ def core_version() -> str:
         return ""
 
 
-CORE = Plugin("", _CORE_PACKAGE, core_version())
+CORE = Plugin("", _CORE_PACKAGE, _core_version())
 
 
 def installed() -> Iterable[EntryPoint]:
@@ -118,7 +117,7 @@ def _advice(word: str, words: list[str]) -> str:
 
 def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
     """Compare what the plugin's package requires of core with the running core."""
-    running = core_version()
+    running = _core_version()
     if entry.dist is None or not running:
         return
     for requirement in map(Requirement, entry.dist.requires or ()):

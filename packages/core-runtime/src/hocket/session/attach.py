@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.errors import AttachError
-from hocket.plugin import core_version
+from hocket.plugin import CORE
 from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
@@ -134,7 +134,7 @@ def _facts(
     optimizers = Optimizers(given)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
-        "hocket-core": core_version(),
+        "hocket-core": CORE.version,
         "torch": torch.__version__,
         "strategy": {key: value for key, value in strategy.resolved().items() if key != "name"},
         "engine": repr(engine),

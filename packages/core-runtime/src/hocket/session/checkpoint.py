@@ -26,7 +26,7 @@ from hocket.checkpoint.files import (
 from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
-from hocket.plugin import core_version, default_registry
+from hocket.plugin import CORE, default_registry
 from hocket.session.ranks import flattened
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def _state_of_given(name: str, given: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     plugins = {plugin.package: plugin.version for plugin in default_registry().loaded()}
-    return {**plugins, "hocket-core": core_version(), "torch": torch.__version__}
+    return {**plugins, "hocket-core": CORE.version, "torch": torch.__version__}
 
 
 def _check_run(manifest: Manifest, file: StateFile) -> None:
