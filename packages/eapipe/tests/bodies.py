@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import hocket
 from hocket.transport.peer import Peer
-from hocket_eapipe import Pipeline
+from hocket_eapipe import Balance, Pipeline, Policy
 
 __all__ = ["digest", "train_convnet", "train_mesh", "train_shapes"]
 
@@ -60,7 +60,9 @@ def train_convnet(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
     losses = []
-    engine = Pipeline(stages=stages, policy=policy, micro_batches=micro_batches, balance="layers", alpha=0.4)
+    engine = Pipeline(
+        stages=stages, policy=Policy(policy), micro_batches=micro_batches, balance=Balance.LAYERS, alpha=0.4
+    )
     with hocket.attach(model, optimizer, {}, engine=engine, peer=peer) as session:
         for t in range(1, count + 1):
             result = session.train_batch(image_batch(t, 2 + t % 5), cross_entropy)
@@ -84,7 +86,7 @@ def train_mesh(
         nn.init.normal_(parameter, std=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    engine = Pipeline(stages=stages, pipelines=pipelines, policy=policy)
+    engine = Pipeline(stages=stages, pipelines=pipelines, policy=Policy(policy))
     with hocket.attach(model, optimizer, strategy, engine=engine, peer=peer) as session:
         for t in range(1, count + 1):
             generator = torch.Generator().manual_seed(100 * session.data_rank + t)
@@ -126,7 +128,7 @@ class Head(nn.Module):
         self.linear = nn.Linear(6, 3)
 
     def forward(self, value: Any) -> Tensor:
-        logits = self.linear(value["x"])
+        logits: Tensor = self.linear(value["x"])
         if "scale" in value:
             logits = logits * (1 + value["scale"][0].float()) + value["scale"][1].float().sum() * 0.01
         return logits
@@ -139,7 +141,7 @@ def train_shapes(peer: Peer, stages: int, count: int) -> tuple[str, list[float]]
     model = nn.Sequential(Nested(), Nested(), Nested(), Head())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    engine = Pipeline(stages=stages, policy="stashing", balance="layers")
+    engine = Pipeline(stages=stages, policy=Policy.STASHING, balance=Balance.LAYERS)
     with hocket.attach(model, optimizer, {}, engine=engine, peer=peer) as session:
         for t in range(1, count + 1):
             generator = torch.Generator().manual_seed(t)

@@ -18,11 +18,9 @@ from toys import batch, chain, flat, reference_batches, sgd, trained, twins
 
 import hocket
 from hocket.errors import AttachError, CheckpointError, CompositionError, ConfigError
-from hocket_eapipe import Pipeline
+from hocket_eapipe import Balance, Buffers, Pipeline, Policy
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.session import PipelineSession
-
-POLICIES = ["naive", "stashing", "vertical_sync", "spectrain", "elastic", "flush"]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -33,7 +31,7 @@ def test_values_of_the_users_optimizer_reach_the_stages(ranks: int) -> None:
         model = chain(3)
         optimizer = sgd(model, lr=0.4)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        with hocket.attach(model, optimizer, {}, engine=Pipeline(stages=3, policy="flush")) as session:
+        with hocket.attach(model, optimizer, {}, engine=Pipeline(stages=3, policy=Policy.FLUSH)) as session:
             for t in range(1, 11):
                 session.train_batch(batch(t), mse_loss)
                 scheduler.step()
@@ -50,7 +48,8 @@ def test_groups_keep_their_own_values() -> None:
     def two_groups(model: nn.Module) -> torch.optim.Optimizer:
         biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
         weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
-        return torch.optim.AdamW([{"params": weights}, {"params": biases, "lr": 0.0}], lr=0.01)
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.01)
 
     def biases(session: PipelineSession) -> list[torch.Tensor]:
         return [p.detach().clone() for n, p in session.model.named_parameters() if n.endswith("bias")]
@@ -96,15 +95,26 @@ def normed() -> nn.Sequential:
     return Normed().double()
 
 
+def norms(model: nn.Module) -> list[nn.BatchNorm1d]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+
+
+def running_means(model: nn.Module) -> list[torch.Tensor]:
+    return [norm.running_mean for norm in norms(model) if norm.running_mean is not None]
+
+
 def test_each_replica_has_its_own_statistics_and_the_master_their_average() -> None:
     """With lr 0: each replica's running mean follows its own batches; the master's is pulled like the weights."""
     alpha, count, num_stages = 0.3, 9, 2
 
     def look(session: PipelineSession) -> list[torch.Tensor]:
         state = session.stages[0].weights.state_dict()["replicas"]
+        first = norms(session.model)[0]
+        assert first.running_mean is not None
+        assert first.num_batches_tracked is not None
         return [each["buffers"]["1.running_mean"].clone() for each in state] + [
-            session.model[1].running_mean.clone(),
-            session.model[1].num_batches_tracked.clone(),
+            first.running_mean.clone(),
+            first.num_batches_tracked.clone(),
         ]
 
     [(_, _, found)] = trained(
@@ -134,32 +144,32 @@ def test_reestimated_statistics_are_the_masters_own(ranks: int) -> None:
 
     def body() -> list[torch.Tensor]:
         model = normed()
-        engine = Pipeline(stages=2, buffers="reestimated", cuts=["3"])
+        engine = Pipeline(stages=2, buffers=Buffers.REESTIMATED, cuts=["3"])
         with hocket.attach(model, sgd(model, lr=0.1), {}, engine=engine) as session:
             for t in range(1, 8):
                 session.train_batch(batch(t), mse_loss)
             with session.consensus():
                 assert model.training
                 whole = copy.deepcopy(model)
-        return [whole[1].running_mean, whole[4].running_mean, *estimated(whole)]
+        return [*running_means(whole), *estimated(whole)]
 
     def estimated(model: nn.Sequential) -> list[torch.Tensor]:
         fresh = copy.deepcopy(model)
-        for norm in (fresh[1], fresh[4]):
+        for norm in norms(fresh):
             norm.reset_running_stats()
             norm.momentum = None
         with torch.no_grad():
             for t in range(1, 8):
                 fresh(batch(t)[0])
-        return [fresh[1].running_mean, fresh[4].running_mean]
+        return running_means(fresh)
 
     for first, second, *expected in hocket.virtual(ranks).run(body):
         torch.testing.assert_close(first, expected[0])
         torch.testing.assert_close(second, expected[1])
 
 
-@pytest.mark.parametrize("policy", ["stashing", "elastic"])
-def test_ranks_give_up_what_others_train_and_have_it_for_evaluation(policy: str) -> None:
+@pytest.mark.parametrize("policy", [Policy.STASHING, Policy.ELASTIC])
+def test_ranks_give_up_what_others_train_and_have_it_for_evaluation(policy: Policy) -> None:
     def body() -> list[list[int]]:
         model = chain(4)
         sizes = []
@@ -183,8 +193,8 @@ def test_ranks_give_up_what_others_train_and_have_it_for_evaluation(policy: str)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_resumed_run_is_the_one_that_went_on(policy: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", Policy)
+def test_a_resumed_run_is_the_one_that_went_on(policy: Policy, ranks: int, tmp_path: Path) -> None:
     """Bit for bit: weights, replicas, momentum, scheduler and dropout, from a save in the middle."""
 
     def session(resume: bool, folder: Path) -> list[str]:
@@ -192,7 +202,7 @@ def test_a_resumed_run_is_the_one_that_went_on(policy: str, ranks: int, tmp_path
         model = bodies.Convnet()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-        engine = Pipeline(stages=3, policy=policy, balance="layers")
+        engine = Pipeline(stages=3, policy=policy, balance=Balance.LAYERS)
         with hocket.attach(model, optimizer, {}, engine=engine) as attached:
             if resume:
                 assert attached.load(folder, scheduler=scheduler).step == 7
@@ -209,7 +219,7 @@ def test_a_resumed_run_is_the_one_that_went_on(policy: str, ranks: int, tmp_path
 
 
 def test_a_checkpoint_of_other_ranks_or_another_engine_is_refused(tmp_path: Path) -> None:
-    def body(load: bool, policy: str = "elastic") -> None:
+    def body(load: bool, policy: Policy = Policy.ELASTIC) -> None:
         model = chain(4)
         with hocket.attach(model, sgd(model), {}, engine=Pipeline(stages=4, policy=policy)) as session:
             session.train_batch(batch(1), mse_loss)
@@ -220,13 +230,13 @@ def test_a_checkpoint_of_other_ranks_or_another_engine_is_refused(tmp_path: Path
 
     hocket.virtual(2).run(lambda: body(False))
     with pytest.raises(CheckpointError, match=r"engine.policy: expected naive, found elastic"):
-        hocket.virtual(2).run(lambda: body(True, "naive"))
+        hocket.virtual(2).run(lambda: body(True, Policy.NAIVE))
     with pytest.raises(CheckpointError, match=r"expected|a pipeline continues with as many ranks"):
         hocket.virtual(4).run(lambda: body(True))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_peak_memory_is_what_was_planned(policy: str) -> None:
+@pytest.mark.parametrize("policy", Policy)
+def test_peak_memory_is_what_was_planned(policy: Policy) -> None:
     """Of tensors, per stage, within a tenth: a model in which weights and activations are about as large."""
 
     def model() -> nn.Sequential:
@@ -240,7 +250,7 @@ def test_peak_memory_is_what_was_planned(policy: str) -> None:
         generator = torch.Generator().manual_seed(t)
         return torch.randn(96, 64, generator=generator), torch.randint(0, 10, (96,), generator=generator)
 
-    engine = Pipeline(stages=4, policy=policy, micro_batches=4 if policy == "flush" else 1)
+    engine = Pipeline(stages=4, policy=policy, micro_batches=4 if policy is Policy.FLUSH else 1)
 
     def body() -> int:
         net = model()
@@ -306,7 +316,7 @@ def refused(
 def test_what_cannot_be_carried() -> None:
     model = chain(2)
     adam = torch.optim.Adam(model.parameters())
-    assert "the optimizer is Adam" in refused(Pipeline(stages=2, policy="spectrain"), model, adam)
+    assert "the optimizer is Adam" in refused(Pipeline(stages=2, policy=Policy.SPECTRAIN), model, adam)
     assert "LBFGS" in refused(Pipeline(stages=2), model, torch.optim.LBFGS(model.parameters()))
     assert "4 ranks" in refused(Pipeline(stages=2), model, sgd(model), ranks=4)
     assert "the model has 3 layers" in refused(Pipeline(stages=4), model, sgd(model))
@@ -329,7 +339,7 @@ def test_a_model_whose_stages_are_elsewhere_is_not_saved_without_them() -> None:
         expected = r"stage [12] of 2 is on rank [01] of its pipeline and empty here.*continue from what session\.save"
         with pytest.raises(ArithmeticError):  # noqa: SIM117, PT012
             with hocket.attach(
-                model, sgd(model), "local", engine=Pipeline(stages=2, policy="naive")
+                model, sgd(model), "local", engine=Pipeline(stages=2, policy=Policy.NAIVE)
             ) as session:
                 with session.replica():
                     save(model)
@@ -346,7 +356,7 @@ def test_a_model_whose_stages_are_elsewhere_is_not_saved_without_them() -> None:
                 attempt()
         save(copied)
         closed = chain(4)
-        with hocket.attach(closed, sgd(closed), "local", engine=Pipeline(stages=2, policy="naive")):
+        with hocket.attach(closed, sgd(closed), "local", engine=Pipeline(stages=2, policy=Policy.NAIVE)):
             pass
         save(closed)
         assert not any(module._state_dict_pre_hooks for module in closed.modules())
