@@ -5,16 +5,19 @@ from __future__ import annotations
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import samples_of
 
 from hocket.errors import UserError
 from hocket_tasks.bible import Bible
 from hocket_tasks.bible_text import FILE, _decompressed, read_verses
+from hocket_tasks.sequences import NextElements
 
 HEADER = b"\x1f\x9d\x90"  # what `compress` writes before a stream of codes of up to 16 bits
 CLEAR = 256
@@ -101,22 +104,23 @@ def test_verses_are_one_text_without_their_numbers(file: str) -> None:
 
 
 def test_sentences_reach_over_verses_and_the_last_are_held_out(file: str) -> None:
-    data = Bible(file=file).data(seed=0)
+    train, valid = samples_of(NextElements, Bible(file=file))
     sentences = ["And he said, Who?", "I am.", "So it was and it is."]
-    assert (len(data.train), len(data.valid)) == (87, 4)
-    assert data.train.lengths.tolist()[:4] == [53, *(len(sentence) - 1 for sentence in sentences)]
-    inputs, targets = data.train[[1, 2]]
+    assert (len(train), len(valid)) == (87, 4)
+    assert train.lengths.tolist()[:4] == [53, *(len(sentence) - 1 for sentence in sentences)]
+    inputs, targets = train[[1, 2]]
     assert bytes(inputs[0].tolist()).decode() == sentences[0][:-1]
     assert bytes(targets[0].tolist()).decode() == sentences[0][1:]
     assert bytes(targets[1].tolist()).rstrip(b"\0").decode() == sentences[1][1:]
-    assert data.valid.lengths.tolist() == sorted(data.valid.lengths)
+    assert valid.lengths.tolist() == sorted(valid.lengths)
 
 
 def test_sentences_are_cut_and_stretches_are_alike(file: str) -> None:
-    assert Bible(file=file, longest=10).data(seed=0).train.lengths.max() == 9
-    stretches = Bible(file=file, length=64).data(seed=0)
-    assert set(stretches.train.lengths.tolist()) == {64}
-    inputs, targets = stretches.train[[0, 1]]
+    cut, _ = samples_of(NextElements, Bible(file=file, longest=10))
+    assert cut.lengths.max() == 9
+    stretches, _ = samples_of(NextElements, Bible(file=file, length=64))
+    assert set(stretches.lengths.tolist()) == {64}
+    inputs, targets = stretches[[0, 1]]
     assert inputs.shape == targets.shape == (2, 64)
     assert targets[0, -1] == inputs[1, 0]
 
@@ -162,15 +166,15 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ({"hidden": 0}, "hidden is 0; allowed: 1 or more"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, int], message: str) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Bible(**fields)
 
 
 @pytest.mark.skipif(not Path(FILE).is_file(), reason="needs Debian's package bible-kjv-text")
 def test_the_installed_text_is_whole() -> None:
-    data = Bible(longest=10**6).data(seed=0)
-    lengths = np.concatenate([data.train.lengths, data.valid.lengths]) + 1
+    samples = samples_of(NextElements, Bible(longest=10**6))
+    lengths = np.concatenate([part.lengths for part in samples]) + 1
     assert read_verses(FILE).startswith(
         b"In the beginning God created the heaven and the earth. And the earth"
     )

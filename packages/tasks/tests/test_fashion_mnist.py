@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import gzip
 import struct
 from pathlib import Path
@@ -5,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
+from samples import samples_of
 
 from hocket.errors import UserError
+from hocket.task import TensorSamples
 from hocket_tasks.fashion_mnist import FashionMNIST
 
 INSTALLED = Path(FashionMNIST().folder)
@@ -18,14 +23,17 @@ NAMES = [
     "t10k-labels-idx1-ubyte",
 ]
 
+#: The contents of the files, by name.
+Arrays = dict[str, NDArray[np.uint8]]
 
-def write(path: Path, array: np.ndarray) -> None:
+
+def write(path: Path, array: NDArray[np.uint8]) -> None:
     content = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
 @pytest.fixture
-def arrays() -> dict[str, np.ndarray]:
+def arrays() -> Arrays:
     """Return the contents of a small data set: 20 training samples and 8 held out."""
     random = np.random.default_rng(0)
     train, valid = random.integers(0, 256, (20, 28, 28)), random.integers(0, 256, (8, 28, 28))
@@ -34,20 +42,20 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def folder(tmp_path, arrays) -> Path:
+def folder(tmp_path: Path, arrays: Arrays) -> Path:
     for name, array in arrays.items():
         write(tmp_path / name, array)
     return tmp_path
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_reads_the_files_plain_or_compressed(tmp_path, arrays, suffix):
+def test_reads_the_files_plain_or_compressed(tmp_path: Path, arrays: Arrays, suffix: str) -> None:
     for name, array in arrays.items():
         write(tmp_path / f"{name}{suffix}", array)
 
-    data = FashionMNIST(folder=str(tmp_path)).data(seed=0)
+    train, valid = samples_of(TensorSamples, FashionMNIST(folder=str(tmp_path)))
 
-    for samples, split in ((data.train, "train"), (data.valid, "t10k")):
+    for samples, split in ((train, "train"), (valid, "t10k")):
         pixels, labels = arrays[f"{split}-images-idx3-ubyte"], arrays[f"{split}-labels-idx1-ubyte"]
         inputs, targets = samples[range(len(samples))]
         assert inputs.shape == (len(pixels), 1, 28, 28)
@@ -57,17 +65,17 @@ def test_reads_the_files_plain_or_compressed(tmp_path, arrays, suffix):
         np.testing.assert_array_equal(targets, labels)
 
 
-def test_train_samples_are_the_first_and_leave_the_held_out_alone(folder):
-    data = FashionMNIST(folder=str(folder), train_samples=3).data(seed=0)
-    whole = FashionMNIST(folder=str(folder)).data(seed=1)
+def test_train_samples_are_the_first_and_leave_the_held_out_alone(folder: Path) -> None:
+    train, valid = samples_of(TensorSamples, FashionMNIST(folder=str(folder), train_samples=3))
+    whole, whole_valid = samples_of(TensorSamples, FashionMNIST(folder=str(folder)), seed=1)
 
-    assert (len(data.train), len(whole.train)) == (3, 20)
-    assert len(data.valid) == len(whole.valid) == 8
-    for part, all_of_it in zip(data.train[range(3)], whole.train[range(3)], strict=True):
+    assert (len(train), len(whole)) == (3, 20)
+    assert len(valid) == len(whole_valid) == 8
+    for part, all_of_it in zip(train[range(3)], whole[range(3)], strict=True):
         assert torch.equal(part, all_of_it)
 
 
-def test_missing_folder_says_what_installs_it(tmp_path):
+def test_missing_folder_says_what_installs_it(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
     with pytest.raises(UserError) as caught:
         FashionMNIST(folder=str(folder)).data(seed=0)
@@ -79,7 +87,7 @@ def test_missing_folder_says_what_installs_it(tmp_path):
     assert all(name in message for name in NAMES)
 
 
-def test_missing_file_is_named(folder):
+def test_missing_file_is_named(folder: Path) -> None:
     (folder / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(UserError, match=r"has no t10k-labels-idx1-ubyte\[\.gz\]"):
         FashionMNIST(folder=str(folder)).data(seed=0)
@@ -94,37 +102,39 @@ def test_missing_file_is_named(folder):
         ("t10k-labels-idx1-ubyte", np.zeros((8, 1)), "not an IDX file of unsigned bytes with 1 dimension"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(folder, name, content, message):
+def test_files_that_do_not_fit_are_refused(
+    folder: Path, name: str, content: NDArray[np.generic], message: str
+) -> None:
     write(folder / name, content.astype(np.uint8))
     with pytest.raises(UserError, match=message) as caught:
         FashionMNIST(folder=str(folder)).data(seed=0)
     assert str(caught.value).startswith(str(folder / name))
 
 
-def test_more_samples_than_there_are_is_refused(folder):
+def test_more_samples_than_there_are_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"task\.train_samples is 21; allowed: 1 to 20"):
         FashionMNIST(folder=str(folder), train_samples=21).data(seed=0)
 
 
-def test_no_samples_is_refused():
+def test_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="train_samples is 0; allowed: 1 or more, or null for all"):
         FashionMNIST(train_samples=0)
 
 
-def test_fields_are_a_config_schema():
+def test_fields_are_a_config_schema() -> None:
     config = OmegaConf.merge(OmegaConf.structured(FashionMNIST), {"train_samples": 100, "network": "mlp"})
     assert OmegaConf.to_object(config) == FashionMNIST(train_samples=100, network="mlp")
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
-def test_installed_data_set_is_as_published():
+def test_installed_data_set_is_as_published() -> None:
     task = FashionMNIST()
-    data = task.data(seed=0)
+    train, valid = samples_of(TensorSamples, task)
 
-    assert (len(data.train), len(data.valid)) == (60_000, 10_000)
-    assert torch.bincount(data.train.targets).tolist() == [6000] * 10
-    assert torch.bincount(data.valid.targets).tolist() == [1000] * 10
-    inputs, _ = data.train[range(0, 60_000, 10)]
+    assert (len(train), len(valid)) == (60_000, 10_000)
+    assert torch.bincount(train.targets).tolist() == [6000] * 10
+    assert torch.bincount(valid.targets).tolist() == [1000] * 10
+    inputs, _ = train[range(0, 60_000, 10)]
     assert inputs.mean().item() == pytest.approx(0, abs=0.01)
     assert inputs.std().item() == pytest.approx(1, abs=0.01)
     assert task.model()(inputs[:2]).shape == (2, 10)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
+from samples import samples_of
 
 from hocket.task import BatchedSamples, loader
-from hocket_tasks.hyperplane import Hyperplane
+from hocket_tasks.hyperplane import Hyperplane, HyperplaneSamples
 
 SMALL = Hyperplane(dimensions=20, train_samples=2000, valid_samples=1000)
 
@@ -26,9 +28,9 @@ def everything(samples: BatchedSamples) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_defaults_are_the_papers_sizes() -> None:
-    data = Hyperplane().data(seed=0)
-    inputs, targets = data.train[[32767, 0]]
-    assert (len(data.train), len(data.valid)) == (32768, 4096)
+    train, valid = samples_of(HyperplaneSamples, Hyperplane())
+    inputs, targets = train[[32767, 0]]
+    assert (len(train), len(valid)) == (32768, 4096)
     assert (inputs.shape, targets.shape) == ((2, 8192), (2, 1))
     assert inputs.dtype == targets.dtype == torch.float32
     assert sum(parameter.numel() for parameter in Hyperplane().model().parameters()) == 8193
@@ -44,7 +46,9 @@ def test_a_sample_and_a_batch_have_the_shapes_that_a_loader_expects() -> None:
 def test_inputs_and_noise_have_the_promised_moments() -> None:
     """Within 5 standard deviations of what is estimated."""
     task = Hyperplane(dimensions=50, train_samples=20_000, noise_variance=2.0)
-    inputs, targets = (values.double() for values in everything(task.data(seed=1).train))
+    inputs, targets = (
+        values.double() for values in everything(samples_of(HyperplaneSamples, task, seed=1)[0])
+    )
     noise = targets[:, 0] - inputs @ task.coefficients().double()
     assert inputs.abs().max() == 255 / 2048
     assert abs(inputs.mean()) < 5 * (1 / 192 / inputs.numel()) ** 0.5
@@ -63,7 +67,8 @@ def test_inputs_and_noise_have_the_promised_moments() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 70), st.lists(st.integers(0, 99), max_size=40))
 def test_a_sample_has_the_same_bits_in_any_batch(dimensions: int, indices: list[int]) -> None:
-    samples = Hyperplane(dimensions=dimensions, train_samples=100).data(seed=3).train
+    task = Hyperplane(dimensions=dimensions, train_samples=100)
+    samples, _ = samples_of(HyperplaneSamples, task, seed=3)
     all_inputs, all_targets = everything(samples)
     inputs, targets = samples[indices]
     assert torch.equal(inputs, all_inputs[indices])
@@ -82,17 +87,20 @@ def test_targets_are_exact() -> None:
 
 
 def test_held_out_samples_are_the_same_in_every_run_and_no_training_samples() -> None:
-    first, again, other = SMALL.data(seed=0), SMALL.data(seed=0), SMALL.data(seed=1)
+    (first, valid), (again, _), (other, other_valid) = (
+        samples_of(HyperplaneSamples, SMALL, seed) for seed in (0, 0, 1)
+    )
     for part in range(2):
-        assert torch.equal(everything(first.train)[part], everything(again.train)[part])
-        assert torch.equal(everything(first.valid)[part], everything(other.valid)[part])
-    inputs = torch.cat([everything(samples)[0] for samples in (first.train, other.train, first.valid)])
+        assert torch.equal(everything(first)[part], everything(again)[part])
+        assert torch.equal(everything(valid)[part], everything(other_valid)[part])
+    inputs = torch.cat([everything(samples)[0] for samples in (first, other, valid)])
     assert len(torch.unique(inputs, dim=0)) == 2000 + 2000 + 1000
 
 
 def test_shorter_data_are_the_beginning_of_longer_ones() -> None:
-    longer = Hyperplane(dimensions=20, train_samples=3000).data(seed=5).train
-    for short, long in zip(everything(SMALL.data(seed=5).train), everything(longer), strict=True):
+    shorter, _ = samples_of(HyperplaneSamples, SMALL, seed=5)
+    longer, _ = samples_of(HyperplaneSamples, Hyperplane(dimensions=20, train_samples=3000), seed=5)
+    for short, long in zip(everything(shorter), everything(longer), strict=True):
         assert torch.equal(short, long[:2000])
 
 
@@ -124,7 +132,7 @@ def test_index_out_of_range_raises(index: int | list[int]) -> None:
         ({"noise_variance": float("nan")}, "noise_variance is nan; allowed: 0 or more"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Hyperplane(**fields)
 
@@ -157,7 +165,7 @@ def test_a_run_on_four_ranks_reaches_the_noise_floor(tmp_path: Path) -> None:
     )
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    inputs, targets = everything(task.data(seed=0).valid)
+    inputs, targets = everything(samples_of(HyperplaneSamples, task)[1])
     floor = task.loss(inputs @ task.coefficients().unsqueeze(1), targets).item()
 
     assert floor == pytest.approx(0.01, rel=5 * (2 / 4096) ** 0.5)

@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from samples import samples_of
 
 from hocket.task import BucketSampler, ShardSampler
+from hocket_tasks.sequences import ClassifiedSequences
 from hocket_tasks.videos import NUM_CLASSES, Videos, video_lengths
 
 SMALL = Videos(train_samples=300, valid_samples=100)
@@ -28,14 +31,14 @@ def test_lengths_have_the_papers_moments() -> None:
 
 
 def test_defaults_are_the_papers_videos_every_eighth_frame() -> None:
-    data = Videos().data(seed=0)
-    assert (len(data.train), len(data.valid)) == (9537, 2000)
-    np.testing.assert_array_equal(data.train.lengths, -(-video_lengths(9537, seed=0) // 8))
-    inputs, targets = data.train[[0, 1, 2]]
-    assert inputs.shape == (3, data.train.lengths[:3].max(), 32)
+    train, valid = samples_of(ClassifiedSequences, Videos())
+    assert (len(train), len(valid)) == (9537, 2000)
+    np.testing.assert_array_equal(train.lengths, -(-video_lengths(9537, seed=0) // 8))
+    inputs, targets = train[[0, 1, 2]]
+    assert inputs.shape == (3, train.lengths[:3].max(), 32)
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
     assert Videos().model()(inputs).shape == (3, NUM_CLASSES)
-    assert len(torch.unique(data.train[range(9537)][1])) == NUM_CLASSES
+    assert len(torch.unique(train[range(9537)][1])) == NUM_CLASSES
 
 
 def test_no_frame_is_padding() -> None:
@@ -55,11 +58,11 @@ def test_a_frame_is_noise_around_its_scene() -> None:
         first.append(frames[:half])
         second.append(frames[half:])
     patterns = {}
-    for target, halves in scenes.items():
+    for name, halves in scenes.items():
         means = [torch.cat(half).mean(dim=0) for half in halves]
         for mean in means:
             assert (mean.abs() - 0.5).abs().max() < 5 * (4 / 3 / 200) ** 0.5
-        patterns[target] = tuple(str(mean.sign().tolist()) for mean in means)
+        patterns[name] = tuple(str(mean.sign().tolist()) for mean in means)
     assert len(set(patterns.values())) == NUM_CLASSES
     assert len({pattern for pair in patterns.values() for pattern in pair}) == 12
     exchanged = sum(pair[::-1] in patterns.values() for pair in patterns.values())
@@ -84,7 +87,7 @@ def test_held_out_videos_are_the_same_in_every_run_and_no_training_videos() -> N
         ({"signal": float("nan")}, "signal is nan; allowed: multiples of 1/64"),
     ],
 )
-def test_values_out_of_range_are_refused(fields: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Videos(**fields)
 

@@ -62,6 +62,8 @@ class Sequences:
 class ClassifiedSequences(BatchedSamples):
     """Sequences with a target each: inputs [B, T, ...], targets [B, ...]."""
 
+    lengths: NDArray[np.int64]
+
     def __init__(self, sequences: Sequences, targets: Tensor) -> None:
         """Hold both without copying them.
 
@@ -86,6 +88,8 @@ class ClassifiedSequences(BatchedSamples):
 
 class NextElements(BatchedSamples):
     """Sequences of at least two elements, whose targets are themselves, one element later: int64 [B, T - 1] both."""
+
+    lengths: NDArray[np.int64]
 
     def __init__(self, sequences: Sequences) -> None:
         """Hold sequences of integers without copying them."""
