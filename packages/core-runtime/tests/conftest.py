@@ -25,12 +25,11 @@ def no_plugins() -> Iterator[None]:
     find = importlib.metadata.entry_points
 
     def entry_points(**selection: Any) -> Any:
-        found = find(**selection)
         if selection.get("group") != "hocket":
-            return found
+            return find(**selection)
         return [
             entry
-            for entry in found
+            for entry in find(group="hocket")
             if entry.dist is None or not str(entry.dist.locate_file("")).startswith(sys.prefix)
         ]
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from toys import PLAIN
 
 from hocket.compressor import Compressor
 from hocket.compressor.ddp import ddp_comm_hook
@@ -15,7 +16,6 @@ from hocket_redsync.asq import Asq
 from hocket_redsync.hybrid import Hybrid, Sampled, Trimmed
 
 STEPS, SHAPE = 6, (40, 50)
-PLAIN = {"dense_below_kb": 0.0, "correct_momentum": False}
 
 CASES: dict[str, Compressor] = {
     "all": Trimmed(1.0, **PLAIN),

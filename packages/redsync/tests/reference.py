@@ -35,7 +35,7 @@ def threshold(values: np.ndarray, k: int, eps: float = 1e-6) -> float | None:
     left, right = 0.0, 1.0
     while right - left > eps:
         r = left + (right - left) / 2
-        found = mean + r * (most - mean)
+        found = float(mean + r * (most - mean))
         count = np.count_nonzero(magnitudes >= found)
         if k <= count <= 2 * k:
             return found

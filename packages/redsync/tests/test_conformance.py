@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys import PLAIN
 
-from hocket.compressor import Compressor, LocalClipping, State
+from hocket.compressor import Compressor, LocalClipping
 from hocket.segment.segment import Segment, view_of
 from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round
 from hocket_redsync.asq import Asq, Feedback
 from hocket_redsync.hybrid import Exact, Hybrid, Sampled, Threshold, Trimmed
-
-PLAIN = {"dense_below_kb": 0.0, "correct_momentum": False}
+from hocket_redsync.state import ResidualState
 
 
 class TestPlain(CompressorConformance):
@@ -44,6 +44,8 @@ class TestWithMomentum(CompressorConformance):
         state = compressor.init(segment)
         for round in range(4):
             fill(segment, round)
+            assert state.residual is not None
+            assert state.momentum is not None
             before, velocity = state.residual.clone(), state.momentum.clone()
             message = run_round(compressor, segment, state, round)
             expected = before + accelerated(segment, velocity)
@@ -71,6 +73,8 @@ class TestAlternatingSigns(CompressorConformance):
     def test_nothing_is_lost_where_something_is_kept(self, compressor: Compressor, segment: Segment) -> None:
         """Each parameter's sum is kept, to rounding; with feedback of the error each element's own, too."""
         state = compressor.init(segment)
+        assert isinstance(compressor, Asq)
+        assert isinstance(state, ResidualState)
         for round in range(4):
             fill(segment, round)
             before = state.residual.clone()
@@ -100,7 +104,7 @@ class TestOnAGpu(CompressorConformance):
 
 def test_the_suite_fails_for_a_residual_that_forgets() -> None:
     class Forgetful(Trimmed):
-        def _clear(self, state: State, contents: object, sent: object) -> None:
+        def _clear(self, state: ResidualState, contents: object, sent: object) -> None:
             state.residual.zero_()
 
     with pytest.raises(AssertionError):

@@ -155,8 +155,8 @@ def test_only_its_own_compressors_can_be_chosen_between(compressor: str) -> None
 @pytest.mark.parametrize("segments", ["model", "layers"])
 def test_planned_bytes_are_counted_bytes(costs: str, segments: str) -> None:
     """Of all dense segments, padding included, and of mixed ones; 6 does not divide their bytes."""
-    strategy = ("redsync", f"gradients.0.collective={{name: redsync.allreduce, costs: {costs}}}")
-    strategy = (*strategy, f"gradients.0.segments={segments}")
+    collective = f"gradients.0.collective={{name: redsync.allreduce, costs: {costs}}}"
+    strategy = ("redsync", collective, f"gradients.0.segments={segments}")
     planned = plan(hocket.compose(*strategy), nn.Linear(1000, 101), 6, NetworkModel()).bytes_per_step
     assert bytes_of_a_step(6, *strategy, outputs=101) == pytest.approx(planned, rel=1e-12)
 
@@ -164,7 +164,7 @@ def test_planned_bytes_are_counted_bytes(costs: str, segments: str) -> None:
 def test_a_resumed_channel_keeps_its_choices() -> None:
     """Costs that were measured anew might make a parameter dense whose residual would then never be sent."""
 
-    def run() -> list[float]:
+    def run() -> list[list[float]]:
         peer = hocket.join()
         compressor = Trimmed(0.1, dense_below_kb=0.0, correct_momentum=False)
         ends = []

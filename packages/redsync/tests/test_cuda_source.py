@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -77,10 +78,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 UPDATES = {
     "pick": None,
-    "plain": {},
-    "momentum": {"momentum": 0.9},
-    "nesterov": {"momentum": 0.9, "nesterov": True},
-    "decay": {"momentum": 0.9, "decay": 0.01},
+    "plain": Update(),
+    "momentum": Update(momentum=0.9),
+    "nesterov": Update(momentum=0.9, nesterov=True),
+    "decay": Update(momentum=0.9, decay=0.01, parameter=torch.zeros(0)),  # in the test its own
 }
 
 
@@ -95,9 +96,10 @@ def test_the_pass_is_that_of_the_cpu(
     n, first, capacity = 3000, 70, 400
     generator = torch.Generator().manual_seed(0)
     given, velocity, residual, parameter = torch.randn(4, n, generator=generator, dtype=dtype)
-    fields = UPDATES[name]
-    decays = bool(fields and "decay" in fields)
-    update = None if fields is None else Update(**fields, parameter=parameter if decays else None)
+    update = UPDATES[name]
+    decays = update is not None and update.decay > 0
+    if update is not None and decays:
+        update = replace(update, parameter=parameter)
     floor = int(
         ranking.keys(np.array([-2.0 if ranking is Ranking.SMALLEST else 2.0], residual.numpy().dtype))[0]
     )

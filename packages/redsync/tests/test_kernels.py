@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for, loops
 from hocket_redsync.kernels.threads import in_pieces
 
 CPU = kernels_for(torch.device("cpu"))
-KERNELS = (loops.advance, loops.is_below, loops.clear, loops.add_message)
+#: Numba's dispatchers, which have no types.
+KERNELS: tuple[Any, ...] = (loops.advance, loops.is_below, loops.clear, loops.add_message)
 
 
 @given(st.integers(0, 3 << 20), st.integers(1, 7))

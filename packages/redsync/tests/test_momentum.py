@@ -93,6 +93,7 @@ def test_fused_is_that_of_numpy(
         if masking:
             u[sent] = 0
         np.testing.assert_allclose(state.residual[:n], v, rtol=0, atol=1e-12)
+        assert state.momentum is not None
         np.testing.assert_allclose(state.momentum[:n], u, rtol=0, atol=1e-12)
 
 

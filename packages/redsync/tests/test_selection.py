@@ -8,6 +8,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import PLAIN
 
 from hocket.testing.compressor import make_segment
 from hocket_redsync.hybrid import Exact, Sampled, Threshold, Trimmed
@@ -56,7 +57,8 @@ def run(
 
 def nonzero(values: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Leave out places of zeros, which are never sent."""
-    return places[values[places] != 0]
+    kept: np.ndarray = places[values[places] != 0]
+    return kept
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -107,7 +109,7 @@ def test_degenerate_inputs(name: str, method: Method, k: int) -> None:
     k = min(k, len(values))
     selected = run(values, method, k)
     sent = np.abs(selected.values)
-    assert min(k, np.count_nonzero(values)) <= len(sent) <= most_selected(method, k, len(values))
+    assert min(k, int(np.count_nonzero(values))) <= len(sent) <= most_selected(method, k, len(values))
     left = np.delete(np.abs(values), selected.indices)
     assert not len(left) or not len(sent) or left.max() <= sent.min()
     if method in (Method.EXACT, Method.TRIMMED):
@@ -160,14 +162,12 @@ def rounds(compressor: ResidualCompressor, given: list[np.ndarray]) -> list[tupl
     return result
 
 
-PLAIN = {"dense_below_kb": 0.0, "correct_momentum": False}
-
-
 def test_a_sampled_threshold_is_used_again_and_then_searched() -> None:
     rng = np.random.default_rng(0)
     n, k = 20_000, 200
     given = [rng.normal(size=n).astype(np.float32) for _ in range(40)]
-    taken, thresholds = 0, []
+    taken = 0
+    thresholds: list[float] = []
     for whole, sent in rounds(Sampled(k / n, **PLAIN), given):
         assert k <= len(sent) <= 4 * k
         low, high = np.abs(whole[sent]).min(), np.delete(np.abs(whole), sent).max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def samples_of(rank: int, count: int) -> Tensor:
 
 
 def loss_of(layers: nn.ModuleList, x: Tensor) -> Tensor:
-    return sum(layer(x[number]).square().sum() / NUMEL for number, layer in enumerate(layers))
+    loss: Tensor = sum(layer(x[number]).square().sum() / NUMEL for number, layer in enumerate(layers))
+    return loss
 
 
 def having(counts: list[int], step: int, bad: Bad) -> list[int]:
@@ -65,11 +67,14 @@ CASES = {
 def test_at_density_1_it_is_sgd_with_momentum(
     counts: list[int], bad: Bad, overlap: str, collective: Any, nesterov: bool
 ) -> None:
-    terms = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "nesterov": nesterov}
+    def sgd(layers: nn.Module) -> torch.optim.SGD:
+        return torch.optim.SGD(
+            layers.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05, nesterov=nesterov
+        )
 
     def run(rank: int) -> list[Tensor]:
         layers = model_of()
-        optimizer = torch.optim.SGD(layers.parameters(), **terms)
+        optimizer = sgd(layers)
         own = strategy(collective, {"name": "redsync.hybrid"}, overlap, density=1.0, masking=False)
         with hocket.attach(layers, optimizer, own, on_nonfinite="skip") as session:
             for x in session.data(list(samples_of(rank, counts[rank]))):
@@ -79,7 +84,7 @@ def test_at_density_1_it_is_sgd_with_momentum(
         return [p.detach().clone() for p in layers.parameters()]
 
     layers = model_of()
-    optimizer = torch.optim.SGD(layers.parameters(), **terms)
+    optimizer = sgd(layers)
     for step in range(max(counts)):
         ranks = having(counts, step, bad)
         optimizer.zero_grad()
@@ -107,9 +112,11 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
                 optimizer.step()
             [opened] = session.phase.opened
             kept = torch.zeros(3, NUMEL, dtype=torch.float64)
+            assert opened.channel.packing is not None
             for segment in opened.segments:
                 for span in segment.spans:
                     residual = opened.channel.packing.states[segment.index].residual
+                    assert residual is not None
                     kept[int(span.name.split(".")[0])] = residual[span.start : span.stop]
         return 0.1 - torch.cat([p.detach() for p in layers.parameters()]), kept
 
@@ -139,8 +146,10 @@ def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(
                 optimizer.zero_grad()
                 (loss_of(layers, x) * ((1e20, torch.nan)[rank] if session.step == 2 else 1.0)).backward()
                 optimizer.step()
-            return session.phase.opened[0].channel.packing.state_dict()
+            packing = session.phase.opened[0].channel.packing
+            assert packing is not None
+            return packing.state_dict()
 
-    before, after = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (2, 3))
+    before, after = (on_ranks(2, partial(run, count=count)) for count in (2, 3))
     for expected, own in zip(before, after, strict=True):
         torch.testing.assert_close(own, expected, rtol=0, atol=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hocket
 
 __all__ = [
+    "PLAIN",
     "RANKS",
     "STEPS",
     "batches",
@@ -26,6 +27,16 @@ __all__ = [
 ]
 
 RANKS, STEPS = 3, 8
+
+
+class Plain(TypedDict):
+    """Fields of every compressor of this package."""
+
+    dense_below_kb: float
+    correct_momentum: bool
+
+
+PLAIN: Plain = {"dense_below_kb": 0.0, "correct_momentum": False}
 
 T = TypeVar("T")
 

@@ -100,8 +100,12 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+#: Starts a job, with a command and Popen's options.
+Start = Callable[..., Job]
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a job, and end the job at last."""
     jobs: list[Job] = []
 

@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hocket.transport.launching import find_mpiexec
+
+if TYPE_CHECKING:
+    from conftest import Job, Start
 
 pytestmark = [
     pytest.mark.alone,
@@ -29,12 +33,12 @@ LANE = "gradients.0[0] (allreduce)"
 
 
 @pytest.fixture
-def begin(start: Callable, tmp_path: Path) -> Callable:
+def begin(start: Start, tmp_path: Path) -> Callable[..., Job]:
     """Return a function that starts ranks of which `who` does `how` at step 3, and that waits until then."""
 
     def begin_job(
         how: str = "nothing", who: int | str = "none", timeout_s: float = 60, launcher: str = "hocket"
-    ):
+    ) -> Job:
         ready = tmp_path / "ready"
         ready.mkdir()
         rank = [sys.executable, str(HERE / "rank.py"), how, str(who), str(timeout_s), str(ready)]
@@ -54,7 +58,7 @@ def messages(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("hocket:")]
 
 
-def test_an_exception_on_one_rank(begin: Callable) -> None:
+def test_an_exception_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("fail", 1).end()
     assert messages(ended.errors) == [
         "hocket: rank 1 at step 3: ValueError: broken on purpose; all ranks end"
@@ -64,7 +68,7 @@ def test_an_exception_on_one_rank(begin: Callable) -> None:
     assert ended.status == 1
 
 
-def test_the_same_exception_on_all_ranks_is_told_once(begin: Callable) -> None:
+def test_the_same_exception_on_all_ranks_is_told_once(begin: Callable[..., Job]) -> None:
     ended = begin("fail", "all").end()
     [message] = messages(ended.errors)
     assert message.endswith(" at step 3: ValueError: broken on purpose; all ranks end")
@@ -72,14 +76,14 @@ def test_the_same_exception_on_all_ranks_is_told_once(begin: Callable) -> None:
     assert ended.status == 1
 
 
-def test_a_users_mistake_on_all_ranks_has_no_traceback(begin: Callable) -> None:
+def test_a_users_mistake_on_all_ranks_has_no_traceback(begin: Callable[..., Job]) -> None:
     ended = begin("mistake", "all").end()
     [line] = ended.errors.strip("\0\n").splitlines()
     assert line.endswith(" at step 3: run.yaml: epochs: got 'x'")
     assert ended.status == 2
 
 
-def test_sys_exit_on_one_rank(begin: Callable) -> None:
+def test_sys_exit_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("sys.exit", 1).end()
     [message] = messages(ended.errors)
     assert message.startswith(
@@ -89,7 +93,7 @@ def test_sys_exit_on_one_rank(begin: Callable) -> None:
     assert ended.status == 1
 
 
-def test_the_end_of_the_script_on_rank_0(begin: Callable) -> None:
+def test_the_end_of_the_script_on_rank_0(begin: Callable[..., Job]) -> None:
     ended = begin("end", 0).end()
     [message] = messages(ended.errors)
     assert message.startswith(
@@ -98,14 +102,14 @@ def test_the_end_of_the_script_on_rank_0(begin: Callable) -> None:
     assert ended.status == 1
 
 
-def test_sys_exit_on_all_ranks(begin: Callable) -> None:
+def test_sys_exit_on_all_ranks(begin: Callable[..., Job]) -> None:
     ended = begin("sys.exit", "all").end()
     [message] = messages(ended.errors)
     assert message.endswith("ended with exit code 3; all ranks were ended")
     assert ended.status == 3
 
 
-def test_an_exit_past_python(begin: Callable) -> None:
+def test_an_exit_past_python(begin: Callable[..., Job]) -> None:
     ended = begin("os._exit", 2).end()
     assert ended.status != 0
     [message] = messages(ended.errors)
@@ -113,14 +117,14 @@ def test_an_exit_past_python(begin: Callable) -> None:
         assert message == "hocket: rank 2 ended with exit code 4; all ranks were ended"
 
 
-def test_an_interrupt_on_one_rank(begin: Callable) -> None:
+def test_an_interrupt_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("interrupt", 2).end()
     assert ended.errors.strip("\0\n") == "hocket: rank 2 at step 3: interrupted; all ranks end"
     assert ended.status == 130
 
 
 @pytest.mark.parametrize("how", ["nothing", "large"])
-def test_a_killed_rank(how: str, begin: Callable, tmp_path: Path) -> None:
+def test_a_killed_rank(how: str, begin: Callable[..., Job], tmp_path: Path) -> None:
     """Survivors name it, also where they wait in shared memory and no call of MPI fails."""
     job = begin(how)
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
@@ -141,7 +145,7 @@ def test_a_killed_rank(how: str, begin: Callable, tmp_path: Path) -> None:
         assert time.monotonic() - killed_s < SOON_S
 
 
-def test_a_rank_that_is_killed_while_the_others_compute(begin: Callable) -> None:
+def test_a_rank_that_is_killed_while_the_others_compute(begin: Callable[..., Job]) -> None:
     ended = begin("kill", 1).end()
     [message] = messages(ended.errors)
     assert "was killed by SIGKILL" in message
@@ -152,7 +156,7 @@ def test_a_rank_that_is_killed_while_the_others_compute(begin: Callable) -> None
     assert ended.status != 0
 
 
-def test_all_ranks_but_one_are_killed(begin: Callable, tmp_path: Path) -> None:
+def test_all_ranks_but_one_are_killed(begin: Callable[..., Job], tmp_path: Path) -> None:
     job = begin()
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
     for rank in (1, 2):
@@ -163,7 +167,7 @@ def test_all_ranks_but_one_are_killed(begin: Callable, tmp_path: Path) -> None:
     assert ended.status != 0
 
 
-def test_a_stopped_rank(begin: Callable) -> None:
+def test_a_stopped_rank(begin: Callable[..., Job]) -> None:
     ended = begin("stop", 1, timeout_s=3).end()
     [message] = messages(ended.errors)
     assert message.startswith("hocket: at step 3, rank ")
@@ -174,7 +178,7 @@ def test_a_stopped_rank(begin: Callable) -> None:
     assert ended.status == 1
 
 
-def test_a_skipped_collective(begin: Callable) -> None:
+def test_a_skipped_collective(begin: Callable[..., Job]) -> None:
     ended = begin("skip", 1, timeout_s=2).end()
     [message] = messages(ended.errors)
     if message.startswith("hocket: at step 3, rank 1 "):
@@ -189,7 +193,9 @@ def test_a_skipped_collective(begin: Callable) -> None:
 
 
 @pytest.mark.parametrize(("number", "group"), [("SIGINT", True), ("SIGINT", False), ("SIGTERM", False)])
-def test_a_signal_to_who_started_the_job(number: str, group: bool, begin: Callable, tmp_path: Path) -> None:
+def test_a_signal_to_who_started_the_job(
+    number: str, group: bool, begin: Callable[..., Job], tmp_path: Path
+) -> None:
     job = begin()
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
     job.signal(signal.Signals[number], group=group)
@@ -198,20 +204,20 @@ def test_a_signal_to_who_started_the_job(number: str, group: bool, begin: Callab
     assert ended.status == 128 + signal.Signals[number]
 
 
-def test_a_killed_parent_takes_its_ranks_along(begin: Callable, tmp_path: Path) -> None:
+def test_a_killed_parent_takes_its_ranks_along(begin: Callable[..., Job], tmp_path: Path) -> None:
     job = begin()
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
     job.signal(signal.SIGKILL)
     assert job.end().status == -signal.SIGKILL
 
 
-def test_under_a_bare_mpiexec_the_message_is_the_same(begin: Callable) -> None:
+def test_under_a_bare_mpiexec_the_message_is_the_same(begin: Callable[..., Job]) -> None:
     ended = begin("fail", 1, launcher="mpiexec").end()
     lines = [line for line in ended.errors.splitlines() if line.startswith("hocket:")]
     assert lines == ["hocket: rank 1 at step 3: ValueError: broken on purpose; all ranks end"]
     assert ended.status != 0
 
 
-def test_a_good_end_says_nothing(begin: Callable) -> None:
+def test_a_good_end_says_nothing(begin: Callable[..., Job]) -> None:
     ended = begin("finish").end()
     assert (ended.status, ended.errors) == (0, "")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from hocket.checkpoint.folder import latest_complete
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
 from hocket.transport.launching import PID_FOLDER_VARIABLE, find_mpiexec
+
+if TYPE_CHECKING:
+    from conftest import Job, Start
 
 needs_mpi = [
     pytest.mark.mpi,
@@ -53,7 +57,7 @@ def saved_step(folder: Path) -> int:
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_a_run_saves_and_goes_on(
-    recipe: str, ranks: list[str], number: signal.Signals, start: Callable, tmp_path: Path,
+    recipe: str, ranks: list[str], number: signal.Signals, start: Start, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     out = tmp_path / "out"
@@ -80,10 +84,10 @@ def test_a_run_saves_and_goes_on(
 
 
 @pytest.fixture
-def script(start: Callable, tmp_path: Path) -> Callable:
+def script(start: Start, tmp_path: Path) -> Callable[..., Job]:
     """Return a function that starts a user's script on three ranks, under a bare mpiexec."""
 
-    def begin(how: str):
+    def begin(how: str) -> Job:
         (tmp_path / "ready").mkdir()
         rank = [sys.executable, str(HERE / "preempted.py"), how, str(tmp_path)]
         # Not for this process's own environment: there SIGTERM is mpiexec's.
@@ -105,7 +109,7 @@ class TestAScript:
 
     @pytest.mark.parametrize("how", ["data", "own loop", "accumulate", "waiting"])
     def test_saves_when_mpiexec_passes_the_signal_on(
-        self, how: str, script: Callable, tmp_path: Path
+        self, how: str, script: Callable[..., Job], tmp_path: Path
     ) -> None:
         job = script(how)
         job.signal(signal.SIGUSR1)
@@ -115,7 +119,7 @@ class TestAScript:
         assert f"saved after step {step} in" in message
         assert ended.status == 143
 
-    def test_says_which_rank_has_not_heard(self, script: Callable, tmp_path: Path) -> None:
+    def test_says_which_rank_has_not_heard(self, script: Callable[..., Job], tmp_path: Path) -> None:
         job = script("impatient")
         for rank in (0, 2):
             os.kill(job.pid_of(rank), signal.SIGUSR1)
@@ -128,14 +132,16 @@ class TestAScript:
         assert ended.status == 143
         assert not (tmp_path / "saved").exists()
 
-    def test_ends_without_a_save_when_a_step_takes_too_long(self, script: Callable, tmp_path: Path) -> None:
+    def test_ends_without_a_save_when_a_step_takes_too_long(
+        self, script: Callable[..., Job], tmp_path: Path
+    ) -> None:
         job = script("slow")
         job.signal(signal.SIGUSR1)
         [message] = messages(job.end().errors)
         assert message.startswith("hocket: asked to end: within 2 s step ")
         assert message.endswith(" was not over and saved; the last checkpoint stands; all ranks end")
 
-    def test_that_has_come_to_its_end_ends_well(self, script: Callable, tmp_path: Path) -> None:
+    def test_that_has_come_to_its_end_ends_well(self, script: Callable[..., Job], tmp_path: Path) -> None:
         job = script("last step")
         os.kill(job.pid_of(1), signal.SIGUSR1)
         ended = job.end()

@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hocket.transport.launching import PID_FOLDER_VARIABLE, find_mpiexec
+
+if TYPE_CHECKING:
+    from conftest import Job, Start
 
 pytestmark = [
     pytest.mark.alone,
@@ -58,10 +62,10 @@ class Nan(Digits):
 
 
 @pytest.fixture
-def train(start: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+def train(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     """Return a function that begins a run of two ranks which leave their numbers where the job looks."""
 
-    def begin(*args: str):
+    def begin(*args: str) -> Job:
         arguments = [
             "run",
             "sgd",
@@ -86,7 +90,7 @@ def messages(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("hocket:")]
 
 
-def test_an_error_in_the_users_task_on_one_rank(start: Callable, tmp_path: Path) -> None:
+def test_an_error_in_the_users_task_on_one_rank(start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
     job = start([*HOCKET, "run", "sgd", "task=failing_task:Failing", "-n", "2"], cwd=tmp_path)
     ended = job.end()
@@ -100,7 +104,7 @@ def test_an_error_in_the_users_task_on_one_rank(start: Callable, tmp_path: Path)
 
 
 @pytest.mark.parametrize("recipe", ["sgd", "agd"])
-def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Callable, tmp_path: Path) -> None:
+def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
     ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "4"], cwd=tmp_path).end()
     [message] = ended.errors.strip("\0\n").splitlines()
@@ -110,7 +114,7 @@ def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Callable, tmp_p
     assert ended.status == 1
 
 
-def test_an_error_on_all_of_four_ranks_is_told_once(start: Callable, tmp_path: Path) -> None:
+def test_an_error_on_all_of_four_ranks_is_told_once(start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
     ended = start(
         [*HOCKET, "run", "sgd", "task=failing_task:FailingEverywhere", "-n", "4"], cwd=tmp_path
@@ -121,7 +125,7 @@ def test_an_error_on_all_of_four_ranks_is_told_once(start: Callable, tmp_path: P
     assert "help message" not in ended.errors
 
 
-def test_ctrl_c_while_training(start: Callable, tmp_path: Path) -> None:
+def test_ctrl_c_while_training(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["run", "sgd", "-n", "2", f"epochs={NUM_STEPS}", "log_every=1", "--out", str(out)]
     job = start([*HOCKET, *arguments], cwd=tmp_path)
@@ -132,7 +136,7 @@ def test_ctrl_c_while_training(start: Callable, tmp_path: Path) -> None:
     assert ended.status == 130
 
 
-def test_a_stopped_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None:
+def test_a_stopped_rank_of_a_joined_run(train: Callable[..., Job], tmp_path: Path) -> None:
     job = train("timeout_s=3")
     job.wait_for(lambda: is_training(tmp_path / "out"))
     os.kill(job.pid_of(1), signal.SIGSTOP)
@@ -144,7 +148,7 @@ def test_a_stopped_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None
     assert ended.status != 0
 
 
-def test_an_interrupt_of_one_rank_of_a_joined_run(train: Callable, tmp_path: Path) -> None:
+def test_an_interrupt_of_one_rank_of_a_joined_run(train: Callable[..., Job], tmp_path: Path) -> None:
     job = train()
     job.wait_for(lambda: is_training(tmp_path / "out"))
     os.kill(job.pid_of(1), signal.SIGINT)

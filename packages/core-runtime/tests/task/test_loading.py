@@ -156,7 +156,9 @@ def test_each_sample_once_an_epoch(make: Callable[..., Any], size: int, workers:
 def test_samples_of_different_lengths_get_buckets() -> None:
     ranks = read(lambda: hocket.loader(Lengthy(41), 3, seed=5), 2)
     for rank, of_rank in enumerate(ranks):
-        expected = list(BucketSampler(Lengthy(41).lengths, 3, rank, 2, seed=5))
+        lengths = Lengthy(41).lengths
+        assert lengths is not None
+        expected = list(BucketSampler(lengths, 3, rank, 2, seed=5))
         assert [numbers for numbers, _ in of_rank] == expected
 
 
@@ -282,7 +284,7 @@ def test_resumed_within_an_epoch_bit_for_bit(
 
 
 def test_other_ranks_go_on_with_the_epochs_order(tmp_path: Path) -> None:
-    def body(saves: bool) -> list[int]:
+    def body(saves: bool) -> list[list[int]]:
         seen = []
         with attached() as session:
             first = 0 if saves else session.load(tmp_path).epoch
@@ -334,7 +336,10 @@ def test_workers_of_unlike_ranks_draw_unlike() -> None:
         (lambda: hocket.loader(Numbers(5), 2, sampler=[1], shuffle=True), "sampler decides what shuffle"),
         (lambda: hocket.loader(Numbers(5), 2, generator=torch.Generator()), "has no generator"),
         (lambda: hocket.loader(Numbers(5), 2, in_order=False), "in_order=False"),
-        (lambda: hocket.loader(torch.utils.data.DataLoader(Numbers(5)), 2), "give it the dataset"),
+        (
+            lambda: hocket.loader(torch.utils.data.DataLoader(Numbers(5)), 2),  # type: ignore[arg-type]
+            "give it the dataset",
+        ),
         (lambda: next(iter(hocket.loader(Numbers(0), 2))), "get no batch of this dataset: it is empty"),
         (lambda: len(hocket.loader(Numbers(5), 6, drop_last=True)), "drop_last leaves nothing"),
     ],

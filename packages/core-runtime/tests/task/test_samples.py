@@ -1,10 +1,12 @@
+from __future__ import annotations
+
 import pytest
 import torch
 
 from hocket.task import Scaling, TensorSamples
 
 
-def test_batch_is_its_samples_in_the_order_asked_for():
+def test_batch_is_its_samples_in_the_order_asked_for() -> None:
     inputs = torch.arange(12).reshape(6, 2)
     samples = TensorSamples(inputs, torch.arange(6) * 10)
 
@@ -17,7 +19,7 @@ def test_batch_is_its_samples_in_the_order_asked_for():
 
 
 @pytest.mark.parametrize("index", [2, [2, 0]])
-def test_scaling_gives_float32_and_leaves_what_is_stored(index):
+def test_scaling_gives_float32_and_leaves_what_is_stored(index: int | list[int]) -> None:
     pixels = torch.tensor([[0, 16], [8, 4], [1, 2]], dtype=torch.uint8)
     samples = TensorSamples(pixels.clone(), torch.zeros(3), Scaling(offset=8, divisor=16))
 
@@ -29,16 +31,16 @@ def test_scaling_gives_float32_and_leaves_what_is_stored(index):
 
 
 @pytest.mark.parametrize("index", [3, [0, 3]])
-def test_index_out_of_range_raises(index):
+def test_index_out_of_range_raises(index: int | list[int]) -> None:
     with pytest.raises(IndexError):
         TensorSamples(torch.zeros(3), torch.zeros(3))[index]
 
 
-def test_mismatched_tensors_are_refused():
+def test_mismatched_tensors_are_refused() -> None:
     with pytest.raises(ValueError, match="3 inputs do not match 2 targets"):
         TensorSamples(torch.zeros(3), torch.zeros(2))
 
 
-def test_scaling_of_floats_is_refused():
+def test_scaling_of_floats_is_refused() -> None:
     with pytest.raises(ValueError, match=r"uint8 inputs, not torch\.float32"):
         TensorSamples(torch.zeros(3), torch.zeros(3), Scaling(0, 1))

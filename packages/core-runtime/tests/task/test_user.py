@@ -1,8 +1,13 @@
 """Each test writes a module of its own name, so that none finds what another has imported."""
 
+from __future__ import annotations
+
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +44,9 @@ TASK = """
 """
 
 
+#: Writes a module, of a name and with a source.
+Write = Callable[[str, str], None]
+
 PLAIN = """
     from hocket.task import Task
 
@@ -51,7 +59,7 @@ PLAIN = """
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Return a function that writes a module into the current directory; its import is forgotten again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -66,19 +74,18 @@ def write(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def test_instance_class_and_function_are_tasks(write):
+def test_instance_class_and_function_are_tasks(write: Write) -> None:
     write(
         "line_a",
         TASK + "\n    steep = Line(slope=9.0)\n\n\n    def make():\n        return Line(slope=3.0)\n",
     )
 
-    assert load_user_task("line_a:steep").slope == 9.0
-    assert load_user_task("line_a:make").slope == 3.0
-    assert load_user_task("line_a:Line").slope == 2.0
-    assert load_user_task("line_a:Line", {"slope": 4.0, "num_samples": 3}).slope == 4.0
+    tasks: list[Any] = [load_user_task(f"line_a:{name}") for name in ("steep", "make", "Line")]
+    tasks.append(load_user_task("line_a:Line", {"slope": 4.0, "num_samples": 3}))
+    assert [task.slope for task in tasks] == [9.0, 3.0, 2.0, 4.0]
 
 
-def test_regression_needs_no_metrics(write):
+def test_regression_needs_no_metrics(write: Write) -> None:
     write("line_b", TASK)
     task = load_user_task("line_b:Line")
     inputs, targets = task.data(seed=0).train[[0, 1, 2]]
@@ -87,7 +94,7 @@ def test_regression_needs_no_metrics(write):
     assert task.loss(inputs, targets).item() == pytest.approx(5 / 3)
 
 
-def test_current_directory_comes_first(write, tmp_path, monkeypatch):
+def test_current_directory_comes_first(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "line_c.py").write_text("task = None\n")
@@ -99,7 +106,7 @@ def test_current_directory_comes_first(write, tmp_path, monkeypatch):
     assert sys.path.count(str(tmp_path)) == 1
 
 
-def test_module_in_a_package(write, tmp_path):
+def test_module_in_a_package(write: Write, tmp_path: Path) -> None:
     package = tmp_path / "lines_d"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -108,11 +115,11 @@ def test_module_in_a_package(write, tmp_path):
     assert isinstance(load_user_task("lines_d.line:Line"), Task)
 
 
-def test_installed_module():
+def test_installed_module() -> None:
     assert load_user_task("hocket.task:Digits", {"hidden": 16}) == Digits(hidden=16)
 
 
-def test_subclass_without_dataclass_takes_no_fields(write):
+def test_subclass_without_dataclass_takes_no_fields(write: Write) -> None:
     write("plain_e", PLAIN)
     assert isinstance(load_user_task("plain_e:Plain"), Task)
     with pytest.raises(ConfigError, match=r"task\.hidden: plain_e:Plain has no fields"):
@@ -122,12 +129,12 @@ def test_subclass_without_dataclass_takes_no_fields(write):
 @pytest.mark.parametrize(
     "name", ["digits", "line:", ":task", "my/line.py:task", ".line:task", "line:a.b", "a b:c"]
 )
-def test_other_forms_are_refused(name):
+def test_other_forms_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"task\.name is .*'module:attribute'"):
         load_user_task(name)
 
 
-def test_no_such_module_suggests_a_neighbour(write, tmp_path):
+def test_no_such_module_suggests_a_neighbour(write: Write, tmp_path: Path) -> None:
     write("line_f", TASK)
     with pytest.raises(ConfigError) as caught:
         load_user_task("line_g:Line")
@@ -135,7 +142,7 @@ def test_no_such_module_suggests_a_neighbour(write, tmp_path):
     assert "Did you mean 'line_f'?" in str(caught.value)
 
 
-def test_module_in_what_is_no_package(write):
+def test_module_in_what_is_no_package(write: Write) -> None:
     write("line_h", TASK)
     with pytest.raises(ConfigError, match=r"no module 'line_h\.sub'"):
         load_user_task("line_h.sub:Line")
@@ -151,7 +158,9 @@ def test_module_in_what_is_no_package(write):
     ],
     ids=["error", "missing import", "syntax", "error in an installed package"],
 )
-def test_failing_module_says_error_file_and_line(write, tmp_path, source, error, line):
+def test_failing_module_says_error_file_and_line(
+    write: Write, tmp_path: Path, source: str, error: str, line: int
+) -> None:
     write("broken", source)
     with pytest.raises(ConfigError) as caught:
         load_user_task("broken:task")
@@ -160,7 +169,7 @@ def test_failing_module_says_error_file_and_line(write, tmp_path, source, error,
     assert message.endswith(f"({tmp_path / 'broken.py'}, line {line})")
 
 
-def test_failing_neighbour_is_where_the_error_is(write, tmp_path):
+def test_failing_neighbour_is_where_the_error_is(write: Write, tmp_path: Path) -> None:
     write("neighbour_i", "\n\nraise RuntimeError('not today')\n")
     write("line_i", "import neighbour_i\n")
     with pytest.raises(ConfigError) as caught:
@@ -168,7 +177,9 @@ def test_failing_neighbour_is_where_the_error_is(write, tmp_path):
     assert f"RuntimeError: not today ({tmp_path / 'neighbour_i.py'}, line 3)" in str(caught.value)
 
 
-def test_failing_installed_module_is_where_the_error_is(write, tmp_path, monkeypatch):
+def test_failing_installed_module_is_where_the_error_is(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hocket.task.user._INSTALLED_FOLDERS", (sysconfig.get_path("stdlib"), str(tmp_path)))
     write("installed", "\nraise RuntimeError('not today')\n")
     with pytest.raises(ConfigError) as caught:
@@ -176,7 +187,7 @@ def test_failing_installed_module_is_where_the_error_is(write, tmp_path, monkeyp
     assert f"RuntimeError: not today ({tmp_path / 'installed.py'}, line 2)" in str(caught.value)
 
 
-def test_no_such_attribute_suggests_another(write):
+def test_no_such_attribute_suggests_another(write: Write) -> None:
     write("line_j", TASK)
     with pytest.raises(ConfigError, match=r"module 'line_j' .* has no 'Lime'\. Did you mean 'Line'\?"):
         load_user_task("line_j:Lime")
@@ -193,7 +204,7 @@ def test_no_such_attribute_suggests_another(write):
         ("from hocket.task import Task as task", "wrong:task does not define data, loss, model"),
     ],
 )
-def test_what_is_no_task_is_refused(write, source, message):
+def test_what_is_no_task_is_refused(write: Write, source: str, message: str) -> None:
     write("wrong", source + "\n")
     with pytest.raises(ConfigError, match=f"task.name: {message}"):
         load_user_task("wrong:task")
@@ -210,13 +221,13 @@ def test_what_is_no_task_is_refused(write, source, message):
         ({"num_samples": 0}, r"num_samples is 0; allowed: 1 or more"),
     ],
 )
-def test_fields_are_checked(write, fields, message):
+def test_fields_are_checked(write: Write, fields: dict[str, Any], message: str) -> None:
     write("line_k", TASK)
     with pytest.raises(ConfigError, match=message):
         load_user_task("line_k:Line", fields)
 
 
-def test_only_a_class_takes_fields(write):
+def test_only_a_class_takes_fields(write: Write) -> None:
     write("line_l", TASK + "\n    steep = Line(slope=9.0)\n")
     with pytest.raises(
         ConfigError, match=r"task\.slope: only a subclass of Task takes fields, and line_l:steep"
