@@ -116,6 +116,19 @@ def test_degenerate_inputs(name: str, method: Method, k: int) -> None:
         assert len(sent) <= k
 
 
+@pytest.mark.parametrize("method", [Method.TRIMMED, Method.THRESHOLD, Method.SAMPLED])
+@pytest.mark.parametrize("larger", [0, 2, 7])
+def test_more_equal_elements_than_there_is_room_for(larger: int, method: Method) -> None:
+    """No floor lets as few pass as are wanted: the k largest are found among all, equal ones by their places."""
+    values = np.full(40_000, -0.5, np.float32)
+    values[123::4000][:larger] = 2.0
+    selected = run(values, method, 5)
+    wanted = reference.exact(values, 5)
+    if larger == 7 and method is not Method.TRIMMED:
+        wanted = np.flatnonzero(values == 2.0)  # 5 to 10 elements reach one threshold
+    np.testing.assert_array_equal(np.sort(selected.indices), wanted)
+
+
 @given(st.integers(1, 5000), st.floats(0.001, 1), st.integers(0, 2**16))
 def test_one_sign_at_a_time(n: int, density: float, seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=n).astype(np.float32)
