@@ -89,7 +89,7 @@ MUTATIONS = [
           "self.outgoing.copy_(given)", f"{TESTS}/session", "-m", "not mpi"),
     _core("gradients of 16 bits that are not averaged", "session/segment_state.py",
           "self.outgoing.copy_(given).mul_(factor)", "self.outgoing.copy_(given)",
-          f"{TESTS}/session/test_against_ddp.py", "-k", "float16"),
+          f"{TESTS}/session/test_replicas.py"),
     _core("push-sum's values not multiplied by their weight", "session/parameters.py",
           "self._places[index][1].mul_(self.weights[index])", "pass", f"{TESTS}/session/test_push_sum.py"),
     _core("a consensus that is a sum", "session/consensus.py", "total.div_(lane.size)", "total.div_(1)",

@@ -47,6 +47,8 @@ WARM_UP, FEWEST_STEPS, MOST_STEPS = 2, 3, 300
 #: For one layer; so large that a step more or less is seen in the weights.
 LEARNING_RATE = 0.2
 SAMPLE = 4096
+#: The exit status of a job that SIGHUP, SIGINT or SIGTERM ends, which end this script, too.
+_ASKED_TO_END = (129, 130, 143)
 #: The sum of several ranks may be rounded in another order; a step more or less is a hundredth of the way.
 TOLERANCE = 1e-3
 
@@ -240,6 +242,8 @@ def run_job(
         order = Order(mechanism.name, case, sides, ranks, seconds, steps, str(out))
         program = [sys.executable, __file__, "--rank", json.dumps(asdict(order))]
         status = _START[mechanism.cases[case].where](program, ranks, Path(name))
+        if status in _ASKED_TO_END:
+            sys.exit(status)
         if status != 0 or not out.exists():
             raise RuntimeError(f"{mechanism.name}, {ranks} ranks: the job ended with exit status {status}")
         return [Turn(**turn) for turn in json.loads(out.read_text())]

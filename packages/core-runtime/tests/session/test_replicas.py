@@ -36,6 +36,24 @@ def test_average_of_every_step_is_synchronous_sgd() -> None:
     torch.testing.assert_close(given[0], expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("strategy", ["sgd", "agd"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_mean_of_gradients_of_16_bits_is_rounded_once(dtype: torch.dtype, strategy: str) -> None:
+    given = [gradient_of(mlp(0, dtype), batches(rank, 1, dtype=dtype)[0]) for rank in range(RANKS)]
+    means = [torch.stack(of_ranks).double().mean(0) for of_ranks in zip(*given, strict=True)]
+
+    def step(rank: int) -> None:
+        model = mlp(0, dtype)
+        x, y = batches(rank, 1, dtype=dtype)[0]
+        with hocket.attach(model, sgd(model), strategy):
+            F.cross_entropy(model(x), y).backward()
+            for parameter, mean in zip(model.parameters(), means, strict=True):
+                assert parameter.grad is not None
+                torch.testing.assert_close(parameter.grad, mean.to(dtype), rtol=0, atol=0)
+
+    on_ranks(RANKS, step)
+
+
 def test_keep_starts_each_rank_from_its_own() -> None:
     given = on_ranks(
         3, lambda rank: train(("periodic_average",), batches(rank, 8), seed=rank, attach={"initial": "keep"})
