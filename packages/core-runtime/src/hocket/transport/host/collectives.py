@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.arrays import Array
+from hocket.arrays import Array, MixingRows
 from hocket.transport.host.exchange import HostExchange, HostLane
+from hocket.transport.host.marks import MARK_BYTES, Marks
 from hocket.transport.host.memory import SMALLEST_BYTES, Shared, find_shared
-from hocket.transport.host.mixing import HostMixer
-from hocket.transport.host.sharing import sum_share
+from hocket.transport.host.peer import ProcessLane
+from hocket.transport.lane import Mixer
 from hocket.transport.reduction import TreeSum
+from hocket.transport.request import Request
 
-__all__ = ["HostCollectives"]
+if TYPE_CHECKING:
+    from hocket.kernels.mixing import JoinedRows
+
+__all__ = ["HostCollectives", "open_host_collectives"]
+
+_CACHE_LINE_BYTES = 64
 
 # A lane remembers where so many arrays lie in shared memory.
 _REMEMBERED = 64
@@ -42,8 +51,9 @@ class HostCollectives:
         if total is None:
             total = self._sums[send.dtype] = TreeSum(len(self._everyone), send.dtype)
         return self._lane.start(
+            "allreduce",
             f"allreduce of {sends.what} into {receives.what}",
-            partial(sum_share, self._lane.rank, total, sends.views, receives.views),
+            partial(_sum_share, self._lane.rank, total, sends.views, receives.views),
             touched=self._everyone,
             touching=self._everyone,
         )
@@ -62,6 +72,7 @@ class HostCollectives:
             return ()
 
         return self._lane.start(
+            f"broadcast from rank {self._lane.world_ranks[root]}",
             f"broadcast of {shared.what} from rank {root}",
             copy,
             touched=[root],
@@ -90,3 +101,78 @@ class HostCollectives:
             # With the array itself, so that its address stays its own.
             self._shared[key] = (array, find_shared(array, ranks, ranks[self._lane.rank]))
         return self._shared[key][1]
+
+
+def open_host_collectives(lane: ProcessLane, capacity_bytes: int) -> HostCollectives | None:
+    """Return what a lane does over shared memory; None, on all ranks alike, where messages are the way.
+
+    Args:
+        lane: just opened, by all ranks.
+        capacity_bytes: as of `Peer.lane`.
+    """
+    marks = lane.peer.memory.share(MARK_BYTES) if capacity_bytes >= SMALLEST_BYTES else None
+    return None if marks is None else HostCollectives(HostLane(lane, Marks(lane.rank, marks)))
+
+
+class HostMixer(Mixer):
+    """Weighted sums of the same places, of which each rank works out a share and writes it where it belongs.
+
+    Args:
+        lane: its exchanges.
+        places: of each what everybody gives, [n] floats of one dtype, and where everybody's sum goes, its own of these
+            or other memory.
+    """
+
+    def __init__(self, lane: HostLane, places: Sequence[tuple[Shared, Shared]]) -> None:
+        from hocket.kernels import Mix
+
+        self._lane = lane
+        arrays = [values.views[lane.rank] for values, _ in places]
+        self._mix = Mix(
+            lane.rank,
+            [values.addresses for values, _ in places],
+            [outs.addresses for _, outs in places],
+            [array.size for array in arrays],
+            arrays[0].dtype,
+        )
+        self._places = places  # whose memory lives as long as this
+        self._what = "; ".join(f"{values.what} into {outs.what}" for values, outs in places)
+
+    def start(self, rows: Sequence[MixingRows]) -> Request:
+        joined = self._mix.join(rows)
+        connected = self._mix.connected(joined)
+        graphs = 0
+        for numbers in joined:
+            graphs = zlib.crc32(numbers.data, graphs)
+        return self._lane.start(
+            "mixing",
+            f"mix of {self._what} over graphs {graphs:08x}",
+            partial(self._write, joined),
+            touched=connected,
+            touching=connected,
+        )
+
+    def _write(self, joined: JoinedRows) -> list[int]:
+        # By way of `self`, which keeps the memory: the exchange is carried out also where its caller has dropped it.
+        return self._mix(joined)
+
+
+def _share_of(array: Array, position: int, size: int) -> slice:
+    """Return the elements of `array` that are number `position`'s of `size` to work on: whole cache lines."""
+    lines = -(-array.nbytes // (size * _CACHE_LINE_BYTES))
+    numel = lines * _CACHE_LINE_BYTES // array.itemsize
+    return slice(min(position * numel, array.size), min((position + 1) * numel, array.size))
+
+
+def _sum_share(rank: int, total: TreeSum, sends: Sequence[Array], receives: Sequence[Array]) -> list[int]:
+    """Write the sum of all `sends` into all `receives`, for the elements of this rank's share.
+
+    Args:
+        rank: this rank.
+        total: for so many arrays of this dtype.
+        sends: every rank's, by rank, [n].
+        receives: every rank's, by rank, [n]; each its `send`, or other memory.
+    """
+    own = _share_of(sends[0], rank, len(sends))
+    total([send[own] for send in sends], *(receive[own] for receive in receives))
+    return []

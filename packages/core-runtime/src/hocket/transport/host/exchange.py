@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hocket.errors import TransportError
 from hocket.transport.host.marks import READY, WORKED, Marks
+from hocket.transport.host.peer import Operation, ProcessLane
+from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
 __all__ = ["HostExchange", "HostLane"]
 
@@ -28,65 +30,84 @@ class HostLane:
     """The exchanges of one lane, one after the other, matched between ranks by their number.
 
     Args:
-        name: the lane's, for messages.
-        world_ranks: the lane's ranks in the job.
-        rank: this rank among them.
+        lane: whose they are.
         marks: every rank's.
+
+    Attributes:
+        rank: this rank in the lane.
+        world_ranks: the lane's ranks in the job.
     """
 
-    def __init__(self, name: str, world_ranks: Sequence[int], rank: int, marks: Marks) -> None:
-        self.name, self.world_ranks, self.rank, self.marks = name, world_ranks, rank, marks
+    def __init__(self, lane: ProcessLane, marks: Marks) -> None:
+        self.lane, self.rank, self.marks = lane, lane.rank, marks
+        self.world_ranks = [lane.peer.world_rank_of(rank) for rank in range(lane.size)]
         self.queue: deque[HostExchange] = deque()
         #: A progress thread carries exchanges on, and so does whoever waits for anything: one of them at a time.
         self.lock = threading.Lock()
         self._started = 0
 
     def start(
-        self, call: str, work: Callable[[], Iterable[int]], *, touched: Sequence[int], touching: Sequence[int]
+        self,
+        what: str,
+        call: str,
+        work: Callable[[], Iterable[int]],
+        *,
+        touched: Sequence[int],
+        touching: Sequence[int],
     ) -> HostExchange:
-        """Queue an exchange.
+        """Begin an exchange, which comes after those before it.
 
         Args:
+            what: the operation, for messages.
             call: all that must agree between the ranks that touch each other's memory.
             work: this rank's part; returns the ranks in whose data it found NaN or Inf, if it looked.
             touched: the ranks whose memory `work` reads or writes.
             touching: the ranks whose work reads or writes this rank's memory.
         """
         self._started += 1
-        exchange = HostExchange(self, self._started, call, work, touched, touching)
+        exchange = HostExchange(self, self._started, what, call, work, touched, touching)
         self.queue.append(exchange)
+        self.lane.peer.progress.add(exchange)
         return exchange
 
 
-class HostExchange:
+class HostExchange(Operation):
     """One exchange; every `advance` does what can be done. See `HostLane.start`."""
+
+    _yields = True
 
     def __init__(
         self,
-        lane: HostLane,
+        host: HostLane,
         number: int,
+        what: str,
         call: str,
         work: Callable[[], Iterable[int]],
         touched: Sequence[int],
         touching: Sequence[int],
     ) -> None:
-        self._lane = lane
+        super().__init__(host.lane, what)
+        self._host = host
         self._number = number
         self._call = call
         self._work: Callable[[], Iterable[int]] | None = work
         self._touched, self._touching = touched, touching
         self._ready = self._done = False
         # Which rank has not come how far: what the last `advance` stopped at, of the lane's first exchange.
-        self._awaited: tuple[int, int] | None = None
-        #: What went wrong, to be raised by whoever asks for this exchange; it is done then.
-        self.error: TransportError | None = None
-        #: The ranks whose data held NaN or Inf, as far as the ranks looked that worked on this one's.
-        self.nonfinite: tuple[int, ...] = ()
+        self._behind: tuple[int, int] | None = None
+        self._error: TransportError | None = None
+        self._nonfinite: tuple[int, ...] = ()
+
+    def done(self) -> bool:
+        finished = self.advance()
+        if self._error is not None:
+            raise self._error
+        return finished
 
     @property
-    def others(self) -> list[int]:
-        """The ranks of the lane that it needs, but this one."""
-        return sorted({*self._touched, *self._touching} - {self._lane.rank})
+    def result(self) -> tuple[int, ...]:
+        """The ranks whose data held NaN or Inf, as far as the ranks looked that worked on this one's."""
+        return self._nonfinite
 
     def advance(self) -> bool:
         """Do this rank's part as far as the other ranks are; return whether the exchange is done, or has failed.
@@ -95,7 +116,7 @@ class HostExchange:
         """
         if self._done:
             return True
-        lock = self._lane.lock
+        lock = self._host.lock
         if not lock.acquire(blocking=False):
             return False
         try:
@@ -106,10 +127,10 @@ class HostExchange:
     def _advance(self) -> bool:
         if self._done:
             return True
-        lane, marks = self._lane, self._lane.marks
+        queue, marks = self._host.queue, self._host.marks
         if not self._ready:
-            while lane.queue[0] is not self:
-                if not lane.queue[0]._advance():
+            while queue[0] is not self:
+                if not queue[0]._advance():
                     return False
             self._ready = True
             marks.set_call(self._call)
@@ -118,48 +139,61 @@ class HostExchange:
             if self._waits(READY, self._touched):
                 return False
             if others := marks.others_than(self._call, self._touched):
-                self.error = self._disagreement(others)
+                self._error = self._disagreement(others)
                 return self._end()
             marks.set_nonfinite(self._number, self._work())
             self._work = None
             marks.set(WORKED, self._number)
         if self._waits(WORKED, self._touching):
             return False
-        self.nonfinite = marks.nonfinite(self._number, self._touching)
+        self._nonfinite = marks.nonfinite(self._number, self._touching)
         return self._end()
 
-    def sleep(self, longest_s: float) -> None:
-        """Sleep until the lane's first exchange can go on after `advance` has stopped, at most for `longest_s`."""
-        awaited = None
-        if self._lane.lock.acquire(blocking=False):
+    def _look_around(self) -> bool:
+        self._lane.peer.progress.move_messages()
+        return super()._look_around()
+
+    def _may_be_brief(self) -> bool:
+        return self._lane.last_wait_s < LONG_WAIT_S
+
+    def _sleep(self, longest_s: float) -> None:
+        """Sleep until the lane's first exchange can go on after `advance` has stopped, at most for `longest_s`.
+
+        Another rank's mark wakes it. What else is under way here may need it sooner, and wakes nobody.
+        """
+        if self._lane.peer.progress.is_only(self):
+            longest_s = CHECK_EVERY_S
+        behind, host = None, self._host
+        if host.lock.acquire(blocking=False):
             try:
-                if self._lane.queue:
-                    first = self._lane.queue[0]
-                    awaited, number = first._awaited, first._number
+                if host.queue:
+                    behind, number = host.queue[0]._behind, host.queue[0]._number
             finally:
-                self._lane.lock.release()
-        if awaited is None:  # another thread is at it
+                host.lock.release()
+        if behind is None:  # another thread is at it
             time.sleep(min(longest_s, _OTHER_THREAD_S))
         else:
-            which, rank = awaited
-            self._lane.marks.sleep(which, number, rank, longest_s)
+            which, rank = behind
+            host.marks.sleep(which, number, rank, longest_s)
+
+    def _awaited(self) -> list[int]:
+        return sorted({*self._touched, *self._touching} - {self._host.rank})
 
     def _waits(self, which: int, ranks: Iterable[int]) -> bool:
         """Return whether one of `ranks` has not come so far, and note which."""
-        behind = self._lane.marks.behind(which, self._number, ranks)
-        self._awaited = None if behind is None else (which, behind)
+        behind = self._host.marks.behind(which, self._number, ranks)
+        self._behind = None if behind is None else (which, behind)
         return behind is not None
 
     def _end(self) -> bool:
         self._done = True
-        self._lane.queue.popleft()
+        self._host.queue.popleft()
         return True
 
     def _disagreement(self, others: Sequence[int]) -> TransportError:
-        lane = self._lane
-        ranks = ", ".join(str(lane.world_ranks[rank]) for rank in others)
+        ranks = ", ".join(str(self._host.world_ranks[rank]) for rank in others)
         return TransportError(
-            f"rank {lane.world_ranks[lane.rank]}: {lane.name}, exchange {self._number} over shared memory: "
+            f"rank {self._lane.peer.world_rank}: {self._lane.name}, exchange {self._number} over shared memory: "
             f"this rank called {self._call}, ranks {ranks} something else: give every rank the same call, with "
             "buffers that were allocated together"
         )

@@ -1,19 +1,22 @@
-"""Peers of ranks that are processes, those of one host over its memory."""
+"""Peers, lanes and operations of ranks that are processes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from hocket.transport.host.collectives import HostCollectives
-from hocket.transport.host.exchange import HostLane
-from hocket.transport.host.marks import MARK_BYTES, Marks
-from hocket.transport.host.memory import SMALLEST_BYTES, HostMemory
+from hocket.transport.forks import check_no_fork
+from hocket.transport.host.memory import HostMemory
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
+from hocket.transport.lane import Lane
 from hocket.transport.peer import Memory, Peer
 from hocket.transport.progress import Progress
-from hocket.transport.waiting import WaitsInARow
+from hocket.transport.request import Request
+from hocket.transport.status import WaitSite
+from hocket.transport.waiting import WaitsInARow, back_off_s, poll_briefly, wait
 
-__all__ = ["HostPeer"]
+__all__ = ["HostPeer", "Operation", "ProcessLane"]
 
 
 class HostPeer(Peer):
@@ -59,16 +62,93 @@ class HostPeer(Peer):
         """Translate a rank of this group into the job's."""
         return self._world_ranks[rank]
 
-    def host_collectives(self, name: str, capacity_bytes: int) -> HostCollectives | None:
-        """Return what a lane does over shared memory; None, on all ranks alike, where messages are the way.
 
-        Args:
-            name: the lane's.
-            capacity_bytes: as of `lane`.
-        """
-        if capacity_bytes < SMALLEST_BYTES:
-            return None
-        marks = self.memory.share(MARK_BYTES)
-        if marks is None:
-            return None
-        return HostCollectives(HostLane(name, self._world_ranks, self.rank, Marks(self.rank, marks)))
+class ProcessLane(Lane):
+    """A lane of ranks that are processes.
+
+    Args:
+        peer: whose lane it is.
+        name: stands in messages.
+
+    Attributes:
+        last_wait_s: seconds that the last wait took that was not over soon.
+    """
+
+    def __init__(self, peer: HostPeer, name: str) -> None:
+        self.peer = peer
+        self.name = name
+        self.rank, self.size = peer.rank, peer.size
+        self.last_wait_s = 0.0
+
+
+class Operation(Request):
+    """An operation on a lane, and how it is waited for.
+
+    Args:
+        lane: where it takes place.
+        what: the operation, for messages.
+        other: the rank at the other end of a message, or that broadcasts; None where all wait for all.
+    """
+
+    __slots__ = ("_lane", "_other", "_what")
+
+    _yields: ClassVar[bool] = False
+
+    def __init__(self, lane: ProcessLane, what: str, other: int | None = None) -> None:
+        check_no_fork()
+        self._lane = lane
+        self._what = what
+        self._other = other
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        check_no_fork()
+        peer = self._lane.peer
+        look = self._look if peer.progress.busy else self.done
+        if look():
+            return self.result
+        expected_s = peer.waits.expected_s()
+        if not expected_s and self._may_be_brief() and poll_briefly(look, self._yields):
+            return self.result
+        peer.status.note_waiting(self._what, self._lane.name)
+        timeout_s = peer.timeout_s if timeout_s is None else timeout_s
+
+        def sleep(waited_s: float, longest_s: float) -> None:
+            self._sleep(min(back_off_s(waited_s, expected_s), longest_s))
+
+        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep)
+        peer.waits.ended(took_s)
+        self._lane.last_wait_s = took_s
+        peer.status.note_computing()
+        return self.result
+
+    def _may_be_brief(self) -> bool:
+        """Return whether to look without a pause at first, which other ranks may have to pay with their core."""
+        return True
+
+    def _sleep(self, longest_s: float) -> None:
+        """Sleep before another look, at most for `longest_s`."""
+        time.sleep(longest_s)
+
+    def _look(self) -> bool:
+        """Advance everything that other ranks need of this one, and return whether this is done."""
+        self._lane.peer.progress.advance()
+        return self.done()
+
+    def _look_around(self) -> bool:
+        """Do the same, and look whether all ranks still live: over shared memory nothing fails."""
+        self._lane.peer.status.failures.check(self._describe)
+        return self._look()
+
+    def _describe(self) -> str:
+        return f"rank {self._lane.peer.world_rank}: {self._lane.name} ({self._what})"
+
+    def _awaited(self) -> list[int]:
+        """Return the ranks of the lane that this waits for, or may wait for."""
+        others = [rank for rank in range(self._lane.size) if rank != self._lane.rank]
+        return others if self._other is None or self._other == self._lane.rank else [self._other]
+
+    def _describe_stall(self, outcome: str) -> str:
+        peer = self._lane.peer
+        ranks = [peer.world_rank_of(rank) for rank in self._awaited()]
+        site = WaitSite(self._lane.name, self._what, ranks, together=self._other is None)
+        return peer.status.describe_stall(site, outcome)

@@ -12,7 +12,8 @@ from mpi4py import MPI
 from hocket.arrays import Array, is_same_memory
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
-from hocket.transport.host import HostCollectives, HostPeer, Operation, ProcessLane
+from hocket.transport.host import HostPeer, Operation, ProcessLane, open_host_collectives
+from hocket.transport.lane import Mixer
 from hocket.transport.mpi.pieces import as_bytes, cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
 from hocket.transport.request import Request
@@ -24,16 +25,17 @@ class MPILane(ProcessLane):
     """A communicator of its own.
 
     Args:
-        host: for collectives over shared memory; None where messages are all there is.
+        capacity_bytes: as of `Peer.lane`; what is large goes over shared memory where all ranks have one host.
 
     Attributes:
         order: the operations that have native calls left to make.
     """
 
-    def __init__(self, peer: HostPeer, comm: Any, name: str, host: HostCollectives | None = None) -> None:
-        super().__init__(peer, name, host)
+    def __init__(self, peer: HostPeer, comm: Any, name: str, capacity_bytes: int = 0) -> None:
+        super().__init__(peer, name)
         self.order = CallOrder()
         self._comm = comm
+        self._host = open_host_collectives(self, capacity_bytes)
         self._tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1
 
     def isend(self, data: Array, to: int, round: int) -> Request:
@@ -57,7 +59,7 @@ class MPILane(ProcessLane):
         )
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
-        shared = self.host_allreduce(send, receive)
+        shared = None if self._host is None else self._host.allreduce(send, receive)
         if shared is not None:
             return shared
         in_place = is_same_memory(send, receive)
@@ -66,6 +68,9 @@ class MPILane(ProcessLane):
             return self._comm.Iallreduce(MPI.IN_PLACE if in_place else given, got, MPI.SUM)
 
         return self._in_order(begin, "allreduce", send, receive)
+
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
+        return None if self._host is None else self._host.mixer(places)
 
     def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
         what = f"reduce to rank {self.peer.world_rank_of(root)}"
@@ -79,7 +84,7 @@ class MPILane(ProcessLane):
         return self._in_order(begin, what, send, receive)
 
     def ibroadcast(self, data: Array, root: int) -> Request:
-        shared = self.host_broadcast(data, root)
+        shared = None if self._host is None else self._host.broadcast(data, root)
         if shared is not None:
             return shared
         what = f"broadcast from rank {self.peer.world_rank_of(root)}"
@@ -99,6 +104,7 @@ class MPILane(ProcessLane):
     def close(self) -> None:
         self.ibarrier().wait()
         self._comm.Free()
+        self._host = None  # which knows this lane: nothing keeps shared memory longer than it is needed
 
     def _message(self, begin: Callable[[str, Array], Request], what: str, data: Array) -> Request:
         """Send or receive a message, in pieces if it is too long for one."""

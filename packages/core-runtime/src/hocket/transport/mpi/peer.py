@@ -82,7 +82,7 @@ class MPIPeer(HostPeer):
             raise
         except TransportError as error:
             raise TransportError(f"{error}: {_NO_COMMUNICATOR}") from error
-        return MPILane(self, comm, name, self.host_collectives(name, capacity_bytes))
+        return MPILane(self, comm, name, capacity_bytes)
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         members = tuple(ranks)
