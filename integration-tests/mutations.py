@@ -51,13 +51,14 @@ def _core(what: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 
 MUTATIONS = [
-    _core("a sign in a mixing weight", "topology/ring.py", "self_weight=weight", "self_weight=-weight",
+    _core("a sign in a mixing weight", "topology/plain.py",
+          "reversed(others)),\n            self_weight=weight", "reversed(others)),\n            self_weight=-weight",
           f"{TESTS}/topology"),
-    _core("a weight that does not sum to 1", "topology/exponential.py", "1 / (len(hops) + 1)", "1 / (len(hops) + 2)",
+    _core("a weight that does not sum to 1", "topology/plain.py", "1 / (len(hops) + 1)", "1 / (len(hops) + 2)",
           f"{TESTS}/topology"),
-    _core("an off-by-one in a round of the exponential graph", "topology/exponential.py", "round % num_hops]",
+    _core("an off-by-one in a round of the exponential graph", "topology/plain.py", "round % num_hops]",
           "(round + 1) % num_hops]", f"{TESTS}/topology"),
-    _core("the mean of the wrong number of ranks", "topology/complete.py", "self_weight=1 / size",
+    _core("the mean of the wrong number of ranks", "topology/plain.py", "self_weight=1 / size",
           "self_weight=1 / (size + 1)", f"{TESTS}/topology"),
     Mutation("an off-by-one in a hypercube's round", "packages/gossipgrad/src/hocket_gossipgrad/hypercube.py",
              "rank ^ 1 << round %", "rank ^ 1 << (round + 1) %", ("packages/gossipgrad/tests/test_topologies.py",)),

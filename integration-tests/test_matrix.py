@@ -15,7 +15,7 @@ from hocket.compressor.wrappers import Wrapper
 from hocket.plugin import Kind, Registry
 from hocket.plugin.discovery import Plugin
 from hocket.plugin.markers import hookimpl
-from hocket.topology.ring import Ring
+from hocket.topology.plain import Ring
 
 
 @dataclass(frozen=True)

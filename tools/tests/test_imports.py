@@ -102,7 +102,7 @@ BROKEN = {
         "transport is not below kernels",
     ),
     "between folders of a floor": (
-        {"hocket/topology/ring.py": "from hocket.segment.segment import Segment"},
+        {"hocket/topology/plain.py": "from hocket.segment.segment import Segment"},
         "segment is not below topology",
     ),
     "a circle of files": (

@@ -11,7 +11,7 @@ from hocket.collective.rooted import Broadcast, Reduce
 from hocket.collective.sparse import SparseAllreduce
 from hocket.testing.collective import CollectiveConformance
 from hocket.topology import Complete, Exponential, RandomMatching, Ring
-from hocket.topology.exponential import Peers
+from hocket.topology.plain import Peers
 
 
 class _Mean(CollectiveConformance):

@@ -248,13 +248,13 @@ def test_what_cannot_be_imported_when_it_is_named_is_refused(install: Any) -> No
 
 def test_a_class_of_ones_own_needs_no_plugin() -> None:
     registry = Registry(lambda: [])
-    path = "hocket.topology.complete:Complete"
+    path = "hocket.topology.plain:Complete"
     assert registry.resolve("topology", path) is Complete
-    assert "compressor 'hocket.topology.complete:Complete' is not a subclass" in message_of(
+    assert "compressor 'hocket.topology.plain:Complete' is not a subclass" in message_of(
         registry, path, "compressor"
     )
     assert "is not of the form 'module:Class'" in message_of(registry, ":Complete")
-    assert "no attribute 'Missing'" in message_of(registry, "hocket.topology.complete:Missing")
+    assert "no attribute 'Missing'" in message_of(registry, "hocket.topology.plain:Missing")
 
 
 def test_a_plugins_recipes_are_found_by_name(install: Any, tmp_path: Path) -> None:

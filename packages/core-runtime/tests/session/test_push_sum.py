@@ -14,7 +14,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 import hocket
 from hocket.errors import AttachError
 from hocket.session.session import Session
-from hocket.topology.irregular import IrregularDirected
+from hocket.topology.drawn import IrregularDirected
 
 SIZE, STEPS = 5, 6
 

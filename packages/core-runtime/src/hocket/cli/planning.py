@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket.cli.table import show_table
-from hocket.cli.units import format_bytes, format_seconds
+from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.training.run import RunConfig, build_engine, load_run

@@ -8,8 +8,7 @@ from typing import cast
 import torch
 from torch.utils.data import default_collate
 
-from hocket.cli.table import show_table
-from hocket.cli.units import format_bytes
+from hocket.cli.table import format_bytes, show_table
 from hocket.config.optimizer import build_optimizer
 from hocket.session.engine import Engine, PlannedStage
 from hocket.task.api import Task

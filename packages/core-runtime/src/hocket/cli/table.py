@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["show_table"]
+__all__ = ["format_bytes", "format_seconds", "show_table"]
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
@@ -41,3 +41,19 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Write bytes with three significant digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write seconds with three significant digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hocket.config import arguments
 from hocket.config.reference import Reference
 from hocket.errors import suggest
 from hocket.plugin.kinds import import_object
@@ -30,7 +29,7 @@ def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[di
         ConfigError: no such optimizer, no such argument, or a value that it refuses; names source and key.
     """
     optimizer = _find(reference)
-    given = arguments.check_arguments(reference, optimizer, _LEFT_OUT)
+    given = reference.check_arguments(optimizer, _LEFT_OUT)
     try:
         built: Optimizer = optimizer(params, **given)
     except (TypeError, ValueError) as error:
@@ -45,7 +44,7 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
     Raises:
         ConfigError: as in `build_optimizer`.
     """
-    return arguments.complete_arguments(reference, _find(reference), _LEFT_OUT)
+    return reference.complete_arguments(_find(reference), _LEFT_OUT)
 
 
 def _find(reference: Reference) -> Any:

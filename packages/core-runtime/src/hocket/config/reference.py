@@ -1,12 +1,14 @@
-"""A component as a config names it, not built yet: what it becomes may need torch."""
+"""Components as a config names them, not built yet, as they may need torch; and the arguments of classes of others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.config.document import Document, Location, Origin
+from hocket.errors import suggest
 
 __all__ = ["Reference"]
 
@@ -55,3 +57,45 @@ class Reference:
     def plain(self) -> dict[str, Any]:
         """Return the reference as configuration."""
         return {"name": self.name, **self.arguments}
+
+    def check_arguments(self, called: Any, leave_out: Collection[str]) -> dict[str, Any]:
+        """Return the arguments as keyword arguments, lists as the tuples that torch wants.
+
+        Args:
+            called: the class that is meant, which is not Hocket's own; its signature is the schema.
+            leave_out: parameters that a config cannot give.
+
+        Raises:
+            ConfigError: there is no such argument, or a number or a truth value is none; names source and key.
+        """
+        parameters = _parameters(called, leave_out)
+        arguments = {}
+        for key, value in self.arguments.items():
+            where = self.where.child(key)
+            if key not in parameters:
+                raise where.error(
+                    f"unknown argument of {self.name}", ", ".join(parameters), suggest(key, parameters)
+                )
+            default = parameters[key].default
+            numeric = isinstance(default, int | float) and not isinstance(default, bool)
+            if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise where.error(f"got {where.given}", "a number")
+            if isinstance(default, bool) and not isinstance(value, bool):
+                raise where.error(f"got {where.given}", "true or false")
+            arguments[key] = tuple(value) if isinstance(value, list) else value
+        return arguments
+
+    def complete_arguments(self, called: Any, leave_out: Collection[str]) -> dict[str, Any]:
+        """Return all keyword arguments that have a value, with the signature's defaults, as plain values.
+
+        Args, Raises: as in `check_arguments`.
+        """
+        parameters = _parameters(called, leave_out)
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        complete = defaults | self.check_arguments(called, leave_out)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in complete.items()}
+
+
+def _parameters(called: Any, leave_out: Collection[str]) -> dict[str, inspect.Parameter]:
+    given = inspect.signature(called).parameters
+    return {name: parameter for name, parameter in given.items() if name not in leave_out}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from hocket.config import arguments
 from hocket.config.reference import Reference
 from hocket.errors import suggest
 
@@ -29,7 +28,7 @@ def build_scheduler(reference: Reference, optimizer: Optimizer) -> LRScheduler:
         ConfigError: no such scheduler, no such argument, or a value that it refuses; names source and key.
     """
     scheduler = _find(reference)
-    given = arguments.check_arguments(reference, scheduler, _LEFT_OUT)
+    given = reference.check_arguments(scheduler, _LEFT_OUT)
     try:
         built: LRScheduler = scheduler(optimizer, **given)
     except (TypeError, ValueError) as error:
@@ -44,7 +43,7 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
     Raises:
         ConfigError: as in `build_scheduler`.
     """
-    return arguments.complete_arguments(reference, _find(reference), _LEFT_OUT)
+    return reference.complete_arguments(_find(reference), _LEFT_OUT)
 
 
 def _find(reference: Reference) -> Any:

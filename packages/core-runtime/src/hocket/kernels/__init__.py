@@ -4,8 +4,7 @@ Importing this package imports Numba (a sixth of a second; a compiled function's
 its cache), so it is imported where the first of them is called. All run on the calling thread alone, without the GIL.
 """
 
-from hocket.kernels.merging import merge_delayed
+from hocket.kernels.copying import merge_delayed, scaled_copy
 from hocket.kernels.mixing import Mix
-from hocket.kernels.scaling import scaled_copy
 
 __all__ = ["Mix", "merge_delayed", "scaled_copy"]

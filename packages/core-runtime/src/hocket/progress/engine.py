@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 
 from hocket.errors import TransportError
-from hocket.progress.backoff import pause_s
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -21,6 +20,12 @@ __all__ = ["Activity", "ProgressEngine"]
 # A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
 # of a step; and any look has MPI go on with everything.
 _LOOKS_AT_A_TIME = 8
+
+# How long a thread sleeps between looks, by the time since something last happened, both in seconds. Measured with 32
+# idle ranks on 2 cores: looks every 0.1 ms burn 1.35 cores and notice within 0.43 ms; every 5 ms 0.10 cores and 7.8 ms.
+# So looks come often for as long as an answer is likely, and seldom afterwards.
+_PAUSES_S = ((0.0005, 0.0), (0.2, 50e-6), (5.0, 0.001))
+_LONGEST_PAUSE_S = 0.01
 
 
 class Activity(ABC):
@@ -260,7 +265,8 @@ class ProgressEngine(ABC):
         now_s = self._peer.clock.now()
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        pause = pause_s(now_s - self._quiet_since_s)
+        quiet_s = now_s - self._quiet_since_s
+        pause = next((pause for until_s, pause in _PAUSES_S if quiet_s < until_s), _LONGEST_PAUSE_S)
         if longest_s is not None:
             return min(pause, longest_s)
         if pause == 0:

@@ -1,4 +1,4 @@
-"""A scaled copy that looks for NaN and Inf on its way."""
+"""Single passes over one vector that write another, and look for NaN and Inf on their way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hocket.arrays import Array
 from hocket.kernels.compiling import compiled, fence
 from hocket.kernels.lines import LINE_BYTES, stream_line
 
-__all__ = ["scaled_copy"]
+__all__ = ["merge_delayed", "scaled_copy"]
 
 # Elements at a time: they stay in a core's first cache until they are written.
 _TILE = 1024
@@ -49,3 +49,39 @@ def _scaled_copy(given: Array, factor: float, out: Array, tile: Array, poison: A
                 rest[k] = tile[k]
     if streams:
         fence()
+
+
+def merge_delayed(values: Array, combined: Array, factor: float, sent: Array, *, sends: bool) -> bool:
+    """Add `factor * combined - sent` to `values`, rounded after each operation, and return whether all is finite.
+
+    Merges a delayed exchange.
+
+    Args:
+        values: float32 or float64 [n], flat and contiguous.
+        combined: like `values`: what came back.
+        factor: rounded to the dtype of `values` first, as torch and NumPy do.
+        sent: like `values`: what was sent.
+        sends: whether `sent` becomes a copy of the new values, to be sent next.
+    """
+    dtype = values.dtype
+    poison = np.zeros(_TILE, dtype=dtype)
+    _merge(values, combined, dtype.type(factor), sent, poison, sends)
+    return not poison.any()
+
+
+@compiled
+def _merge(values: Array, combined: Array, factor: float, sent: Array, poison: Array, sends: bool) -> None:
+    for start in range(0, values.size, _TILE):
+        count = min(_TILE, values.size - start)
+        to, change, before = (
+            values[start : start + count],
+            combined[start : start + count],
+            sent[start : start + count],
+        )
+        for k in range(count):
+            value = to[k] + (factor * change[k] - before[k])
+            to[k] = value
+            poison[k] += value - value  # NaN for NaN and Inf, else 0
+        if sends:  # while the tile is in the cache
+            for k in range(count):
+                before[k] = to[k]
