@@ -50,12 +50,12 @@ def joined(*replacements: Replacement) -> Replacement:
 
 def messages() -> Replacement:
     """MPI's messages and collectives over private memory."""
-    from hocket.transport.host import HostPeer
     from hocket.transport.host.memory import HostMemory
+    from hocket.transport.mpi import lane
     from hocket.transport.peer import Memory
 
     return joined(
-        replaced(HostPeer, host_collectives=lambda self, name, capacity_bytes: None),
+        replaced(lane, open_host_collectives=lambda lane, capacity_bytes: None),
         replaced(HostMemory, allocate=Memory.allocate, works_in_place=lambda self, data: False),
     )
 
@@ -144,17 +144,17 @@ def torch_merge() -> Replacement:
 
 def ordinary_stores() -> Replacement:
     """The compiled loops, which write by way of the caches."""
-    from hocket.kernels import scaling
+    from hocket.kernels import copying
     from hocket.kernels.mixing import Mix
 
-    copied, given = scaling._scaled_copy, Mix.__init__
+    copied, given = copying._scaled_copy, Mix.__init__
 
     def init(self: Mix, *rest: Any) -> None:
         given(self, *rest)
         self._streams[:] = False
 
     return joined(
-        replaced(scaling, _scaled_copy=lambda *values: copied(*values[:-1], False)),
+        replaced(copying, _scaled_copy=lambda *values: copied(*values[:-1], False)),
         replaced(Mix, __init__=init),
     )
 
@@ -171,22 +171,22 @@ def no_expectation() -> Replacement:
 
 def no_polls() -> Replacement:
     """A wait sleeps from its first look on."""
-    from hocket.transport.host import request
+    from hocket.transport.host import peer
 
-    return replaced(request, poll_briefly=lambda done, yields: False)
+    return replaced(peer, poll_briefly=lambda done, yields: False)
 
 
 def threads_back_off() -> Replacement:
     """The training thread's waits sleep as long as a progress thread's."""
     from hocket.progress import inline
-    from hocket.progress.backoff import pause_s
+    from hocket.progress.engine import pause_s
     from hocket.transport import waiting
-    from hocket.transport.host import request
+    from hocket.transport.host import peer
 
     def back_off_s(waited_s: float, expected_s: float = 0.0) -> float:
         return pause_s(waited_s)
 
-    modules = (waiting, request, inline)
+    modules = (waiting, peer, inline)
     return joined(*(replaced(module, back_off_s=back_off_s) for module in modules))
 
 
@@ -201,9 +201,10 @@ def waits_back_off() -> Replacement:
 def no_futex() -> Replacement:
     """A wait for other ranks of the host sleeps between looks, as long as one for messages."""
     from hocket.transport.host import marks
-    from hocket.transport.host.request import HostRequest, Operation
+    from hocket.transport.host.exchange import HostExchange
+    from hocket.transport.host.peer import Operation
 
-    return joined(replaced(HostRequest, _sleep=Operation._sleep), replaced(marks, wake=lambda address: None))
+    return joined(replaced(HostExchange, _sleep=Operation._sleep), replaced(marks, wake=lambda address: None))
 
 
 def no_pipe() -> Replacement:

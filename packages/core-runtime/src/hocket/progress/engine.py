@@ -15,7 +15,7 @@ from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 from hocket.transport.signals import Connection, Event, Wake
 
-__all__ = ["Activity", "ProgressEngine"]
+__all__ = ["Activity", "ProgressEngine", "pause_s"]
 
 # A look costs 2 to 3 us. With an exchange for each of 161 layers, looking at all of them at each layer would take 30 ms
 # of a step; and any look has MPI go on with everything.
@@ -265,8 +265,7 @@ class ProgressEngine(ABC):
         now_s = self._peer.clock.now()
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
-        quiet_s = now_s - self._quiet_since_s
-        pause = next((pause for until_s, pause in _PAUSES_S if quiet_s < until_s), _LONGEST_PAUSE_S)
+        pause = pause_s(now_s - self._quiet_since_s)
         if longest_s is not None:
             return min(pause, longest_s)
         if pause == 0:
@@ -291,3 +290,8 @@ class ProgressEngine(ABC):
             self._waiters = [waiter for waiter in self._waiters if waiter[1] not in ended]
         for event in ended:
             event.set()
+
+
+def pause_s(quiet_s: float) -> float:
+    """Return for how long to sleep when something under way has not moved for `quiet_s`, both in seconds."""
+    return next((pause for until_s, pause in _PAUSES_S if quiet_s < until_s), _LONGEST_PAUSE_S)
