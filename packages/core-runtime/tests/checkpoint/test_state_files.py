@@ -267,18 +267,18 @@ def test_an_optimizer_goes_on_the_same(name: str, tmp_path: Path) -> None:
         torch.manual_seed(0)
         convolution = nn.Conv2d(2, 3, 2)
         if name != "lbfgs":  # which takes no gradients of such strides
-            convolution.to(memory_format=torch.channels_last)
+            convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's, left out
         model = nn.Sequential(convolution, nn.Flatten(), nn.Linear(12, 2))
         return model, _OPTIMIZERS[name](model.parameters())
 
     inputs = torch.randn(4, 2, 3, 3, generator=torch.Generator().manual_seed(1))
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        def closure() -> Tensor:
+        def closure() -> float:
             optimizer.zero_grad()
             loss: Tensor = model(inputs).square().mean()
             loss.backward()
-            return loss
+            return loss.item()
 
         optimizer.step(closure)
 

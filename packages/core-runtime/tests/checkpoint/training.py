@@ -10,7 +10,7 @@ from functools import cache
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class Training:
     samples: Sequence[int] = (18, 18, 18, 18)
     epochs: int = 3
     seed: int = 0
-    initial: str = "rank0"
+    initial: Literal["rank0", "keep"] = "rank0"
     optimizer: str = "sgd"
     width: int = 7
     options: dict[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -106,7 +107,7 @@ def test_shared_memory_that_processors_do_not_order_is_a_note(monkeypatch: pytes
 
 def test_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "query_mpi", lambda: told(OPEN_MPI))
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert any(finding.subject == "user" for finding in examine())
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not any(finding.subject == "user" for finding in examine())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.cli.planning import plan_command
+from hocket.collective.gossip import GossipChannel
 from hocket.errors import CompositionError, ConfigError
 from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
@@ -42,7 +43,8 @@ class Mixed(nn.Module):
         self.tied.weight = self.last.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.tied(self.last(self.sixteen(self.first(x).bfloat16()).float()))
+        y: Tensor = self.tied(self.last(self.sixteen(self.first(x).bfloat16()).float()))
+        return y
 
 
 def model_of(name: str) -> tuple[nn.Module, Tensor]:
@@ -144,7 +146,9 @@ def test_gossip_counts_its_neighbours(slot: str) -> None:
     def measure() -> tuple[float, int]:
         _, session = train("cnn", strategy, 2)
         [opened] = session.phase.opened
-        received = sum(array.nbytes for arrays in opened.channel._received.values() for array in arrays)
+        channel = opened.channel
+        assert isinstance(channel, GossipChannel)
+        received = sum(array.nbytes for arrays in channel._received.values() for array in arrays)
         return session.counters.bytes_sent / 2, received
 
     wire_bytes = sum(layout.wire_bytes for layout in planned.exchanges[0].layouts)

@@ -12,7 +12,8 @@ from torch import nn
 import hocket
 from hocket.errors import CompositionError
 from hocket.testing.collective.rounds import Case, Shape, exchange_rounds
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.joining import join
+from hocket.transport.virtual import World
 
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}
 IN_GROUPS = [
@@ -68,7 +69,7 @@ def test_compressed_messages_are_summed(algorithm: str) -> None:
         exchange = {"collective": collective, "compressor": {"name": "shared_random", "density": 0.3}}
         shapes = [Shape(0, 100, 2, "float64"), Shape(1, 7, 0, "float64")]
         case = Case("gradients", exchange, shapes, rounds=3)
-        return World(3).run(lambda: exchange_rounds(current_peer(), case.to_json()))
+        return World(3).run(lambda: exchange_rounds(join(), case.to_json()))
 
     for native, scheduled in zip(np.ravel(told("native")), np.ravel(told(algorithm)), strict=True):
         values = [np.frombuffer(bytes.fromhex(bits)) for bits in (native, scheduled)]

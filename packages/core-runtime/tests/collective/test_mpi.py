@@ -35,7 +35,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
 
 @pytest.fixture(params=CASES, ids=lambda case: case.__name__)
 def suite(request: pytest.FixtureRequest, job: tuple[int, Job]) -> CollectiveConformance:
-    class OverMPI(request.param):  # type: ignore[misc]
+    class OverMPI(request.param):  # type: ignore[misc, name-defined]
         def run(self, size: int, seed: int, body: Callable[..., Any], *args: Any) -> list[Any]:
             return job[1].run(body, args)
 

@@ -19,6 +19,7 @@ from hocket.compressor import (
     Identity,
     Message,
     SharedRandom,
+    State,
     TopK,
     largest,
     pack_sparse,
@@ -39,7 +40,7 @@ class Positive(TopK):
     def traits(self) -> CompressorTraits:
         return replace(super().traits, equal_sizes=False)
 
-    def compress(self, segment: Segment, state, round: int) -> Message:
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
         indices, values = largest(segment.outgoing, segment.numel)
         return Message(pack_sparse(segment, values[values > 0], indices[values > 0]), segment, round)
 
@@ -69,7 +70,8 @@ class Linear(nn.Module):
         self.weights = nn.ParameterList(torch.zeros(shape) for shape in SHAPES)
 
     def forward(self, gradients: list[Tensor]) -> Tensor:
-        return sum((w * g).sum() for w, g in zip(self.weights, gradients, strict=True))
+        total: Tensor = sum((w * g).sum() for w, g in zip(self.weights, gradients, strict=True))
+        return total
 
 
 def train(compressor: Compressor, rank: int, bucket_cap_mb: float) -> Tensor:
@@ -80,13 +82,13 @@ def train(compressor: Compressor, rank: int, bucket_cap_mb: float) -> Tensor:
     for step in range(STEPS):
         model.zero_grad()
         model(own_gradients(rank, step)).backward()
-        steps.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
+        steps.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]))
     return torch.stack(steps)
 
 
 def main(rank: int, store: str, results: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     told = {name: train(compressor, rank, 25) for name, compressor in CASES.items()}
     # A bucket for each parameter but the first step's, which are cut in another way.
     told["many buckets"] = train(Identity(), rank, 1e-4)

@@ -19,9 +19,11 @@ from hocket.compressor import (
     Message,
     MomentumCorrection,
     SharedRandom,
+    State,
     TopK,
     Wrapper,
 )
+from hocket.compressor.wrappers import _Feedback
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, make_segment
 
@@ -99,7 +101,7 @@ class TestOnAGpu(CompressorConformance):
 
 @dataclass(frozen=True)
 class Forgetful(ErrorFeedback):
-    def compress(self, segment: Segment, state, round: int) -> Message:
+    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
         message = super().compress(segment, state, round)
         state.residual.zero_()
         return message
@@ -107,14 +109,14 @@ class Forgetful(ErrorFeedback):
 
 @dataclass(frozen=True)
 class Poisoned(ErrorFeedback):
-    def compress(self, segment: Segment, state, round: int) -> Message:
+    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
         state.residual.add_(segment.outgoing[: segment.numel])
         return self.compressor.compress(segment, state.inner, round)
 
 
 @dataclass(frozen=True)
 class Unsaved(Wrapper):
-    def init(self, segment: Segment):
+    def init(self, segment: Segment) -> State:
         state = super().init(segment)
         state.tensors = dict  # type: ignore[method-assign]
         return state
@@ -129,14 +131,14 @@ class Overwriting(Wrapper):
 
 @dataclass(frozen=True)
 class Touching(Identity):
-    def compress(self, segment: Segment, state, round: int) -> Message:
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
         segment.outgoing[: segment.numel].mul_(2)
         return super().compress(segment, state, round)
 
 
 @dataclass(frozen=True)
 class Longer(Identity):
-    def compress(self, segment: Segment, state, round: int) -> Message:
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
         return Message(np.append(segment.outgoing_array, 0), segment, round)
 
 

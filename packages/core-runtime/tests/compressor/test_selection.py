@@ -106,7 +106,8 @@ def test_sparse_message_by_hand() -> None:
     segment = make_segment([16], trailer_numel=2)
     segment.outgoing.copy_(torch.tensor([0.0, 3, 0, -5, 0, 1, *[0] * 10, 0.5, 7]))
     message = run_round(TopK(2 / 16), segment, TopK(2 / 16).init(segment), 0)
-    expected = np.int64(2).tobytes() + np.float32([0.5, 7, 3, -5]).tobytes() + np.int32([1, 3]).tobytes()
+    values, indices = np.array([0.5, 7, 3, -5], np.float32), np.array([1, 3], np.int32)
+    expected = np.int64(2).tobytes() + values.tobytes() + indices.tobytes()
     assert message.payload.tobytes() == expected
     assert sparse_bytes(segment, 2) == len(expected) == 32
     assert sparse_bytes(segment, 1) == 24

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,11 +133,17 @@ def test_momentum_correction_is_that_of_numpy(
     np.testing.assert_allclose(ranks.x, expected, rtol=0, atol=1e-12)
 
 
-def trained_by_torch(x: Tensor, steps: int, size: int, **settings: float) -> Tensor:
+def mean_gradient(x: Tensor, size: int) -> Tensor:
+    return reduce(torch.add, [gradient(rank, x.detach()) for rank in range(size)]) / size
+
+
+def trained_by_torch(x: Tensor, steps: int, size: int, momentum: float, nesterov: bool = False) -> Tensor:
     parameter = torch.nn.Parameter(x.clone())
-    optimizer = torch.optim.SGD([parameter], lr=LR, foreach=False, **settings)
+    optimizer = torch.optim.SGD(
+        [parameter], lr=LR, momentum=momentum, weight_decay=WEIGHT_DECAY, nesterov=nesterov, foreach=False
+    )
     for _ in range(steps):
-        parameter.grad = sum(gradient(rank, parameter.detach()) for rank in range(size)) / size
+        parameter.grad = mean_gradient(parameter, size)
         optimizer.step()
     return parameter.detach()
 
@@ -147,7 +155,7 @@ def test_at_density_1_without_masking_it_is_sgd_with_momentum(inner: Compressor,
     start = ranks.x.clone()
     for round in range(30):
         ranks.step(round)
-    expected = trained_by_torch(start, 30, 4, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=nesterov)
+    expected = trained_by_torch(start, 30, 4, momentum=MOMENTUM, nesterov=nesterov)
     assert (ranks.x - expected).abs().max() < 1e-6
 
 
@@ -156,7 +164,7 @@ def test_at_density_1_with_masking_it_is_plain_sgd() -> None:
     start = ranks.x.clone()
     for round in range(30):
         ranks.step(round)
-    expected = trained_by_torch(start, 30, 4, momentum=0.0, weight_decay=WEIGHT_DECAY)
+    expected = trained_by_torch(start, 30, 4, momentum=0.0)
     assert (ranks.x - expected).abs().max() < 1e-6
 
 
@@ -165,39 +173,42 @@ def test_one_rank_at_density_1_is_sgd_to_the_bit() -> None:
     start = ranks.x.clone()
     for round in range(30):
         ranks.step(round)
-    expected = trained_by_torch(start, 30, 1, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    expected = trained_by_torch(start, 30, 1, momentum=MOMENTUM)
     assert torch.equal(ranks.x, expected)
 
 
 def test_the_buffer_is_handed_over_and_back() -> None:
     """Ten steps of torch, ten compressed at density 1, ten of torch: as thirty of torch."""
-    size, settings = 3, {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+    size = 3
     ranks = Ranks(MomentumCorrection(ErrorFeedback(TopK(1.0)), masking=False), size)
     parameter = torch.nn.Parameter(ranks.x.clone())
-    expected = trained_by_torch(ranks.x, 30, size, **settings)
-    optimizer = torch.optim.SGD([parameter], lr=LR, **settings)
+    expected = trained_by_torch(ranks.x, 30, size, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD([parameter], lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
     def steps_of_torch() -> None:
         for _ in range(10):
-            parameter.grad = sum(gradient(rank, parameter.detach()) for rank in range(size)) / size
+            parameter.grad = mean_gradient(parameter, size)
             optimizer.step()
 
     steps_of_torch()
-    for state in ranks.states:
-        state.momentum.copy_(optimizer.state[parameter]["momentum_buffer"] / size)
+    shares = [state.momentum for state in ranks.states if state.momentum is not None]
+    assert len(shares) == size
+    for share in shares:
+        share.copy_(optimizer.state[parameter]["momentum_buffer"] / size)
     ranks.x.copy_(parameter.detach())
     for round in range(10):
         ranks.step(round)
-    optimizer.state[parameter]["momentum_buffer"].copy_(sum(state.momentum for state in ranks.states))
+    optimizer.state[parameter]["momentum_buffer"].copy_(sum(shares))
     parameter.data.copy_(ranks.x)
     steps_of_torch()
     assert (parameter.detach() - expected).abs().max() < 1e-6
 
 
 def test_parameters_without_gradient_are_left_out() -> None:
-    compressor = MomentumCorrection(Identity(), masking=False)
+    compressor: Compressor = MomentumCorrection(Identity(), masking=False)
     segment = make_segment(SHAPES)
     state = compressor.init(segment)
+    assert state.momentum is not None
     state.momentum.fill_(1.0)
     ones = [OptimizerTerms(torch.ones(span.shape), 0.5, 0.25) for span in segment.spans]
     state.take([ones[0], None], 1.0)
@@ -207,14 +218,18 @@ def test_parameters_without_gradient_are_left_out() -> None:
 
 
 def test_terms_have_to_be_taken_first() -> None:
-    compressor, segment = MomentumCorrection(Identity()), make_segment(SHAPES)
+    compressor: Compressor = MomentumCorrection(Identity())
+    segment = make_segment(SHAPES)
     with pytest.raises(HocketError, match="before its optimizer's terms were taken"):
         compressor.compress(segment, compressor.init(segment), 0)
 
 
 def test_terms_are_read_from_the_groups() -> None:
     first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    groups = [{"params": [first]}, {"params": [second], "momentum": 0.5, "nesterov": True}]
+    groups: list[dict[str, Any]] = [
+        {"params": [first]},
+        {"params": [second], "momentum": 0.5, "nesterov": True},
+    ]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
     optimizer.param_groups[0]["momentum"] = 0.8
     terms = optimizer_terms(optimizer)
@@ -260,6 +275,7 @@ def test_clipping_against_torch(max_norm: float, size: int, scale: float | None,
     LocalClipping(Identity(), max_norm).prepare(segments, 0, size, scale)
     torch.nn.utils.clip_grad_norm_(gradients, max_norm * math.sqrt(size))
     for segment, own in zip(segments, gradients, strict=True):
+        assert own.grad is not None
         torch.testing.assert_close(segment.outgoing.float(), own.grad * scale)
 
 

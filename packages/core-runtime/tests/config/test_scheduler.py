@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from hocket.cli.ranking import run_virtual
+from hocket.config.optimizer import build_optimizer
 from hocket.config.scheduler import build_scheduler
 from hocket.errors import ConfigError
 from hocket.training import loop
@@ -67,17 +68,17 @@ def test_a_mistake_is_refused_with_its_place(schedulers: Any, expected: str) -> 
 def test_a_run_steps_them_and_goes_on_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up and decay multiply; a run that is resumed in their midst ends like one that was not."""
     rates: list[float] = []
-    build = loop.build_optimizer
 
     def build_watched(*args: Any) -> torch.optim.Optimizer:
-        optimizer = build(*args)
+        optimizer = build_optimizer(*args)
         optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
         return optimizer
 
     monkeypatch.setattr(loop, "build_optimizer", build_watched)
     run = run_of(schedulers=[WARM_UP, DECAY], transport="virtual", **{"checkpoint": {"every": 5}})
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    whole.mkdir(), cut.mkdir()
+    whole.mkdir()
+    cut.mkdir()
     run_virtual(run, whole)
     expected = [
         0.1 * min(1.0, 0.1 + 0.9 * step / 6) * 0.5 ** ((step >= 4) + (step >= 9)) for step in range(12)

@@ -58,7 +58,7 @@ class TestMicroBatches(EngineConformance):
     engines = (Custom(InTwoHalves),)
 
     # Its outputs are joined with torch.cat.
-    test_an_output_may_be_of_several_tensors = None
+    test_an_output_may_be_of_several_tensors = None  # type: ignore[assignment]
 
 
 class Plain:

@@ -37,7 +37,8 @@ def expected(values: list[np.ndarray], rows: Rows) -> list[np.ndarray]:
 
 def mix(places: list[tuple[list[np.ndarray], list[np.ndarray], Rows]]) -> set[int]:
     """What all ranks together do, one after the other."""
-    values, outs = ([[array.ctypes.data for array in place[i]] for place in places] for i in (0, 1))
+    values = [[array.ctypes.data for array in given] for given, _, _ in places]
+    outs = [[array.ctypes.data for array in made] for _, made, _ in places]
     numels, terms = [place[0][0].size for place in places], [terms_of(place[2]) for place in places]
     found: set[int] = set()
     for rank in range(len(values[0])):

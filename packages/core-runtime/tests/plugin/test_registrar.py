@@ -17,7 +17,7 @@ from hocket.strategy.scope import Scope, World
 from hocket.topology import Complete, Topology
 
 if TYPE_CHECKING:
-    from hocket.nowhere import Nothing
+    from hocket.nowhere import Nothing  # type: ignore[import-not-found]  # on purpose
 
 CROSSOVER = Plugin("crossover", "hocket-crossover", "1.2")
 

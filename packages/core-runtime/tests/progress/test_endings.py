@@ -11,9 +11,10 @@ from bodies import ENGINES, CalledSum
 from hocket.errors import DeadlockError, ExchangeTimeoutError, TransportError
 from hocket.progress import ProgressEngine, ThreadProgress
 from hocket.schedule import Compute, Execution, NoOp, Receive, Schedule, recursive_doubling_allreduce
+from hocket.transport.joining import join
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import World
 
 
 def _failing(progress: ProgressEngine, peer: Peer) -> Execution:
@@ -45,7 +46,7 @@ def test_a_failure_reaches_whoever_waits(engine: str) -> None:
 
 def test_a_failure_that_nobody_asks_for_ends_the_job() -> None:
     def body() -> None:
-        peer = current_peer()
+        peer = join()
         run = _failing(ThreadProgress(), peer)
         run.start(1)
         peer.clock.elapse(100.0)
@@ -57,7 +58,7 @@ def test_a_failure_that_nobody_asks_for_ends_the_job() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wait_ends_with_an_error_that_says_for_whom(engine: str) -> None:
     def body() -> str:
-        peer = current_peer()
+        peer = join()
         progress = ENGINES[engine]()
         run = Execution(
             recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, progress, "parameters.0[1]"
@@ -80,7 +81,7 @@ def test_a_wait_ends_with_an_error_that_says_for_whom(engine: str) -> None:
 
 def test_a_wait_in_vain_is_a_deadlock() -> None:
     def body() -> None:
-        peer = current_peer()
+        peer = join()
         progress = ThreadProgress()
         run = Execution(recursive_doubling_allreduce(peer.rank, 2, np.zeros(3)), peer, progress, "sum")
         if peer.rank == 0:
@@ -104,7 +105,7 @@ def test_a_peer_is_not_closed_before_its_thread() -> None:
 
 def test_a_virtual_peer_is_not_closed_before_its_thread() -> None:
     def body() -> None:
-        peer = current_peer()
+        peer = join()
         progress = ThreadProgress()
         CalledSum(peer, progress)
         with pytest.raises(TransportError, match=r"closed before rank 0 \[progress\]"):
@@ -117,7 +118,7 @@ def test_a_virtual_peer_is_not_closed_before_its_thread() -> None:
 
 def test_closing_withdraws_what_is_posted_ahead() -> None:
     def body() -> None:
-        peer = current_peer()
+        peer = join()
         progress = ThreadProgress()
         operations = (NoOp("go"), Receive("get", data=np.zeros(1), source=1 - peer.rank))
         schedule = Schedule(operations, ("get",), trigger="go", persistent=True)

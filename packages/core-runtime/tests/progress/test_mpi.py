@@ -39,7 +39,7 @@ _ALLREDUCES = [
         ENGINES, [("ring", "float32"), ("recursive doubling", "float64")], _COUNTS
     )
 ]
-_OTHERS = [["large_messages"], ["broadcast_rounds", "thread", 7], ["idle"]]
+_OTHERS: list[list[object]] = [["large_messages"], ["broadcast_rounds", "thread", 7], ["idle"]]
 
 
 @pytest.mark.parametrize("size", _SIZES)

@@ -83,7 +83,8 @@ def test_slices_cover_the_storage_without_overlap(segmentation: Segmentation) ->
 
 
 def test_channels_last_stays_channels_last() -> None:
-    model = nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last)
+    model = nn.Conv2d(4, 3, 3)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's, left out
     storage = ParameterStorage(model, SinglePeer())
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
     gradient = view_of(torch.zeros_like(storage.flats[0]), storage.spans[0])

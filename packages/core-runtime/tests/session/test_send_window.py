@@ -15,7 +15,6 @@ from turns_cases import begin, forward_changes_no_bit
 import hocket
 from hocket.testing.job import Job
 from hocket.transport.peer import Peer
-from hocket.transport.virtual import current_peer
 from hocket.transport.wrapper import WrapperPeer
 
 RANKS = 3
@@ -39,7 +38,7 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         exchange = {"collective": "gossip", "topology": "ring", "segments": "layers", "overlap": "forward"}
         with hocket.attach(
-            model, optimizer, {"parameters": [exchange]}, peer=BetweenHosts(current_peer())
+            model, optimizer, {"parameters": [exchange]}, peer=BetweenHosts(hocket.join())
         ) as session:
             (opened,) = session.phase.opened
             begun: list[int] = []

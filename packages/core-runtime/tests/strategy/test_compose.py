@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hocket.collective.rooted import Broadcast
 from hocket.errors import CompositionError
 from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
+from hocket.topology import Complete
 
 RECIPES = ("agd", "dpsgd", "hierarchical_sgd", "local", "overlap_sgp", "periodic_average", "sgd", "sgp")
 
@@ -43,7 +44,7 @@ def test_a_recipe_a_file_and_a_mapping_compose_equally(tmp_path: Path) -> None:
     whole.write_text(yaml.safe_dump({"epochs": 3, "strategy": AGD}))
     based.write_text("recipe: agd\n")
     expected = compose("agd")
-    targets = [AGD, {"strategy": AGD}, OmegaConf.create(AGD), bare, str(bare), whole, based]
+    targets: list[Any] = [AGD, {"strategy": AGD}, OmegaConf.create(AGD), bare, str(bare), whole, based]
     assert [compose(target) for target in targets] == [expected] * len(targets)
     assert compose(AGD).name is None
 
@@ -303,7 +304,8 @@ def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
         strategy.check_size(Placement.on_one_host(3))
 
 
-class _OnlyEven:
+@dataclass(frozen=True)
+class _OnlyEven(Complete):
     def check_size(self, size: int) -> None:
         if size % 2:
             raise ValueError(f"{size} is odd")

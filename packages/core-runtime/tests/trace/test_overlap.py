@@ -158,7 +158,9 @@ def test_a_failed_exchange_is_told_with_its_error() -> None:
     [(event, error)] = notes.failures
     assert (event.name, event.round, error) == ("gradients.0[0]", 2, str(raised.value))
     assert event.end_s == pytest.approx(event.start_s + 1.0)
-    assert notes.waits[-1] == ("gradients.0[0]", pytest.approx(1.0))
+    name, seconds = notes.waits[-1]
+    assert name == "gradients.0[0]"
+    assert seconds == pytest.approx(1.0)
     assert all(n.endings == ["abandoned"] for n in everybodys_notes)
 
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -127,8 +128,8 @@ def test_lanes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.randoms(use_true_random=False))
 @settings(max_examples=20, deadline=None)
 def test_messages_are_joined_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, rounds: list[int], random
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[int], random: Random
+) -> None:
     expected = list(rounds)
     random.shuffle(expected)
 

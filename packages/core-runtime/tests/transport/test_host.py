@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from host_cases import BIG, contribution, in_place
 
 import hocket
 from hocket.transport.launching import find_mpiexec
 from hocket.transport.single import SinglePeer
-
-from .host_cases import BIG, contribution, in_place
 
 pytestmark = [pytest.mark.alone, pytest.mark.mpi]
 

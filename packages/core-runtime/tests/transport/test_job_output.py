@@ -52,7 +52,8 @@ Please see the FAQ page for debugging suggestions
 
 def filtered(text: str, folder: Path, rule: str = "-", step: int = 7) -> tuple[str, str]:
     """Return what comes through of `text`, given `step` bytes at a time, and the cause that was found."""
-    report, out = Report(folder, 3), []
+    report = Report(folder, 3)
+    out: list[str] = []
     output = JobOutput(report, rule, out.append)
     data = text.encode()
     for start in range(0, len(data), step):
@@ -131,7 +132,8 @@ hocket: at step 3, rank 0: gradients.0[0] (allreduce): rank 1 has died; all rank
 def heard(text: str, folder: Path) -> tuple[str, Report, list[str]]:
     """Return what comes through, the report, and a word for each time that the job was ended."""
     ended: list[str] = []
-    report, out = Report(folder, 3, end=lambda: ended.append("ended")), []
+    report = Report(folder, 3, end=lambda: ended.append("ended"))
+    out: list[str] = []
     output = JobOutput(report, "-", out.append)
     output.feed(text.encode())
     output.close()

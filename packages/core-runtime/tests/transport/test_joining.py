@@ -8,11 +8,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from hocket.cli import ranking, running
 from hocket.errors import UserError
+from hocket.training.run import RunConfig
 from hocket.transport import join, joining
 from hocket.transport.joining import launched_rank, launched_ranks, local_ranks, unknown_launcher
 from hocket.transport.single import SinglePeer
@@ -73,12 +75,17 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
     for variable, value in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(variable, value)
     begun: list[int | None] = []
-    monkeypatch.setattr(running, "_launch", lambda run, *rest: begun.append(run.ranks) or 1)
-    monkeypatch.setattr(ranking, "run_virtual", lambda run, *rest, **more: begun.append(run.ranks) or _stop())
+
+    def launch(run: RunConfig, *rest: object, **more: object) -> NoReturn:
+        begun.append(run.ranks)
+        raise StopIteration
+
+    monkeypatch.setattr(running, "_launch", launch)
+    monkeypatch.setattr(ranking, "run_virtual", launch)
     with contextlib.suppress(StopIteration):
         running.run_command(
             "sgd",
-            ["task=digits"],
+            ("task=digits",),
             ranks=2,
             transport=transport,
             out=tmp_path / "out",
@@ -86,10 +93,6 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
             trace=False,
         )
     assert begun == [2]
-
-
-def _stop() -> None:
-    raise StopIteration
 
 
 @pytest.mark.parametrize(

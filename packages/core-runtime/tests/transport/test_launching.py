@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
-    monkeypatch.setattr(launching.shutil, "which", lambda name: _which(tmp_path / "bin" / name))
+    monkeypatch.setattr(shutil, "which", lambda name: _which(tmp_path / "bin" / name))
     return tmp_path / "bin"
 
 

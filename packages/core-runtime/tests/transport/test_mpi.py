@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from control_cases import drop_and_wait, form_groups_often, leave_early, open_many_lanes
+from piece_cases import in_small_pieces
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
 from hocket.transport.launching import find_mpiexec
 
 HERE = Path(__file__).parent
-
-with pytest.MonkeyPatch.context() as _patch:
-    _patch.syspath_prepend(HERE)  # where the ranks find it, too
-    from control_cases import drop_and_wait, form_groups_often, leave_early, open_many_lanes
-    from piece_cases import in_small_pieces
 
 pytestmark = [
     pytest.mark.alone,
@@ -29,7 +26,7 @@ pytestmark = [
 
 
 class TestMPI(TransportConformance):
-    sizes = (1, 2, 3, 4)
+    sizes: tuple[int, ...] = (1, 2, 3, 4)
     jobs: ClassVar[dict[int, Job]] = {}
 
     @pytest.fixture(autouse=True, scope="class")

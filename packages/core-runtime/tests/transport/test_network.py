@@ -89,13 +89,14 @@ def test_a_model_is_a_value() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13])
 def test_the_sum_s_order_is_the_tree_s(size: int) -> None:
-    parts = [np.float32([0.1 * rank, 1e8 if rank == 1 else rank]) for rank in range(size)]
+    parts = [np.array([0.1 * rank, 1e8 if rank == 1 else rank], np.float32) for rank in range(size)]
 
     def reference(parts: list[np.ndarray]) -> np.ndarray:
         if len(parts) == 1:
             return parts[0]
         half = 2 ** math.ceil(math.log2(len(parts)) - 1)
-        return reference(parts[:half]) + reference(parts[half:])
+        total: np.ndarray = reference(parts[:half]) + reference(parts[half:])
+        return total
 
     kept = [part.copy() for part in parts]
     np.testing.assert_array_equal(tree_sum(parts), reference(kept))
@@ -103,5 +104,5 @@ def test_the_sum_s_order_is_the_tree_s(size: int) -> None:
 
 
 def test_a_sum_may_overflow() -> None:
-    assert tree_sum([np.float32([3e38]), np.float32([3e38])]) == np.inf
-    assert tree_sum([np.int32([2**31 - 1]), np.int32([1])]) == -(2**31)
+    assert tree_sum([np.full(1, 3e38, np.float32)] * 2) == np.inf
+    assert tree_sum([np.array([value], np.int32) for value in (2**31 - 1, 1)]) == -(2**31)

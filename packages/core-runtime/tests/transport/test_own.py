@@ -10,10 +10,11 @@ import torch
 import hocket
 from hocket.arrays import Array
 from hocket.testing.transport import TransportConformance
+from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import World
 
 
 class OwnLane(Lane):
@@ -81,7 +82,7 @@ class TestOwn(TransportConformance):
     sizes = (1, 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size).run(lambda: body(OwnPeer(current_peer()), *args))
+        return World(size).run(lambda: body(OwnPeer(join()), *args))
 
 
 def test_nothing_but_abstract_methods_is_needed() -> None:
@@ -92,7 +93,7 @@ def test_nothing_but_abstract_methods_is_needed() -> None:
 
 def trained(recipe: str, wrap: Callable[[Peer], Peer]) -> list[list[float]]:
     def run() -> list[float]:
-        held = current_peer()
+        held = join()
         assert held is not None
         torch.manual_seed(held.rank)
         model = torch.nn.Linear(5, 3)

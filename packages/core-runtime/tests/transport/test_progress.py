@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from hocket.errors import TransportError
+from hocket.transport.joining import join
 from hocket.transport.progress import Progress
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import World
 from hocket.transport.wrapper import WrapperPeer
 
 
@@ -43,7 +44,12 @@ def test_what_is_added_is_advanced_until_it_is_done() -> None:
 def test_what_is_advanced_may_add_another_and_be_added_again() -> None:
     progress = Progress()
     another = Counted(3)
-    first = Counted(3, lambda: another.left == 3 and progress.add(another))
+
+    def add_another() -> None:
+        if another.left == 3:
+            progress.add(another)
+
+    first = Counted(3, add_another)
     progress.add(first)
     progress.add(first)
     progress.advance()
@@ -114,7 +120,7 @@ def test_messages_move_while_there_are_any() -> None:
 
 def test_a_rank_has_one_in_all_of_its_groups() -> None:
     def body() -> Progress:
-        peer = current_peer()
+        peer = join()
         group = peer.group([0, 1, 2])
         assert group is not None
         assert group.progress is peer.progress

@@ -7,9 +7,10 @@ import pytest
 
 from hocket.errors import ExchangeTimeoutError
 from hocket.trace.observer import ObservedRequest, OverlapClock
+from hocket.transport.joining import join
 from hocket.transport.request import Finished, FunctionRequest, Request, all_of
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import World
 
 
 class Third(Request):
@@ -102,7 +103,7 @@ def test_receives_are_withdrawn_together() -> None:
 
 def test_a_wait_for_several_ends_with_a_timeout() -> None:
     def body() -> None:
-        peer, data = current_peer(), np.zeros(1)
+        peer, data = join(), np.zeros(1)
         lane = peer.lane("a")
         with pytest.raises(ExchangeTimeoutError, match="lane 'a', since 1 s"):
             all_of([Finished(), lane.irecv(data, 1 - peer.rank, 0)]).wait(1.0)

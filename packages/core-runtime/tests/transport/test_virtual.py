@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import mtrand
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.testing.transport.messages import exchange_at_random
@@ -27,7 +29,7 @@ SLOW = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=8.0, poll_s=0.25)
 
 def me() -> VirtualPeer:
     peer = current_peer()
-    assert peer is not None
+    assert isinstance(peer, VirtualPeer)
     return peer
 
 
@@ -246,8 +248,8 @@ class TestRandomStates:
         assert inside == [outside] * 3
 
     def test_another_bit_generator_is_swapped_too(self) -> None:
-        usual = np.random.get_bit_generator()
-        np.random.set_bit_generator(np.random.PCG64(3))
+        usual = mtrand.get_bit_generator()
+        mtrand.set_bit_generator(np.random.PCG64(3))
 
         def draw(peer: VirtualPeer) -> list[float]:
             lane, drawn = peer.lane("a"), []
@@ -259,16 +261,16 @@ class TestRandomStates:
         try:
             first, *others = run(3, draw)
         finally:
-            np.random.set_bit_generator(usual)
+            mtrand.set_bit_generator(usual)
         assert others == [first, first]
 
     def test_a_rank_may_change_its_bit_generator(self) -> None:
-        usual = np.random.get_bit_generator()
+        usual = mtrand.get_bit_generator()
 
         def draw(peer: VirtualPeer) -> list[float]:
             lane = peer.lane("a")
             if peer.rank == 1:
-                np.random.set_bit_generator(np.random.PCG64(3))
+                mtrand.set_bit_generator(np.random.PCG64(3))
             else:
                 np.random.seed(5)
             drawn = []
@@ -280,7 +282,7 @@ class TestRandomStates:
         first, other, last = run(3, draw)
         assert first == last == list(np.random.RandomState(5).rand(3))
         assert other == list(np.random.RandomState(np.random.PCG64(3)).rand(3))
-        assert np.random.get_bit_generator() is usual
+        assert mtrand.get_bit_generator() is usual
 
     def test_torch_is_not_imported(self) -> None:
         script = (
@@ -474,7 +476,9 @@ class TestFaults:
         def body(peer: VirtualPeer) -> None:
             lane = peer.lane("a")
             if peer.rank == 0:
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                ident = threading.main_thread().ident
+                assert ident is not None
+                signal.pthread_kill(ident, signal.SIGINT)
             while True:
                 lane.ibarrier().wait()
 
@@ -586,8 +590,11 @@ class TestMistakes:
             peers[0].clock.elapse(1)  # and after the world's end
 
     def test_numbers_that_cannot_be(self) -> None:
+        def elapse(peer: VirtualPeer, seconds: float) -> None:
+            peer.clock.elapse(seconds)
+
         with pytest.raises(ValueError, match="at least 1 rank"):
             World(0)
         for seconds in (-1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="finite time"):
-                run(1, lambda peer, seconds=seconds: peer.clock.elapse(seconds))
+                run(1, partial(elapse, seconds=seconds))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hocket.testing.transport import TransportConformance
+from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import World
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
 
@@ -36,7 +37,7 @@ class TestWrapped(TransportConformance):
     sizes = (1, 3, 4)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size).run(lambda: body(_Peer(current_peer()), *args))
+        return World(size).run(lambda: body(_Peer(join()), *args))
 
 
 def test_every_method_of_a_peer_and_a_lane_is_passed_on() -> None:
@@ -51,7 +52,7 @@ def test_every_method_of_a_peer_and_a_lane_is_passed_on() -> None:
 
 def test_the_parts_of_a_peer_are_those_of_the_one_it_holds() -> None:
     def body() -> bool:
-        held = current_peer()
+        held = join()
         assert held is not None
         peer = _Peer(held)
         return all(
@@ -63,7 +64,7 @@ def test_the_parts_of_a_peer_are_those_of_the_one_it_holds() -> None:
 
 def test_a_timeout_that_is_set_on_a_wrapper_counts_where_it_waits() -> None:
     def body() -> tuple[float, float]:
-        held = current_peer()
+        held = join()
         assert held is not None
         outer = _Peer(_Peer(held))
         outer.timeout_s = 7.0
@@ -82,7 +83,7 @@ def test_groups_are_wrapped_with_their_ranks() -> None:
             return Numbered(held, [self.ranks[rank] for rank in ranks])
 
     def body() -> list[int] | None:
-        held = current_peer()
+        held = join()
         assert held is not None
         peer = Numbered(held, range(held.size))
         group = peer.group([3, 2, 1])
