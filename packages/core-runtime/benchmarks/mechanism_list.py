@@ -83,6 +83,7 @@ SLOW = Model("16 layers of 234 KB, 0.3 s of computing", 16, 242, pause_s=0.3)
 
 _TOPK = "{name: error_feedback, compressor: {name: topk, density: 0.001}}"
 _TRIMMED = "gradients.0.compressor={name: redsync.trimmed, density: 0.001}"
+_SCHEDULED = ("sgd", "gradients.0.collective={name: allreduce, algorithm: recursive_doubling}")
 _LAYERS_FORWARD = ("sgp", "parameters.0.segments=layers", "parameters.0.overlap=forward")
 
 MECHANISMS = [
@@ -90,7 +91,7 @@ MECHANISMS = [
         "shared memory in place of messages",
         "core-runtime/src/hocket/transport/host/collectives.py",
         replacements.messages,
-        (Case(("sgd",), WIDE), Case(("agd",), WIDE), Case(("sgp",), WIDE), Case(("overlap_sgp",), WIDE)),
+        (Case(("sgd",), WIDE), Case(("sgp",), WIDE)),
         exact=False,
     ),
     Mechanism(
@@ -103,7 +104,7 @@ MECHANISMS = [
         "compiled mixing",
         "core-runtime/src/hocket/kernels/mixing.py",
         replacements.numpy_mixing,
-        (Case(("sgp",), WIDE), Case(("dpsgd",), WIDE)),
+        (Case(("dpsgd",), WIDE),),
     ),
     Mechanism(
         "all segments in one mixing",
@@ -115,7 +116,7 @@ MECHANISMS = [
         "gradients copied in one compiled pass",
         "core-runtime/src/hocket/kernels/scaling.py",
         replacements.torch_copy,
-        (Case(("sgd",), WIDE), Case(("agd",), WIDE)),
+        (Case(("agd",), WIDE),),
     ),
     Mechanism(
         "stores around the caches",
@@ -149,40 +150,37 @@ MECHANISMS = [
         "polls before sleeps",
         "core-runtime/src/hocket/transport/waiting.py",
         replacements.no_polls,
-        (Case(("sgd", "gradients.0.segments=layers"), SMALL), Case(("sgp",), WIDE)),
+        (Case(("sgd", "gradients.0.segments=layers"), SMALL),),
     ),
     Mechanism(
         "waits' own back-off",
         "core-runtime/src/hocket/transport/waiting.py",
         replacements.threads_back_off,
-        (Case(("sgd", "gradients.0.segments=layers"), SMALL), Case(("agd",), SLOW, Where.HOSTS)),
+        (Case(("sgd", "gradients.0.segments=layers"), SMALL),),
     ),
     Mechanism(
         "the progress thread's own back-off",
         "core-runtime/src/hocket/progress/backoff.py",
         replacements.waits_back_off,
-        (
-            Case((*_LAYERS_FORWARD, "parameters.0.progress=thread"), SMALL),
-            Case((*_LAYERS_FORWARD, "parameters.0.progress=thread"), SLOW, Where.HOSTS),
-        ),
+        (Case((*_LAYERS_FORWARD, "parameters.0.progress=thread"), SLOW, Where.HOSTS),),
     ),
     Mechanism(
         "futexes wake ranks of a host",
         "core-runtime/src/hocket/transport/host/sync.py",
         replacements.no_futex,
-        (Case(("sgd",), WIDE), Case(("sgp", "parameters.0.segments=layers"), LAYERS)),
+        (Case(("sgd",), WIDE),),
     ),
     Mechanism(
         "pipes wake whoever carries out schedules",
         "core-runtime/src/hocket/transport/host/wake.py",
         replacements.no_pipe,
-        (Case(("sgd", "gradients.0.collective={name: allreduce, algorithm: recursive_doubling}"), SMALL),),
+        (Case((*_SCHEDULED, "gradients.0.segments=layers"), SMALL),),
     ),
     Mechanism(
         "looks at messages while computing",
         "core-runtime/src/hocket/progress/inline.py",
         replacements.no_looks,
-        (Case(("agd",), SLOW, Where.HOSTS), Case(_LAYERS_FORWARD, SLOW, Where.HOSTS)),
+        (Case(("agd",), SLOW, Where.HOSTS),),
     ),
     Mechanism(
         "send window",

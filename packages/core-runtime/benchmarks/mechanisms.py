@@ -122,7 +122,6 @@ def rank(order: Order) -> None:
 
     steps = order.steps
     if not steps:
-        turn(WITH, 1)  # loads and compiles
         steps = min(max(round(order.seconds / turn(WITH, FEWEST_STEPS).seconds), FEWEST_STEPS), MOST_STEPS)
         steps = gather(peer, steps)[0] if peer is not None else steps
     turns = [asdict(turn(side, steps)) for side in order.sides]
@@ -308,7 +307,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="of the names of mechanisms to measure")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4, 8], metavar="N")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.2, help="of a turn, three steps at least")
+    parser.add_argument("--seconds", type=float, default=0.6, help="of a turn, three steps at least")
     parser.add_argument("--list", action="store_true", help="print names and files, and measure nothing")
     given = parser.parse_args()
     chosen = [m for m in MECHANISMS if not given.words or any(word in m.name for word in given.words)]
