@@ -24,9 +24,12 @@ def test_mechanisms_are_where_the_list_says_and_the_page_tells_of_each(
         assert (ROOT / "packages" / mechanism.file).exists(), mechanism.file
         assert f"**{mechanism.name}**" in page
         assert Path(mechanism.file).name in page
+        with mechanism.without():  # what it replaces is still called so
+            pass
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(300)
 def test_a_mechanism_is_measured_and_its_alternative_ends_with_the_same_weights() -> None:
     options = ["--ranks", "2", "--pairs", "1", "--seconds", "0", "pipes"]
     told = subprocess.run(

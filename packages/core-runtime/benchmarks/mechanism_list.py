@@ -114,7 +114,7 @@ MECHANISMS = [
     ),
     Mechanism(
         "gradients copied in one compiled pass",
-        "core-runtime/src/hocket/kernels/scaling.py",
+        "core-runtime/src/hocket/kernels/copying.py",
         replacements.torch_copy,
         (Case(("agd",), WIDE),),
     ),
@@ -126,7 +126,7 @@ MECHANISMS = [
     ),
     Mechanism(
         "delayed merge in one compiled pass",
-        "core-runtime/src/hocket/kernels/merging.py",
+        "core-runtime/src/hocket/kernels/copying.py",
         replacements.torch_merge,
         (Case(("overlap_sgp",), WIDE),),
     ),
@@ -160,7 +160,7 @@ MECHANISMS = [
     ),
     Mechanism(
         "the progress thread's own back-off",
-        "core-runtime/src/hocket/progress/backoff.py",
+        "core-runtime/src/hocket/progress/engine.py",
         replacements.waits_back_off,
         (Case((*_LAYERS_FORWARD, "parameters.0.progress=thread"), SLOW, Where.HOSTS),),
     ),

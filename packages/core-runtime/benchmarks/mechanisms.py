@@ -106,7 +106,9 @@ def rank(order: Order) -> None:
     import torch
 
     import hocket
+    from hocket.training.startup import defer_dynamo
 
+    defer_dynamo()  # as the ranks of `hocket run` do
     torch.set_num_threads(1)
     mechanism = _named(order.mechanism)
     case = mechanism.cases[order.case]
