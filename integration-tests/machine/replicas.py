@@ -156,7 +156,7 @@ class Exchanges:
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
     def drop_late(self, rank: int) -> None:
-        """Take note of a rank's step, in which late gradients were."""
+        """Take note of a rank's step, in which stale gradients were."""
         self.late[rank] = {}
 
     # --- parameters

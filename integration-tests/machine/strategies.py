@@ -127,7 +127,7 @@ def rotated(ranks: int, round: int, layer: int) -> Matrix:
 
 
 def layered_gossip(topology: Any, **collective: Any) -> dict[str, Any]:
-    """Return the slot of recipes that mix each layer on its own, hidden behind the next forward."""
+    """Return the slot of recipes that mix each layer on its own, overlapped with the next forward."""
     gossip = {"name": "gossip", **collective}
     exchange = {"collective": gossip, "topology": topology, "segments": "layers", "overlap": "forward"}
     return {"parameters": [exchange]}

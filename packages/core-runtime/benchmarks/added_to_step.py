@@ -1,4 +1,4 @@
-"""What communication adds to a local training step: Hocket's sgd and agd against DistributedDataParallel on Gloo.
+"""The time that communication adds to a training step: Hocket's sgd and agd against DistributedDataParallel on Gloo.
 
     python packages/core-runtime/benchmarks/added_to_step.py [RANKS]
 

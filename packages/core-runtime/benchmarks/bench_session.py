@@ -1,4 +1,4 @@
-"""What a session adds to a step where there is nobody to exchange with: five layers of 1 M parameters, one rank."""
+"""The time that a session of one rank adds to a step: five layers of 1 M parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gossip adds to a local training step: Hocket's dpsgd and sgp against the package decent-dp on the same graphs.
+"""The time that gossip adds to a step: Hocket's dpsgd and sgp against the package decent-dp, same graphs.
 
     pip install --no-deps decent-dp loguru        # without its dependencies, torch stays as it is
     python packages/core-runtime/benchmarks/gossip_step.py [RANKS]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: both sides in one job, taking turns, and a table of medians and their ratios."""
+"""Parts that the benchmarks share: both sides in one job, taking turns, and a table of medians and ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do for `bench_ranks.py`: each way to add up or to mix vectors, so many times in a row, and its seconds."""
+"""The ranks' part of `bench_ranks.py`: each way to add up or mix vectors, repeated, and its seconds."""
 
 from __future__ import annotations
 

@@ -201,10 +201,12 @@ def waits_back_off() -> Replacement:
 def no_futex() -> Replacement:
     """A wait for other ranks of the host sleeps between looks, as long as one for messages."""
     from hocket.transport.host import marks
-    from hocket.transport.host.exchange import HostExchange
+    from hocket.transport.host.operation import HostOperation
     from hocket.transport.host.peer import Operation
 
-    return joined(replaced(HostExchange, _sleep=Operation._sleep), replaced(marks, wake=lambda address: None))
+    return joined(
+        replaced(HostOperation, _sleep=Operation._sleep), replaced(marks, wake=lambda address: None)
+    )
 
 
 def no_pipe() -> Replacement:

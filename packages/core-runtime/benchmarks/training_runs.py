@@ -1,4 +1,4 @@
-"""What the benchmarks that train share: runs of `hocket run`, each in a folder of its own, and numbers over seeds.
+"""Runs of `hocket run` for the benchmarks that train, each in its own folder, and numbers over seeds.
 
 A run's folder keeps its configuration and its summary, so that what is there already is not run again.
 """

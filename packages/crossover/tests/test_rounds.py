@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket_crossover.derangements import Place
+from hocket_crossover.derangements import DrawKey
 from hocket_crossover.rounds import Rounds
 
 
@@ -12,11 +12,11 @@ class Draw:
     """Takes down what is drawn; what it draws says where it belongs."""
 
     def __init__(self) -> None:
-        self.calls: list[list[Place]] = []
+        self.calls: list[list[DrawKey]] = []
 
-    def __call__(self, places: Sequence[Place]) -> Sequence[Place]:
-        self.calls.append(list(places))
-        return places
+    def __call__(self, draw_keys: Sequence[DrawKey]) -> Sequence[DrawKey]:
+        self.calls.append(list(draw_keys))
+        return draw_keys
 
 
 def test_a_round_is_drawn_for_all_segments_at_once() -> None:
@@ -35,7 +35,7 @@ def test_ranks_that_are_some_rounds_apart_draw_once() -> None:
     for round in range(60):
         for behind in (0, 1, 3):
             assert rounds.of(max(0, round - behind), 0) == (max(0, round - behind), 0)
-    drawn = [place for places in draw.calls for place in places]
+    drawn = [key for draw_keys in draw.calls for key in draw_keys]
     assert len(set(drawn)) == len(drawn)
 
 

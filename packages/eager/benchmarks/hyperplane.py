@@ -33,7 +33,7 @@ SEED = 0
 DELAYS_S = (0.0, 0.2, 0.3, 0.4)
 
 #: Of 0.1, 0.2, 0.3, 0.5 and 1 the one with which `sgd` learns most in 48 epochs; inputs are small. It learns a little
-#: more with 0.1 and momentum 0.9 (a loss of 4.59 for 4.89), with which late gradients diverge.
+#: more with 0.1 and momentum 0.9 (a loss of 4.59 for 4.89), with which stale gradients diverge.
 LEARNING_RATE = 0.5
 
 _SUM = "gradients.0.collective.missed=sum"

@@ -1,4 +1,4 @@
-"""What a partial allreduce costs the training thread when nothing is late.
+"""The training thread's time for a partial allreduce when nothing is late.
 
     python packages/eager/benchmarks/overhead.py [--ranks 2] [--blocks 20]
 

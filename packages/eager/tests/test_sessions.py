@@ -49,7 +49,7 @@ def test_nobody_waits_for_late_ranks_in_solo() -> None:
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("recipe", ["eager", "eager.majority", "eager.solo"])
 def test_recipes_learn(recipe: str, overlap: str) -> None:
-    """At a fifth of the learning rate that `sgd` bears here: momentum and late gradients are unstable together."""
+    """At a fifth of the learning rate that `sgd` bears here: momentum and stale gradients are unstable together."""
     given = hocket.compose(recipe, f"gradients.0.overlap={overlap}")
     for of in run(given, steps=80, paces_s=PACES_S, learning_rate=0.02):
         assert np.mean(of["losses"][-10:]) < 0.5 * np.mean(of["losses"][:5])

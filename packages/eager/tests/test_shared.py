@@ -19,7 +19,7 @@ from hocket.transport.host.sync import MUTEX_BYTES, OwnerDiedError, RobustMutex,
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
 from hocket_eager import Delivery, Quorum, QuorumRules
-from hocket_eager.host.layout import Layout, Place, Table
+from hocket_eager.host.layout import Layout, RankPart, Table
 from hocket_eager.host.shared_sum import SharedSum
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no robust mutexes and futexes here")
@@ -38,7 +38,7 @@ class OneOfSeveral(SinglePeer):
 
 def opened(rules: QuorumRules, missed: Delivery) -> list[SharedSum]:
     sums = missed is Delivery.SUM
-    nbytes = Table.nbytes(rules.size) + Place.nbytes(NUMEL, FLOAT32, sums)
+    nbytes = Table.nbytes(rules.size) + RankPart.nbytes(NUMEL, FLOAT32, sums)
     memory = [np.zeros(nbytes + 64, np.uint8) for _ in range(rules.size)]
     aligned = [of_rank[-of_rank.ctypes.data % 64 :][:nbytes] for of_rank in memory]
     layouts = [Layout(rank, aligned, NUMEL, FLOAT32, sums) for rank in range(rules.size)]

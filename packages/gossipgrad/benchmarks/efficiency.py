@@ -1,4 +1,4 @@
-"""How much of a step communication adds, over a slow network and an emulated accelerator.
+"""The share of a step that communication adds, over a slow network and an emulated accelerator.
 
     sudo tools/netlab --hosts 4 --rate 100mbit run -n 4 -- \\
         .venv/bin/python packages/gossipgrad/benchmarks/efficiency.py --out runs/efficiency-netlab.json

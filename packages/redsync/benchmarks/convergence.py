@@ -1,4 +1,4 @@
-"""Whether compression costs accuracy: Fashion-MNIST (CNN, MLP) and a language model, dense against RedSync.
+"""The accuracy that compression costs: Fashion-MNIST (CNN, MLP) and a language model, dense against RedSync.
 
     apt-get install dataset-fashion-mnist bible-kjv-text
     python packages/redsync/benchmarks/convergence.py --out runs/fashion --problems cnn mlp [--ranks 4 8] [--seeds 3]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides that take turns in one process, and their medians."""
+"""Parts that the benchmarks share: sides that take turns in one process, and their medians."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ STRATEGIES: dict[str, tuple[Any, ...]] = {
     "residuals": (sparse(**RESIDUAL),),
     "momentum in the compressor": (sparse(name="momentum_correction", compressor=RESIDUAL),),
     "phases": ({**sparse(**RESIDUAL), "phases": {4: {"gradients": [{"collective": "allreduce"}]}}},),
-    "late gradients": ({**sparse(**RESIDUAL), "phases": {8: {"gradients": [{"collective": "allreduce"}]}}},),
+    "stale gradients": ({**sparse(**RESIDUAL), "phases": {8: {"gradients": [{"collective": "allreduce"}]}}},),
 }
 
 

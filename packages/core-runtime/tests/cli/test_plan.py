@@ -216,7 +216,7 @@ def test_nothing_trainable_is_planned_for_too() -> None:
 def test_the_command_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan_command("agd", ("task.network=cnn",), 3)
     shown = capsys.readouterr().out
-    assert shown.startswith("agd: Synchronous SGD with each layer's allreduce hidden behind")
+    assert shown.startswith("agd: Synchronous SGD with each layer's allreduce overlapped with")
     assert "3 ranks; task digits: 13,706 trainable parameters, 54.8 kB" in shown
     header, row = (line for line in shown.splitlines() if re.match(r"exchange |gradients", line))
     assert re.split(r"  +", row) == [

@@ -20,7 +20,7 @@ from hocket.arrays import MixingRows
 from hocket.errors import TransportError
 from hocket.topology import Complete, Exponential, RandomMatching, Ring, Topology
 from hocket.transport import mpi
-from hocket.transport.host import SMALLEST_BYTES, HostExchange
+from hocket.transport.host import SMALLEST_BYTES, HostOperation
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import HostMemory
 from hocket.transport.lane import Lane
@@ -405,13 +405,13 @@ CASES = (
 def main() -> None:
     peer = mpi.join()
     taken = []
-    begin = HostExchange.__init__
+    begin = HostOperation.__init__
 
     def counted(*args: Any) -> None:
         taken.append(1)
         begin(*args)
 
-    HostExchange.__init__ = counted  # type: ignore[assignment, method-assign]
+    HostOperation.__init__ = counted  # type: ignore[assignment, method-assign]
     results: dict[str, Any] = {}
     for case in CASES:
         before = len(taken)

@@ -3,7 +3,7 @@
 Each is addressed by (seed, round, segment): the same on every rank, platform and version of NumPy, and whatever is
 drawn together with it.
 
-Shapes: P places, each a round and a segment; n ranks.
+Shapes: P keys, each a round and a segment; n ranks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from hocket.api import draws
 
-__all__ = ["Place", "roulette", "uniform", "words"]
+__all__ = ["DrawKey", "roulette", "uniform", "words"]
 
 #: A round, 0 to 2**64 - 1, and the index of a segment, 0 to 2**32 - 1.
-Place = tuple[int, int]
+DrawKey = tuple[int, int]
 
 Derangements = NDArray[np.int64]  # [P, n]
 
@@ -31,7 +31,7 @@ _ATTEMPT = 2**32
 _WORDS_PER_ATTEMPT = 128
 
 
-def uniform(size: int, seed: int, places: Sequence[Place]) -> Derangements:
+def uniform(size: int, seed: int, draw_keys: Sequence[DrawKey]) -> Derangements:
     """Return derangements of which each is as likely as any other.
 
     Uniform permutations are drawn until one has no fixed point, e = 2.72 of them on average: what is left of a
@@ -41,7 +41,7 @@ def uniform(size: int, seed: int, places: Sequence[Place]) -> Derangements:
     Args:
         size: n, 2 or more.
         seed: 0 to 2**64 - 1.
-        places: for which to draw one each.
+        draw_keys: of which to draw one each.
 
     Returns:
         int64 [P, n].
@@ -50,7 +50,7 @@ def uniform(size: int, seed: int, places: Sequence[Place]) -> Derangements:
     tries = max(1, _WORDS_PER_ATTEMPT // size)
     own_bits = np.uint64((1 << (size - 1).bit_length()) - 1)
 
-    def attempt(missing: Sequence[Place], number: int) -> tuple[NDArray[np.bool_], Derangements]:
+    def attempt(missing: Sequence[DrawKey], number: int) -> tuple[NDArray[np.bool_], Derangements]:
         keys = words(size * tries, "derange", seed, missing, number).reshape(-1, tries, size)
         # A rank in the low bits of its word: sorting then costs a quarter of finding the order, and no two words are
         # equal, so that every algorithm of sorting gives the same.
@@ -62,10 +62,10 @@ def uniform(size: int, seed: int, places: Sequence[Place]) -> Derangements:
         good = deranged.any(axis=1)
         return good, keys.view(np.int64)[good, deranged[good].argmax(axis=1)]
 
-    return _until_all(attempt, size, places)
+    return _until_all(attempt, size, draw_keys)
 
 
-def roulette(weights: NDArray[np.float64], seed: int, places: Sequence[Place]) -> Derangements:
+def roulette(weights: NDArray[np.float64], seed: int, draw_keys: Sequence[DrawKey]) -> Derangements:
     """Return derangements drawn rank after rank from a table, not uniform even where the table is.
 
     Rank i draws whom it hears from out of row i, from which those that earlier ranks have drawn are removed. Where
@@ -73,7 +73,7 @@ def roulette(weights: NDArray[np.float64], seed: int, places: Sequence[Place]) -
 
     Args:
         weights: float64 [n, n], not negative, zero on the diagonal; some derangement must be possible.
-        seed, places: as in `uniform`.
+        seed, draw_keys: as in `uniform`.
 
     Returns:
         int64 [P, n].
@@ -82,7 +82,7 @@ def roulette(weights: NDArray[np.float64], seed: int, places: Sequence[Place]) -
     """
     size = len(weights)
 
-    def attempt(missing: Sequence[Place], number: int) -> tuple[NDArray[np.bool_], Derangements]:
+    def attempt(missing: Sequence[DrawKey], number: int) -> tuple[NDArray[np.bool_], Derangements]:
         # [P, n]; of 52 bits, so that a chance times a sum is less than the sum when it is rounded.
         chances = (words(size, "roulette", seed, missing, number) >> np.uint64(12)) * 2.0**-52
         rows = np.arange(len(missing))
@@ -98,35 +98,37 @@ def roulette(weights: NDArray[np.float64], seed: int, places: Sequence[Place]) -
             free[rows, drawn[:, rank]] = 0
         return alive, drawn[alive]
 
-    return _until_all(attempt, size, places)
+    return _until_all(attempt, size, draw_keys)
 
 
 def _until_all(
-    attempt: Callable[[Sequence[Place], int], tuple[NDArray[np.bool_], Derangements]],
+    attempt: Callable[[Sequence[DrawKey], int], tuple[NDArray[np.bool_], Derangements]],
     size: int,
-    places: Sequence[Place],
+    draw_keys: Sequence[DrawKey],
 ) -> Derangements:
-    """Repeat attempts for the places for which none has been found yet.
+    """Repeat attempts for the keys for which none has been found yet.
 
     Args:
-        attempt: from places, [P], and the attempt's number to which of them are done, bool [P], and what is drawn
+        attempt: from keys, [P], and the attempt's number to which of them are done, bool [P], and what is drawn
             for these.
     """
-    found = np.empty((len(places), size), dtype=np.int64)
-    missing, number = np.arange(len(places)), 0
+    found = np.empty((len(draw_keys), size), dtype=np.int64)
+    missing, number = np.arange(len(draw_keys)), 0
     while missing.size:
-        good, drawn = attempt([places[index] for index in missing.tolist()], number)
+        good, drawn = attempt([draw_keys[index] for index in missing.tolist()], number)
         found[missing[good]] = drawn
         missing, number = missing[~good], number + 1
     return found
 
 
-def words(num: int, domain: str, seed: int, places: Sequence[Place], attempt: int = 0) -> NDArray[np.uint64]:
-    """Return words that belong to each place, uint64 [P, num], others for each attempt."""
+def words(
+    num: int, domain: str, seed: int, draw_keys: Sequence[DrawKey], attempt: int = 0
+) -> NDArray[np.uint64]:
+    """Return words that belong to each key, uint64 [P, num], others for each attempt."""
     offset = attempt * _ATTEMPT
     return np.concatenate(
         [
             draws.rows(num, domain, seed, round, [offset + segment for _, segment in of_round])
-            for round, of_round in groupby(places, key=itemgetter(0))
+            for round, of_round in groupby(draw_keys, key=itemgetter(0))
         ]
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hocket.api import MixingRows, Neighbours, Topology, draws
 from hocket_crossover import derangements
-from hocket_crossover.derangements import Place
+from hocket_crossover.derangements import DrawKey
 from hocket_crossover.rounds import Rounds
 
 __all__ = ["FairRandom"]
@@ -97,11 +97,11 @@ class _Drawn(NamedTuple):
 def _rounds(topology: FairRandom, size: int) -> Rounds[_Drawn]:
     table = None if topology.roulette is None else np.array(topology.roulette)
 
-    def draw(places: Sequence[Place]) -> list[_Drawn]:
+    def draw(draw_keys: Sequence[DrawKey]) -> list[_Drawn]:
         if table is None:
-            sources = derangements.uniform(size, topology.seed, places)
+            sources = derangements.uniform(size, topology.seed, draw_keys)
         else:
-            sources = derangements.roulette(table, topology.seed, places)
+            sources = derangements.roulette(table, topology.seed, draw_keys)
         ranks = np.arange(size)[None]
         receivers = np.empty_like(sources)
         np.put_along_axis(receivers, sources, ranks, axis=1)

@@ -1,4 +1,4 @@
-"""What hocket-crossover registers."""
+"""Components that hocket-crossover registers."""
 
 from __future__ import annotations
 

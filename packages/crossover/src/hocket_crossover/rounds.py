@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from hocket_crossover.derangements import Place
+from hocket_crossover.derangements import DrawKey
 
 __all__ = ["Rounds"]
 
@@ -22,10 +22,10 @@ class Rounds(Generic[T]):
     A round is drawn with all segments that were asked for in the one before it.
 
     Args:
-        draw: from places to what is drawn for each.
+        draw: from keys to what is drawn for each.
     """
 
-    def __init__(self, draw: Callable[[Sequence[Place]], Sequence[T]]) -> None:
+    def __init__(self, draw: Callable[[Sequence[DrawKey]], Sequence[T]]) -> None:
         self._draw = draw
         self._kept: dict[int, dict[int, T]] = {}
         #: The segments asked for since a round was last drawn, as keys.

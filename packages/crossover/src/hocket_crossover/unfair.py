@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.api import Neighbours, Topology, draws
 from hocket_crossover import derangements
-from hocket_crossover.derangements import Place
+from hocket_crossover.derangements import DrawKey
 from hocket_crossover.rounds import Rounds
 
 __all__ = ["Unfair"]
@@ -62,9 +62,9 @@ class Unfair(Topology):
 def _sources(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
     """Return draws of whom each rank hears from, int64 [size]."""
 
-    def draw(places: Sequence[Place]) -> list[NDArray[np.int64]]:
+    def draw(draw_keys: Sequence[DrawKey]) -> list[NDArray[np.int64]]:
         # Multiply and shift, as `draws.below`.
-        high = derangements.words(size, "unfair", seed, places) >> np.uint64(32)
+        high = derangements.words(size, "unfair", seed, draw_keys) >> np.uint64(32)
         return list(_without_own((high * np.uint64(size - 1) >> np.uint64(32)).astype(np.int64)))
 
     return Rounds(draw)
@@ -74,8 +74,8 @@ def _sources(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
 def _orders(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
     """Return draws of the order in which each rank hears from the others, int64 [size - 1, size], as segment 0's."""
 
-    def draw(places: Sequence[Place]) -> list[NDArray[np.int64]]:
-        words = (draws.rows(size - 1, "combo", seed, round, range(size)) for round, _ in places)
+    def draw(draw_keys: Sequence[DrawKey]) -> list[NDArray[np.int64]]:
+        words = (draws.rows(size - 1, "combo", seed, round, range(size)) for round, _ in draw_keys)
         return [_without_own(np.argsort(of_rank, axis=1, kind="stable").T) for of_rank in words]
 
     return Rounds(draw)

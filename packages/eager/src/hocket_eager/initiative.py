@@ -1,4 +1,4 @@
-"""How a rank comes to start a round, by messages: the part of the schedule before the activation.
+"""The start of a round by messages: the part of the schedule before the activation.
 
 Where the first of the candidates starts a round, each knows for itself that it may. Where it takes the last of them, or
 all ranks have to be within a bound, they tell a coordinator, which starts the round when the last has.

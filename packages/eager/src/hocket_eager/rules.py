@@ -1,4 +1,4 @@
-"""When a round starts: on whose arrival, and not before what.
+"""The rules by which a round starts: on whose arrival, and not before what.
 
 Source: eager-SGD (Li et al.), sec. 4.2 for solo and majority; sec. 9 names what lies between and beyond them, which is
 the first or the last of m candidates here. P is the number of ranks.

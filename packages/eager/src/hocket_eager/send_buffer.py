@@ -1,6 +1,6 @@
-"""What a rank has proposed and no round has taken yet.
+"""Gradients that a rank has proposed and no round has taken yet.
 
-Source: eager-SGD (Li et al.), sec. 5 and Fig. 7: a late gradient goes into the send buffer, and is added to the next.
+Source: eager-SGD (Li et al.), sec. 5 and Fig. 7: a stale gradient goes into the send buffer, and is added to the next.
 """
 
 from __future__ import annotations

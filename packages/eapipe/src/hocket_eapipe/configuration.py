@@ -1,4 +1,4 @@
-"""What an `eapipe.pipeline` is configured with; imports no torch."""
+"""The configuration of an `eapipe.pipeline`; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive: for plans, tests and benchmarks."""
+"""A count of the bytes of living tensors: for plans, tests and benchmarks."""
 
 from __future__ import annotations
 

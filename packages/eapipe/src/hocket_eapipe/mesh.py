@@ -1,4 +1,4 @@
-"""Who holds which stage: ranks as a mesh of D pipelines of P processes, which share N stages out among themselves."""
+"""A mesh of ranks that says who holds which stage: D pipelines of P processes, which share N stages out."""
 
 from __future__ import annotations
 

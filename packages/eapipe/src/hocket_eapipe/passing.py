@@ -1,4 +1,4 @@
-"""What stages hand over to each other: nested values with tensors, as messages and within a process.
+"""Messages between stages: nested values with tensors, also within a process.
 
 A value is a tensor, or tuples, lists and dictionaries of tensors and of what `hocket.messages` holds, in any nesting;
 form, dtypes and shapes may change from batch to batch. As a message it is the length of its form (0 where that is

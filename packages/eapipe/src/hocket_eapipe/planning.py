@@ -1,4 +1,4 @@
-"""What each stage costs its holder, from the policy and one batch: nothing is sent, and the model stays as it is."""
+"""The cost of each stage to its holder, from the policy and one batch; the model stays as it is."""
 
 from __future__ import annotations
 

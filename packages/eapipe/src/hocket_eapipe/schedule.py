@@ -1,4 +1,4 @@
-"""Which pass over which batch a stage carries out next: pure functions of the place in the pipeline.
+"""The order of a stage's passes over batches: pure functions of the place in the pipeline.
 
 Words: N stages, numbered from 0; batches t = 1, 2, ..., as in the paper; a pass is a batch's forward or backward at
 one stage. A stage's *program* is the order of its own passes. What a stage computes depends on its own program and on

@@ -1,4 +1,4 @@
-"""What hocket-gossipgrad provides, each imported when a config names it."""
+"""Components that hocket-gossipgrad provides, each imported when a config names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters of a segment are sent sparse, by one gather, and which dense, by an allreduce."""
+"""The choice between sparse and dense for each parameter of a segment: one gather, or an allreduce."""
 
 from __future__ import annotations
 

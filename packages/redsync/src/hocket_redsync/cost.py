@@ -1,4 +1,4 @@
-"""What sparse and dense synchronisation cost, and from how many ranks on sparse stops paying.
+"""The cost of sparse and dense synchronisation, and the number of ranks from which sparse stops paying.
 
 p ranks, a parameter of M elements of which k are sent, in a message of m bytes:
 

@@ -1,4 +1,4 @@
-"""Which elements a parameter sends: from what passed a floor to the communication-set, and to the next floor.
+"""The selection of a parameter's elements: from what passed a floor to the communication-set, and the next floor.
 
 Every method needs one pass over the residual, the one that accumulates the gradient, if it knows a floor that a few
 times k elements pass. The step before knows one: residuals change little from step to step. Where none is known, or it

@@ -1,4 +1,4 @@
-"""What RedSync remembers of a segment between rounds."""
+"""State of RedSync for a segment, kept between rounds."""
 
 from __future__ import annotations
 

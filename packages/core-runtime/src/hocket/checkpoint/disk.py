@@ -1,4 +1,4 @@
-"""What checkpoints ask of the disk: files that are whole or absent, and one writer of a folder at a time."""
+"""Durable writes for checkpoints: files that are whole or absent, and one writer of a folder at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compressor is: the form in which a segment's values travel, and what it remembers between rounds.
+"""The interface of compressors: the form in which a segment's values travel, and what is remembered between rounds.
 
 Behind a segment's data travels its trailer, a few numbers that must arrive as they were sent: compressors
 carry them uncompressed, and remember nothing of them.

@@ -1,4 +1,4 @@
-"""What torch's SGD does to a gradient before it steps: the terms that a compressor may take over."""
+"""The terms of torch's SGD that a compressor may take over: momentum and weight decay."""
 
 from __future__ import annotations
 

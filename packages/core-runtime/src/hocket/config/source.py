@@ -1,4 +1,4 @@
-"""Where configuration comes from: YAML files, recipes, mappings, and overrides `KEY=VALUE`."""
+"""Sources of configuration: YAML files, recipes, mappings, and overrides `KEY=VALUE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiled functions do with a cache line of floats at a time, in memory that is known by its address.
+"""Compiled operations on one cache line of floats at a time, in memory that is known by its address.
 
 Vector instructions by name: where what is written may be what is read, a compiler that finds its own falls back to
 an element at a time.

@@ -1,4 +1,4 @@
-"""What every session is to whoever trains with it, however an engine lets a batch flow through the model."""
+"""The session as a training script sees it, whatever the engine does with a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GradScaler does and tells nobody of: by what it has multiplied a loss, and whose step it has left out."""
+"""GradScaler's factor on the loss and the steps that it has left out, of which it tells nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compressor takes over from the optimizer: momentum and weight decay, read each step and left out of it."""
+"""Momentum and weight decay that a compressor applies, read each step and left out of the optimizer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session cannot carry, refused by name before anything is touched."""
+"""Refusals of models and optimizers that a session cannot carry, by name, before anything is touched."""
 
 from __future__ import annotations
 

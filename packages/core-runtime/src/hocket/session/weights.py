@@ -1,4 +1,4 @@
-"""How much this rank's gradients count in a step, also when its data ended in the middle of an accumulation."""
+"""The weight of this rank's gradients in a step, also when its data ended within an accumulation."""
 
 from __future__ import annotations
 

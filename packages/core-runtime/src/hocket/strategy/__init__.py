@@ -1,4 +1,4 @@
-"""What crosses the wire at the moments of a training step: slots, exchanges, composition. Needs no torch."""
+"""Strategies: slots of exchanges at the moments of a training step, and their composition. Needs no torch."""
 
 from hocket.segment.partition import Bytes, Layers, Model, Segmentation
 from hocket.strategy.compose import compose

@@ -20,7 +20,7 @@ PARAMETERS = "parameters"
 
 
 class Overlap(StrEnum):
-    """What an exchange is hidden behind."""
+    """Computation that an exchange overlaps with."""
 
     NONE = "none"
     BACKWARD = "backward"

@@ -1,4 +1,4 @@
-"""What crosses the wire before the forward pass: training samples."""
+"""Exchanges of training samples, before the forward pass."""
 
 from __future__ import annotations
 

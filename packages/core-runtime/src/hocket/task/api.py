@@ -1,4 +1,4 @@
-"""What a task is: the samples, the model, the loss and the metrics of one training problem."""
+"""The interface of tasks: the samples, model, loss and metrics of one training problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a topology mixes: what its matrices make of the ranks' values after so many rounds.
+"""The speed at which a topology mixes: what its matrices make of the ranks' values after so many rounds.
 
 Shapes: K rounds, D draws, n ranks. J is the matrix of 1/n everywhere, the exact mean.
 

@@ -1,4 +1,4 @@
-"""What a topology is: a pure answer to who hears from whom, in each round and for each segment.
+"""The interface of topologies: pure functions that say who hears from whom, by round and segment.
 
 Rank j's value enters rank i's with the weight W[i, j] of the mixing matrix W. Where W's columns sum to 1, what
 rank j gives away and keeps adds up to 1, and the ranks' sum is preserved. Where the rows sum to 1, each rank's

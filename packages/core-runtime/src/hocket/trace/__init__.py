@@ -1,4 +1,4 @@
-"""What a session tells of itself while it trains, and a trace of it for Perfetto.
+"""Events of a session while it trains, and a trace of it for Perfetto.
 
 An `Observer` is told of every exchange, wait and phase of a step. `Trace` is one that also traces the transport's
 messages and writes everything into one file. With no observer, nothing is made and nobody is told.

@@ -1,4 +1,4 @@
-"""What a session tells of itself while it trains: exchanges that start and end, waits, and the phases of a step."""
+"""Events of a session while it trains: exchanges that start and end, waits, and a step's phases."""
 
 from __future__ import annotations
 

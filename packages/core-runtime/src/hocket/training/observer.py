@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a progress bar on a terminal, else plain lines. Rank 0 only."""
+"""The display of a run in progress: a bar on a terminal, else plain lines. Rank 0 only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bytes move between ranks: the contract in `peer`, and the transports `mpi`, `virtual` and `single`."""
+"""Transports, which move bytes between ranks: the contract in `peer`; `mpi`, `virtual` and `single`."""
 
 from hocket.arrays import Array
 from hocket.transport.joining import join

@@ -1,4 +1,4 @@
-"""What a job prints, without the launchers' own paragraphs about ranks that failed, and what these say."""
+"""A job's output, without the launchers' own paragraphs about failed ranks, and what these say."""
 
 from __future__ import annotations
 

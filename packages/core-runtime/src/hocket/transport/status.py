@@ -1,4 +1,4 @@
-"""What a rank tells the others of itself, what it knows of them, and how reports of stalls put it."""
+"""The ranks' states, as they tell each other, and the words that stall reports have for them."""
 
 from __future__ import annotations
 

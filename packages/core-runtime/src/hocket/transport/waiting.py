@@ -1,4 +1,4 @@
-"""How a thread waits for something that only polling moves, without burning a core.
+"""Waits for what only polling moves, without burning a core.
 
 A wait first polls without a pause (a small exchange ends within microseconds), then sleeps a little between polls
 (large ones need a poll now and then to move on), and longer the longer it lasts: at most a sixteenth of the time since

@@ -1,4 +1,4 @@
-"""What the benchmark of partial allreduces shows: a table, and a picture like the paper's figures 8 and 9."""
+"""The figures of the partial allreduces' benchmark: a table, and a picture like the paper's figures 8 and 9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies where in the memory that the ranks of a host share for one segment."""
+"""The layout of the memory that the ranks of a host share for one segment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.api import Array, Peer, sync
 
-__all__ = ["Layout", "Place", "Table"]
+__all__ = ["Layout", "RankPart", "Table"]
 
 _LINE = 64
 _WORD = 8
@@ -23,7 +23,7 @@ def _words(memory: Array) -> memoryview:
     return memory.view(np.int64).data
 
 
-class Place:
+class RankPart:
     """One rank's part.
 
     Attributes:
@@ -32,11 +32,11 @@ class Place:
         oldest, newest: [1] the steps of the oldest and the newest gradient in `send`; `oldest` is -1 if it holds none.
         accepted_step, accepted_round: [1] the newest step whose gradient a round has taken, and that round; or -1.
         staleness_max: [1] how many rounds late a gradient has come in, at most.
-        fetched: [1] so many rounds' results this rank has been handed, or is owed.
+        fetched: [1] so many rounds' results this rank has been handed, or `undelivered` holds for it.
         send: [numel] the gradients that no round has taken, added up.
         undelivered: [numel] the sum of results that this rank was to be handed and that are in no slot any more; empty
             where only the newest counts.
-        owes: [1] whether `undelivered` holds anything.
+        has_undelivered: [1] whether `undelivered` holds anything.
         slot: [numel] the result of round `slot_round`, one of those with this rank's number modulo the number of ranks.
         slot_round, slot_active: [1] that round, and how many ranks were active in it.
     """
@@ -53,7 +53,7 @@ class Place:
             self.accepted_round,
             self.staleness_max,
             self.fetched,
-            self.owes,
+            self.has_undelivered,
             self.slot_round,
             self.slot_active,
         ) = (words[i : i + 1] for i in range(10))
@@ -71,7 +71,7 @@ class Place:
         return sync.MUTEX_BYTES + 2 * _LINE + (2 + sums) * _lines(numel * dtype.itemsize)
 
     def initialise(self) -> None:
-        """Make it a place where nothing is; by its rank, before any other uses it."""
+        """Make it hold nothing; by its rank, before any other uses it."""
         self.mutex.initialise()
         for word in (self.holder, self.oldest, self.newest, self.accepted_step, self.accepted_round):
             word[0] = -1
@@ -114,7 +114,7 @@ class Table:
 
 
 class Layout:
-    """The table, in the first rank's memory, and each rank's place.
+    """The table, in the first rank's memory, and each rank's part.
 
     Args:
         rank: this rank.
@@ -129,8 +129,8 @@ class Layout:
         size = len(memory)
         self.table = Table(memory[0], size)
         start = Table.nbytes(size)
-        self.places = [Place(of_rank[start:], numel, dtype, sums) for of_rank in memory]
-        self.own = self.places[rank]
+        self.parts = [RankPart(of_rank[start:], numel, dtype, sums) for of_rank in memory]
+        self.own = self.parts[rank]
         self.own.initialise()
         if rank == 0:
             self.table.initialise()
@@ -138,4 +138,4 @@ class Layout:
     @staticmethod
     def allocate(peer: Peer, numel: int, dtype: np.dtype[np.generic], sums: bool) -> Sequence[Array] | None:
         """Return memory for it; None where the ranks share none. Collective."""
-        return peer.memory.share(Table.nbytes(peer.size) + Place.nbytes(numel, dtype, sums))
+        return peer.memory.share(Table.nbytes(peer.size) + RankPart.nbytes(numel, dtype, sums))

@@ -29,7 +29,7 @@ from hocket.api import (
     sync,
     wait,
 )
-from hocket_eager.host.layout import Layout, Place, Table
+from hocket_eager.host.layout import Layout, RankPart, Table
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Delivery, QuorumRules, is_handed
 
@@ -77,13 +77,13 @@ class SharedSum(PartialSum):
         self.name = name
         self._peer = peer
         self._rank, self._size = peer.rank, peer.size
-        self._table, self._places, self._own = layout.table, layout.places, layout.own
+        self._table, self._parts, self._own = layout.table, layout.parts, layout.own
         self._rules = rules
         self._missed = missed
         self._totals: dict[int, TreeSum] = {}
         self._holding_table = _Holding(self, self._table)
-        self._holding_places = [_Holding(self, place) for place in self._places]
-        self._holding_own = self._holding_places[self._rank]
+        self._holding_parts = [_Holding(self, part) for part in self._parts]
+        self._holding_own = self._holding_parts[self._rank]
 
     # -------------------------------------------------------------------------------------------- what it does
 
@@ -167,36 +167,36 @@ class SharedSum(PartialSum):
             sync.wake(table.changed)
 
     def _carry_out(self, round: int) -> None:
-        author = self._places[round % self._size]
+        author = self._parts[round % self._size]
         with ExitStack() as held:
-            for holding in self._holding_places:
+            for holding in self._holding_parts:
                 held.enter_context(holding)
             if self._missed is Delivery.SUM and author.slot_round[0] >= 0:
                 self._save_for_late_ranks(author)
-            given = [place for place in self._places if place.oldest[0] >= 0]
+            given = [part for part in self._parts if part.oldest[0] >= 0]
             author.slot_round[0] = round
-            author.slot_active[0] = sum(place.newest[0] == round for place in given)
+            author.slot_active[0] = sum(part.newest[0] == round for part in given)
             if given:
-                self._sum_of(len(given), author.slot.dtype)([place.send for place in given], author.slot)
+                self._sum_of(len(given), author.slot.dtype)([part.send for part in given], author.slot)
             else:
                 author.slot[...] = 0
-            for place in given:
-                place.accepted_step[0] = place.newest[0]
-                place.accepted_round[0] = round
-                place.staleness_max[0] = max(place.staleness_max[0], round - place.oldest[0])
-                place.oldest[0] = -1
+            for part in given:
+                part.accepted_step[0] = part.newest[0]
+                part.accepted_round[0] = round
+                part.staleness_max[0] = max(part.staleness_max[0], round - part.oldest[0])
+                part.oldest[0] = -1
 
-    def _save_for_late_ranks(self, author: Place) -> None:
+    def _save_for_late_ranks(self, author: RankPart) -> None:
         """Keep what a slot holds, which will be overwritten, for the ranks that have not been handed it."""
         round = author.slot_round[0]
-        for place in self._places:
-            if place.fetched[0] == round:
-                if place.owes[0]:
-                    np.add(place.undelivered, author.slot, out=place.undelivered)
+        for part in self._parts:
+            if part.fetched[0] == round:
+                if part.has_undelivered[0]:
+                    np.add(part.undelivered, author.slot, out=part.undelivered)
                 else:
-                    np.copyto(place.undelivered, author.slot)
-                place.owes[0] = 1
-                place.fetched[0] = round + 1
+                    np.copyto(part.undelivered, author.slot)
+                part.has_undelivered[0] = 1
+                part.fetched[0] = round + 1
 
     def _sum_of(self, count: int, dtype: np.dtype[np.generic]) -> TreeSum:
         if count not in self._totals:
@@ -206,7 +206,7 @@ class SharedSum(PartialSum):
     def _fetch_newest(self, out: Array) -> tuple[int, int]:
         while True:
             round = self._table.rounds[0] - 1
-            author = self._places[round % self._size]
+            author = self._parts[round % self._size]
             np.copyto(out, author.slot)
             active = author.slot_active[0]
             # The slot's next round begins when all rounds before it have ended.
@@ -218,12 +218,12 @@ class SharedSum(PartialSum):
         with self._holding_own:
             # No round can be carried out meanwhile, as that takes this lock.
             newest = self._table.rounds[0] - 1
-            empty = not own.owes[0]
-            if own.owes[0]:
+            empty = not own.has_undelivered[0]
+            if own.has_undelivered[0]:
                 np.copyto(out, own.undelivered)
-                own.owes[0] = 0
+                own.has_undelivered[0] = 0
             for round in range(own.fetched[0], newest + 1):
-                slot = self._places[round % self._size].slot
+                slot = self._parts[round % self._size].slot
                 if empty:
                     np.copyto(out, slot)
                     empty = False
@@ -232,11 +232,11 @@ class SharedSum(PartialSum):
             if empty:
                 out[...] = 0  # all rounds have been handed out
             own.fetched[0] = newest + 1
-            return newest, self._places[newest % self._size].slot_active[0]
+            return newest, self._parts[newest % self._size].slot_active[0]
 
     # ------------------------------------------------------------------------------------------------- waiting
 
-    def acquire(self, what: Place | Table) -> None:
+    def acquire(self, what: RankPart | Table) -> None:
         """Take a lock.
 
         Raises:
@@ -250,12 +250,12 @@ class SharedSum(PartialSum):
             raise self._lost(what.holder[0]) from None
         what.holder[0] = self._rank
 
-    def release(self, what: Place | Table) -> None:
+    def release(self, what: RankPart | Table) -> None:
         """Give a lock back."""
         what.holder[0] = -1
         what.mutex.release()
 
-    def _wait_for_lock(self, what: Place | Table) -> None:
+    def _wait_for_lock(self, what: RankPart | Table) -> None:
         self._wait_until(
             lambda: what.mutex.acquire(CHECK_EVERY_S),
             lambda: f"{self.name}, which rank {what.holder[0]} holds in shared memory",
@@ -322,7 +322,7 @@ class _Holding:
 
     __slots__ = ("_of", "_what")
 
-    def __init__(self, of: SharedSum, what: Place | Table) -> None:
+    def __init__(self, of: SharedSum, what: RankPart | Table) -> None:
         self._of = of
         self._what = what
 

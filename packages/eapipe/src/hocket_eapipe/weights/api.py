@@ -1,4 +1,4 @@
-"""What a weight policy is, on one stage."""
+"""The interface of weight policies, on one stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels do: one pass over a parameter that accumulates its gradient and picks out what is large."""
+"""The interface of kernels: one pass that accumulates a parameter's gradient and picks out what is large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the choices of one exchange cannot mean together."""
+"""Rules that reject meaningless combinations of one exchange's choices."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def collective_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def overlap_fits_slot(exchange: Exchange) -> Iterator[Refusal]:
-    """Gradients can hide behind the backward that makes them, parameters behind what follows the step."""
+    """Gradients overlap with the backward that makes them, parameters with what follows the step."""
     possible = _OVERLAPS[exchange.slot]
     if exchange.overlap not in possible:
         yield refuse(
             exchange,
             "overlap",
-            f"{exchange.slot} cannot be hidden behind {exchange.overlap}: use {' or '.join(possible)}",
+            f"{exchange.slot} cannot be overlapped with {exchange.overlap}: use {' or '.join(possible)}",
         )
 
 
@@ -180,7 +180,7 @@ def preparing_excludes_overlap(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "overlap",
             f"{title_of(exchange.compressor)} looks at all gradients before the first is sent, so nothing "
-            "is left to hide behind backward: use none",
+            "is left to overlap with backward: use none",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the exchanges of a slot cannot mean together."""
+"""Rules that reject meaningless combinations of a slot's exchanges."""
 
 from __future__ import annotations
 

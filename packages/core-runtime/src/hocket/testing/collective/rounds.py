@@ -1,4 +1,4 @@
-"""What ranks do to test a collective: rounds of random values, in orders and at times of their own."""
+"""The ranks' part of tests of a collective: random rounds, in orders and at times of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do to test native collectives."""
+"""The ranks' part of tests of native collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do to test gatherings: messages of different lengths, from everyone to everyone."""
+"""The ranks' part of tests of gatherings: messages of different lengths, from everyone to everyone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do to test messages.
+"""The ranks' part of tests of messages.
 
 Rank r's right neighbour is r + 1, its left one r - 1; alone it is its own neighbour.
 """

@@ -1,4 +1,4 @@
-"""What ranks do to test what a peer offers besides its lanes.
+"""The ranks' part of tests of a peer, besides its lanes.
 
 Rank r's right neighbour is r + 1, its left one r - 1; alone it is its own neighbour.
 """

@@ -1,4 +1,4 @@
-"""Which faults to inject, and what the seed makes of them."""
+"""The faults to inject, and their draws from the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the peers and lanes of one rank share while faults are injected: its clock, its death, its messages."""
+"""State that one rank's peers and lanes share while faults are injected: its clock, death and messages."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.arrays import Array, MixingRows
-from hocket.transport.host.exchange import HostExchange, HostLane
 from hocket.transport.host.marks import MARK_BYTES, Marks
 from hocket.transport.host.memory import SMALLEST_BYTES, Shared, find_shared
+from hocket.transport.host.operation import HostLane, HostOperation
 from hocket.transport.host.peer import ProcessLane
 from hocket.transport.lane import Mixer
 from hocket.transport.reduction import TreeSum
@@ -42,7 +42,7 @@ class HostCollectives:
         self._sums: dict[np.dtype[np.generic], TreeSum] = {}
         self._shared: dict[tuple[int, int, str], tuple[Array, Shared | None]] = {}
 
-    def allreduce(self, send: Array, receive: Array) -> HostExchange | None:
+    def allreduce(self, send: Array, receive: Array) -> HostOperation | None:
         """Put the sum of all ranks' `send` into everyone's `receive`."""
         sends, receives = self._find(send), self._find(receive)
         if sends is None or receives is None:
@@ -58,7 +58,7 @@ class HostCollectives:
             touching=self._everyone,
         )
 
-    def broadcast(self, data: Array, root: int) -> HostExchange | None:
+    def broadcast(self, data: Array, root: int) -> HostOperation | None:
         """Copy `data` of rank `root` into everyone's."""
         shared = self._find(data)
         if shared is None:

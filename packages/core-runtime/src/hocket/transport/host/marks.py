@@ -1,4 +1,4 @@
-"""How far each rank of a lane is, in memory that all of them see.
+"""Counters in shared memory that say how far each rank of a lane is.
 
 Stores become visible in order, as they do on x86-64: elsewhere no memory is shared (`memory.py`).
 """

@@ -1,4 +1,4 @@
-"""What the ranks of a host show each other in memory that they share, so that a stall report can name the culprit.
+"""A status board in memory that a host's ranks share, so that a stall report can name the culprit.
 
 A stopped or busy rank answers no message; its entry can be read all the same. An entry holds when it was written
 (float64, seconds of the host's monotonic clock), the step and the state (int64), and the lane and the operation that

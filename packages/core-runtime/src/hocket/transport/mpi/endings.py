@@ -1,4 +1,4 @@
-"""How a job ends when one rank does not reach the end of its script together with the others.
+"""The end of a job of which one rank does not reach its script's end together with the others.
 
 MPI alone hangs there: the others wait for the missing rank for ever, and the missing rank waits for them in
 Finalize. Here an uncaught exception or Ctrl-C ends the job at once through MPI_Abort, after the rank, the

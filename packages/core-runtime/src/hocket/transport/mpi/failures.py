@@ -1,4 +1,4 @@
-"""Which ranks have died, where MPI can tell: Open MPI 5 started with `--with-ft ulfm`, as `hocket run` does.
+"""The ranks that have died, where MPI can tell: Open MPI 5 with `--with-ft ulfm`, as `hocket run` starts it.
 
 Elsewhere the launcher ends all ranks when one has died, before they could notice.
 

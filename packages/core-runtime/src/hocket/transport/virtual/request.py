@@ -1,4 +1,4 @@
-"""Where a rank is attached to the simulation, and what its tasks wait for: operations, events and wake-ups."""
+"""A rank's place in the simulation, and what its tasks wait for: operations, events and wake-ups."""
 
 from __future__ import annotations
 

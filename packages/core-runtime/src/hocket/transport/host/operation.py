@@ -20,7 +20,7 @@ from hocket.transport.host.marks import READY, WORKED, Marks
 from hocket.transport.host.peer import Operation, ProcessLane
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
-__all__ = ["HostExchange", "HostLane"]
+__all__ = ["HostOperation", "HostLane"]
 
 # Between looks at what another thread of this process is about, in seconds.
 _OTHER_THREAD_S = 0.0002
@@ -41,7 +41,7 @@ class HostLane:
     def __init__(self, lane: ProcessLane, marks: Marks) -> None:
         self.lane, self.rank, self.marks = lane, lane.rank, marks
         self.world_ranks = [lane.peer.world_rank_of(rank) for rank in range(lane.size)]
-        self.queue: deque[HostExchange] = deque()
+        self.queue: deque[HostOperation] = deque()
         #: A progress thread carries exchanges on, and so does whoever waits for anything: one of them at a time.
         self.lock = threading.Lock()
         self._started = 0
@@ -54,7 +54,7 @@ class HostLane:
         *,
         touched: Sequence[int],
         touching: Sequence[int],
-    ) -> HostExchange:
+    ) -> HostOperation:
         """Begin an exchange, which comes after those before it.
 
         Args:
@@ -65,13 +65,13 @@ class HostLane:
             touching: the ranks whose work reads or writes this rank's memory.
         """
         self._started += 1
-        exchange = HostExchange(self, self._started, what, call, work, touched, touching)
+        exchange = HostOperation(self, self._started, what, call, work, touched, touching)
         self.queue.append(exchange)
         self.lane.peer.progress.add(exchange)
         return exchange
 
 
-class HostExchange(Operation):
+class HostOperation(Operation):
     """One exchange; every `advance` does what can be done. See `HostLane.start`."""
 
     _yields = True
