@@ -81,7 +81,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"compressor": "shared_random"}, "compressor", ["would be lost", "use gossip, with topology complete"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped looks at all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
-        ("gradients", {"overlap": "delayed"}, "overlap", ["behind delayed", "use none or backward"]),
+        ("gradients", {"overlap": "delayed"}, "overlap", ["with delayed", "use none or backward"]),
         ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward or delayed"]),
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
         ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce combines messages in flight", "Sparse", "sparse_allreduce", "compressor none"]),
