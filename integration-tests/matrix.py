@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -292,7 +293,11 @@ def _hierarchies(exchange: Config, slot: str) -> dict[str, list[Config]]:
             then("broadcast", uneven),
         ],
         "leaders": [*before, {**exchange, "over": leaders}, then("broadcast", group)],
-        "sharded": [*before_sharded, {**exchange, "over": sharded_leaders}, then("broadcast", sharded)],
+        "sharded_leaders": [
+            *before_sharded,
+            {**exchange, "over": sharded_leaders},
+            then("broadcast", sharded),
+        ],
     }
 
 
@@ -441,25 +446,29 @@ def accepted(slot: str) -> list[tuple[Cell, int]]:
 
 
 def tried(slot: str) -> list[tuple[Cell, int]]:
-    """Return every cell that can be run with one number of ranks, chosen so that each choice meets every number.
+    """Return some of the cells that can be run, each with a number of ranks: all where HOCKET_CELLS is `all`.
 
-    What depends on the number of ranks is one component's: what every topology, collective and compressor does among
-    any number is covered by its own tests, and how parameters are mixed by `test_gossip_products.py`.
+    Otherwise as few as needed for each choice to be in one, and for any two words that are in one cell to meet in a
+    chosen one. `test_cells.py` draws from the others in each run.
     """
-    able: dict[str, list[tuple[Cell, int]]] = {}
-    for cell, ranks in accepted(slot):
-        able.setdefault(cell.id, []).append((cell, ranks))
-    chosen = [ways[turn % len(ways)] for turn, ways in enumerate(able.values())]
-    met = {meeting for way in chosen for meeting in _meetings(*way)}
-    for way in accepted(slot):
-        if not _meetings(*way) <= met:
-            chosen.append(way)
-            met |= _meetings(*way)
+    ways = accepted(slot)
+    if os.environ.get("HOCKET_CELLS") == "all":
+        return ways
+    chosen = []
+    unmet = {meeting for way in ways for meeting in _meetings(*way)}
+    while unmet:
+        way = max(ways, key=lambda way: len(_meetings(*way) & unmet))
+        chosen.append(way)
+        unmet -= _meetings(*way)
     return chosen
 
 
-def _meetings(cell: Cell, ranks: int) -> set[tuple[str, int]]:
-    return {(choice, ranks) for choice in cell.choices}
+@cache
+def _meetings(cell: Cell, ranks: int) -> frozenset[tuple[str, ...]]:
+    """Return a cell's choices, and each two of their words: what holds another, or is switched, is of several."""
+    words = [word for choice in cell.choices for word in choice.split("+")]
+    pairs = itertools.combinations((*words, f"{ranks} ranks"), 2)
+    return frozenset(pairs) | {(choice,) for choice in cell.choices}
 
 
 def refused(slot: str) -> dict[str, tuple[Cell, int, CompositionError]]:

@@ -68,7 +68,7 @@ MUTATIONS = [
     Mutation("a draw that all segments share", "packages/crossover/src/hocket_crossover/unfair.py",
              "[segment % (size - 1)]", "[0]", ("packages/crossover/tests",)),
     _core("a lost residual", "compressor/wrappers.py", "state.residual.add_(data)", "state.residual.copy_(data)",
-          *CELLS, "gradients-sparse_allreduce-error_feedback and topk and world"),
+          *CELLS, "gradients-sparse_allreduce-error_feedback or gradients-gossip-error_feedback"),
     _core("a residual that is sent twice", "compressor/wrappers.py",
           "self.compressor.accumulate(message, -1.0, carrier.outgoing)", "pass", f"{TESTS}/compressor"),
     _core("error feedback within error feedback let through", "compressor/wrappers.py",

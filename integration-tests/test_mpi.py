@@ -32,7 +32,7 @@ STEPS = 8
 #: One for each way of moving bytes: the transport's collectives, schedules, messages, groups, what is hidden.
 CELLS = (
     "gradients-allreduce-none-hierarchy",
-    "gradients-allreduce-none-sharded",
+    "gradients-allreduce-none-sharded_leaders",
     "gradients-allreduce+ring-none-world-backward",
     "gradients-allreduce+recursive_doubling-shared_random-world",
     "gradients-reduce-none-hierarchy",
@@ -41,7 +41,7 @@ CELLS = (
     "gradients-sparse_allreduce-bf16-leaders",
     "gradients-gossip-complete-topk-world",
     "parameters-gossip-random_matching-shared_random-world-forward",
-    "parameters-gossip-complete-bf16-sharded",
+    "parameters-gossip-complete-bf16-sharded_leaders",
     "parameters-gossip+push_sum-irregular_directed-none-world-delayed",
 )
 
