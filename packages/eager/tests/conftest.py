@@ -15,7 +15,7 @@ from hocket.testing.job import Job
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture(scope="session", params=[2, 3, 5])
+@pytest.fixture(scope="session", params=[2, 5])
 def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
     """How many ranks there are, and they, under mpiexec."""
     if find_spec("mpi4py") is None:

@@ -20,11 +20,14 @@ class TestLastOfAll(_Full):
     collective = PartialAllreduce(candidates=None, starts=Quorum.LAST)
 
 
+# Sums in other orders: of few ranks they show, and a ring of many takes long.
 class TestLastOfAllInARing(_Full):
+    sizes = (1, 2, 3, 5)
     collective = PartialAllreduce(
         candidates=None, starts=Quorum.LAST, missed=Delivery.SUM, algorithm=Algorithm.RING
     )
 
 
 class TestSoloThatNobodyMayBeLateFor(_Full):
+    sizes = (1, 2, 3, 6)
     collective = PartialAllreduce(candidates=None, staleness=0, algorithm=Algorithm.STAR)

@@ -41,13 +41,13 @@ def cases(draw: st.DrawFn, sizes: st.SearchStrategy[int], steps: st.SearchStrate
     )
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=35, derandomize=True)
 @given(case=cases(st.integers(1, 17), st.integers(1, 12)), seed=st.integers(0, 10**6))
 def test_contract(case: Case, seed: int) -> None:
     check(case, run(case, seed))
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(case=cases(st.integers(2, 8), st.integers(2, 10)), data=st.data())
 def test_ranks_that_have_run_out_of_data(case: Case, data: st.DataObject) -> None:
     """They propose nothing, at once; and in the end one has no data at all."""
@@ -55,7 +55,7 @@ def test_ranks_that_have_run_out_of_data(case: Case, data: st.DataObject) -> Non
     check(replace(case, nulls=nulls), run(replace(case, nulls=nulls)))
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(case=cases(st.integers(2, 8), st.integers(2, 10)), data=st.data())
 def test_ranks_that_leave_early(case: Case, data: st.DataObject) -> None:
     """Among them ranks that never compute: nobody waits for an application that has gone."""
@@ -65,11 +65,18 @@ def test_ranks_that_leave_early(case: Case, data: st.DataObject) -> None:
     check(case, run(case))
 
 
-@pytest.mark.parametrize("starts", ["first", "last"])
-@pytest.mark.parametrize("candidates", [None, 1, 2])
-def test_hundreds_of_rounds(candidates: int | None, starts: str) -> None:
+@pytest.mark.parametrize(
+    ("candidates", "starts", "missed"),
+    [
+        (None, "first", "newest"),
+        (None, "last", "sum"),
+        (1, "first", "newest"),
+        (2, "first", "sum"),
+        (2, "last", "newest"),
+    ],
+)
+def test_hundreds_of_rounds(candidates: int | None, starts: str, missed: str) -> None:
     """A rank that is a hundred times slower than the others lags by many rounds."""
-    for missed in ("newest", "sum"):
-        collective = {"candidates": candidates, "starts": starts, "missed": missed}
-        case = Case(5, collective, [200] * 5, [200] * 5, pace=[1.0, 0.5, 100.0, 1.0, 2.0], seed=3)
-        check(case, run(case))
+    collective = {"candidates": candidates, "starts": starts, "missed": missed}
+    case = Case(5, collective, [200] * 5, [200] * 5, pace=[1.0, 0.5, 100.0, 1.0, 2.0], seed=3)
+    check(case, run(case))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,32 +12,49 @@ import torch
 from safetensors.torch import load_file
 
 import hocket.plugin
+from hocket.cli.main import main
 
 pytestmark = pytest.mark.skipif(
     "eapipe" not in hocket.plugin.default_registry().installed(), reason="hocket-eapipe is not installed"
 )
 
+Run = Callable[..., dict[str, torch.Tensor]]
+
 RECIPES = ["eapipe", "eapipe.pipedream", "eapipe.vertical_sync", "eapipe.spectrain", "eapipe.gpipe"]
 
 
-def hocket_command(*arguments: str) -> str:
-    command = [sys.executable, "-m", "hocket", *arguments]
-    # Two threads give other bits than one.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def hocket_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that carries out a command in this process."""
+    # The ranks that it starts: two threads give other bits than one.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def command(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["hocket", *arguments])
+        status = None
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        assert not status
+
+    return command
 
 
-def run(out: Path, *arguments: str) -> dict[str, torch.Tensor]:
-    hocket_command("run", *arguments, "epochs=2", "--out", str(out))
-    loaded: dict[str, torch.Tensor] = load_file(out / "model.safetensors")
-    return loaded
+@pytest.fixture
+def run(hocket_command: Callable[..., None]) -> Run:
+    """Return a function that trains for two epochs, and returns the weights."""
+
+    def hocket_run(out: Path, *arguments: str) -> dict[str, torch.Tensor]:
+        hocket_command("run", *arguments, "epochs=2", "--out", str(out))
+        return load_file(out / "model.safetensors")
+
+    return hocket_run
 
 
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
-def test_any_way_gives_the_same_bits(tmp_path: Path) -> None:
+def test_any_way_gives_the_same_bits(run: Run, tmp_path: Path) -> None:
     stages = "engine.stages=2"
     expected = run(tmp_path / "one", "eapipe", stages)
     for name, arguments in {"virtual": ["-n", "2", "--transport", "virtual"], "mpi": ["-n", "2"]}.items():
@@ -52,14 +68,14 @@ def test_any_way_gives_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_learns(recipe: str, tmp_path: Path) -> None:
+def test_every_recipe_learns(recipe: str, run: Run, tmp_path: Path) -> None:
     run(tmp_path, recipe, "-n", "2", "--transport", "virtual", "optimizer.lr=0.03")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["train_loss"] < 0.8 * rows[0]["train_loss"]
 
 
 @pytest.mark.timeout(200)
-def test_a_mesh_resumes_where_it_was(tmp_path: Path) -> None:
+def test_a_mesh_resumes_where_it_was(run: Run, tmp_path: Path) -> None:
     """Two pipelines of two: saved in every 20th step, stopped, and continued."""
     mesh = ["eapipe", "-n", "4", "--transport", "virtual", "engine.pipelines=2", "checkpoint.every=20"]
     expected = run(tmp_path / "whole", *mesh, "steps=40")
@@ -68,8 +84,11 @@ def test_a_mesh_resumes_where_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-def test_the_plan_shows_each_stage() -> None:
-    told = hocket_command("plan", "eapipe", "-n", "4", "engine.pipelines=2")
+def test_the_plan_shows_each_stage(
+    hocket_command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hocket_command("plan", "eapipe", "-n", "4", "engine.pipelines=2")
+    told = capsys.readouterr().out
     rows = [line.split() for line in told.splitlines() if line[:2] in ("1 ", "2 ")]
     assert len(rows) == 2
     assert "The model is there 2 times" in told

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +144,15 @@ def test_fields_are_a_config_schema() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_run_on_four_ranks_reaches_the_noise_floor(tmp_path: Path) -> None:
+def test_a_run_on_four_ranks_reaches_the_noise_floor(
+    hocket_command: Callable[..., None], tmp_path: Path
+) -> None:
     """To within what 30 dimensions and 2,000 samples of noise leave to learn; a regression has no accuracy."""
     task = Hyperplane(dimensions=30, train_samples=2000, noise_variance=0.01)
-    command = [
-        sys.executable,
-        "-m",
-        "hocket",
-        "run",
-        "sgd",
-        "task=hyperplane",
-        "transport=virtual",
-        "-n",
-        "4",
-    ]
-    command += [f"task.{name}={value}" for name, value in vars(task).items()]
-    subprocess.run(
-        [*command, "epochs=30", "--out", str(tmp_path)], check=True, capture_output=True, timeout=50
+    fields = [f"task.{name}={value}" for name, value in vars(task).items()]
+    hocket_command(
+        *("run", "sgd", "task=hyperplane", "transport=virtual", "-n", "4"),
+        *(*fields, "epochs=30", "--out", str(tmp_path)),
     )
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

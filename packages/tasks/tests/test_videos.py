@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,29 +106,15 @@ def test_padding_is_little_and_lengths_differ_between_ranks() -> None:
     assert bucketed.max(axis=0).mean() > 1.7 * bucketed.mean()
 
 
-def test_a_run_learns_and_its_ranks_wait_for_each_other(tmp_path: Path) -> None:
+def test_a_run_learns_and_its_ranks_wait_for_each_other(
+    hocket_command: Callable[..., None], tmp_path: Path
+) -> None:
     """Far better than guessing, and with a step's time told by its batch, a third of the time is waiting."""
-    command = [
-        sys.executable,
-        "-m",
-        "hocket",
-        "run",
-        "sgd",
-        "task=videos",
-        "-n",
-        "4",
-        "--transport",
-        "virtual",
-    ]
-    command += [
-        "batch_size=16",
-        "epochs=5",
-        "task.train_samples=2000",
-        "task.valid_samples=300",
-        "task.signal=0.5",
-    ]
-    command += ["optimizer={name: adam, lr: 0.01}", "compute.element_s=1e-6", "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    hocket_command(
+        *("run", "sgd", "task=videos", "-n", "4", "--transport", "virtual", "batch_size=16", "epochs=5"),
+        *("task.train_samples=2000", "task.valid_samples=300", "task.signal=0.5"),
+        *("optimizer={name: adam, lr: 0.01}", "compute.element_s=1e-6", "--out", str(tmp_path)),
+    )
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["valid_accuracy"] > 0.5
     assert summary["exposed_wait_fraction"] > 0.25
