@@ -148,12 +148,23 @@ def test_a_rank_is_killed_at_a_random_moment(seed: int, tmp_path: Path) -> None:
     except CheckpointError:
         newest = 0
     assert newest >= max(told, default=0), f"a checkpoint is lost:\n{job.output}"
-    if status != 0:
-        again = Job(tmp_path, strategy)
-        assert again.end() == 0, again.output
-    for rank, expected in enumerate(undisturbed(strategy)):
-        found = np.load(tmp_path / f"{rank}.npy")
+    for rank, (found, expected) in enumerate(
+        zip(ended(tmp_path, strategy, status, seed), undisturbed(strategy), strict=True)
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12, err_msg=f"rank {rank}, {strategy}")
+
+
+def ended(folder: Path, strategy: str, status: int, seed: int) -> list[Any]:
+    """Return the ranks' parameters in the end, of a job that goes on if the first has failed.
+
+    Every fourth goes on under mpiexec; virtual ranks read the others' checkpoints without starting anew.
+    """
+    if status != 0 and seed % 4:
+        return hocket.virtual(killed_job.RANKS).run(killed_job.trained, strategy, folder / "checkpoints")
+    if status != 0:
+        again = Job(folder, strategy)
+        assert again.end() == 0, again.output
+    return [np.load(folder / f"{rank}.npy") for rank in range(killed_job.RANKS)]
 
 
 def wait_for(job: Job, there: Any) -> None:

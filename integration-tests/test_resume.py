@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,16 @@ PHASE = 5
 
 
 def run(
-    strategy: Strategy, save: tuple[Path, int] | None = None, load: Path | None = None
+    strategy: Strategy,
+    save: Path | None = None,
+    after: Sequence[int] = (),
+    load: Path | None = None,
+    steps: int = STEPS,
 ) -> list[tuple[bytes, ...]]:
-    """Train, or train until a step, save and end, or continue from there; return what every rank has, bit for bit."""
+    """Train, save after some steps, end with the last of them, or continue from there; return what every rank has.
+
+    All of it is returned bit for bit.
+    """
 
     def train() -> tuple[bytes, ...]:
         # What a resumed process begins with must not matter.
@@ -38,15 +46,16 @@ def run(
         with hocket.attach(model, optimizer, strategy) as session:
             if load is not None:
                 session.load(load)
-            for batch in session.data(batches(session.rank, STEPS)):
+            for batch in session.data(batches(session.rank, steps)):
                 optimizer.zero_grad()
                 loss = loss_of(model, batch)
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-                if save is not None and session.step == save[1]:
-                    session.save(save[0])
-                    break
+                if save is not None and session.step in after:
+                    session.save(save / str(session.step))
+                    if session.step == after[-1]:
+                        break
         momenta = [
             v.numpy() for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)
         ]
@@ -60,12 +69,13 @@ def run(
     return hocket.virtual(RANKS).run(train)
 
 
-def check(strategy: Strategy, folder: Path, *steps: int) -> None:
-    """Interrupt a run after each of the steps, and compare with one that never was."""
-    uninterrupted = run(strategy)
-    for step in steps:
-        run(strategy, save=(folder / str(step), step))
-        assert run(strategy, load=folder / str(step)) == uninterrupted, f"interrupted after step {step}"
+def check(strategy: Strategy, folder: Path, *after: int, steps: int = STEPS) -> None:
+    """Go on from what was saved after each step, the last of which ended that run; compare with one that never was."""
+    uninterrupted = run(strategy, steps=steps)
+    run(strategy, folder, after, steps=steps)
+    for step in after:
+        found = run(strategy, load=folder / str(step), steps=steps)
+        assert found == uninterrupted, f"resumed after step {step}"
 
 
 def in_phases(first: str, second: str) -> Strategy:
@@ -92,7 +102,7 @@ def test_recipes(recipe: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", with_states())
 def test_compressors(cell: Cell, tmp_path: Path) -> None:
-    check(cell.compose(), tmp_path, 3)
+    check(cell.compose(), tmp_path, 3, steps=6)
 
 
 @pytest.mark.parametrize(("first", "second"), list(pairwise([*REPEATABLE, REPEATABLE[0]])))
