@@ -1,5 +1,7 @@
 """tools/netlab: separate hosts, links that carry what they should, and nothing left behind."""
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import json
@@ -9,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +23,7 @@ NETLAB = str(TOOLS / "netlab")
 PLACES = (Path("/run/netns"), Path("/run/hocket-netlab"), Path("/dev/shm"))
 
 
-def _reason_to_skip():
+def _reason_to_skip() -> str | None:
     if os.geteuid() != 0:
         return "netlab needs root"
     missing = [program for program in ("ip", "tc", "unshare") if shutil.which(program) is None]
@@ -58,25 +62,25 @@ if world.rank == 0:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interruptible():
+def interruptible() -> Iterator[None]:
     """Let Ctrl-C be heard by what tests start: whoever runs them in the background of a shell has it ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-def netlab(*arguments, **options):
+def netlab(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [NETLAB, *arguments], capture_output=True, text=True, timeout=100, check=False, **options
+        [NETLAB, *arguments], capture_output=True, text=True, timeout=100, check=False, env=env
     )
 
 
-def left(key):
+def left(key: str) -> list[Path]:
     """Return what there still is of a lab."""
     return [path for place in PLACES if place.is_dir() for path in place.iterdir() if key in path.name]
 
 
-def processes(mark):
+def processes(mark: str) -> list[int]:
     """Return the processes with this word in their command line."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
@@ -86,14 +90,14 @@ def processes(mark):
     return found
 
 
-def command_of(number):
+def command_of(number: int) -> str:
     """Return the name of a process's command; nothing where it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{number}/comm").read_text().strip()
     return ""
 
 
-def wait_until(true, timeout_s=20.0):
+def wait_until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline_s, "it did not happen"
@@ -101,13 +105,15 @@ def wait_until(true, timeout_s=20.0):
 
 
 @contextlib.contextmanager
-def running(mark, *arguments):
+def running(mark: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a netlab whose command is `sleep MARK`; give its process and the lab's key once that sleeps."""
     process = subprocess.Popen([NETLAB, *arguments, "--", "sleep", mark], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    errors = process.stderr
     try:
 
-        def sleeping():
-            assert process.poll() is None, process.stderr.read()
+        def sleeping() -> bool:
+            assert process.poll() is None, errors.read()
             return any(command_of(number) == "sleep" for number in processes(mark))
 
         wait_until(sleeping)
@@ -117,11 +123,11 @@ def running(mark, *arguments):
     finally:
         process.kill()
         process.wait()
-        process.stderr.close()
+        errors.close()
         netlab("clean")
 
 
-def reduce(tmp_path, *, hosts, ranks, floats):
+def reduce(tmp_path: Path, *, hosts: int, ranks: int, floats: int) -> tuple[Any, Any]:
     """Return what the ranks of an allreduce found, and netlab's report."""
     script, report = tmp_path / "reduce.py", tmp_path / "report.json"
     script.write_text(REDUCE)
@@ -136,7 +142,7 @@ def reduce(tmp_path, *, hosts, ranks, floats):
 
 
 @needs_hosts
-def test_an_allreduce_between_hosts_takes_the_time_and_the_bytes_that_it_must(tmp_path):
+def test_an_allreduce_between_hosts_takes_the_time_and_the_bytes_that_it_must(tmp_path: Path) -> None:
     floats = 2_500_000
     ranks, report = reduce(tmp_path, hosts=4, ranks=4, floats=floats)
 
@@ -160,7 +166,9 @@ def test_an_allreduce_between_hosts_takes_the_time_and_the_bytes_that_it_must(tm
 @pytest.mark.parametrize(
     ("hosts", "ranks", "counts"), [(4, 4, [1, 1, 1, 1]), (4, 8, [2, 2, 2, 2]), (2, 3, [2, 1])]
 )
-def test_mpi_sees_separate_hosts_and_consecutive_ranks_on_each(tmp_path, hosts, ranks, counts):
+def test_mpi_sees_separate_hosts_and_consecutive_ranks_on_each(
+    tmp_path: Path, hosts: int, ranks: int, counts: list[int]
+) -> None:
     found, report = reduce(tmp_path, hosts=hosts, ranks=ranks, floats=1000)
 
     expected = [host for host, count in enumerate(counts) for _ in range(count)]
@@ -175,14 +183,14 @@ def test_mpi_sees_separate_hosts_and_consecutive_ranks_on_each(tmp_path, hosts, 
 
 @needs_hosts
 @pytest.mark.parametrize("action", [("run", "-n", "2"), ("exec", "1")])
-def test_the_exit_status_is_the_commands(action):
+def test_the_exit_status_is_the_commands(action: tuple[str, ...]) -> None:
     assert netlab(*action, "--", "sh", "-c", "exit 7").returncode == 7
 
 
 @needs_hosts
 @pytest.mark.parametrize("action", [("run", "-n", "4"), ("exec", "0")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_lab_leaves_nothing(action, number):
+def test_an_interrupted_lab_leaves_nothing(action: tuple[str, ...], number: signal.Signals) -> None:
     mark = f"{600 + number}.{os.getpid()}"
     with running(mark, *action) as (process, key):
         assert left(key)
@@ -195,7 +203,7 @@ def test_an_interrupted_lab_leaves_nothing(action, number):
 
 @needs_hosts
 @pytest.mark.parametrize("action", [("run", "-n", "4"), ("exec", "0")])
-def test_what_a_killed_lab_has_left_is_removed_and_a_living_one_stays(action):
+def test_what_a_killed_lab_has_left_is_removed_and_a_living_one_stays(action: tuple[str, ...]) -> None:
     mine, other = f"700.{os.getpid()}", f"800.{os.getpid()}"
     with running(other, "exec", "0") as (neighbour, living):
         before = left(living)
@@ -212,7 +220,7 @@ def test_what_a_killed_lab_has_left_is_removed_and_a_living_one_stays(action):
 
 
 @needs_hosts
-def test_the_next_start_removes_what_a_killed_lab_has_left():
+def test_the_next_start_removes_what_a_killed_lab_has_left() -> None:
     with running(f"900.{os.getpid()}", "exec", "0") as (process, key):
         process.kill()
         process.wait()
@@ -222,7 +230,7 @@ def test_the_next_start_removes_what_a_killed_lab_has_left():
 
 
 @needs_hosts
-def test_commands_meet_in_a_running_lab_and_hosts_share_no_memory_files():
+def test_commands_meet_in_a_running_lab_and_hosts_share_no_memory_files() -> None:
     with running(f"1000.{os.getpid()}", "--hosts", "3", "exec", "0") as (_, key):
         serve = "import socket; s = socket.create_server(('0.0.0.0', 5001)); print(s.accept()[1][0])"
         server = subprocess.Popen(
@@ -254,7 +262,7 @@ def test_commands_meet_in_a_running_lab_and_hosts_share_no_memory_files():
 
 
 @needs_hosts
-def test_a_lab_that_is_not_there_is_refused():
+def test_a_lab_that_is_not_there_is_refused() -> None:
     refused = netlab("--lab", "none", "exec", "0", "--", "true")
     assert refused.returncode == 2
     assert refused.stderr.startswith("netlab: no lab none; there are: ")
@@ -274,13 +282,15 @@ def test_a_lab_that_is_not_there_is_refused():
         (["shell", "0", "--", "true"], "only run and exec take a command"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, message):
+def test_what_cannot_be_meant_is_refused(arguments: list[str], message: str) -> None:
     refused = netlab(*arguments)
     assert refused.returncode == 2
     assert message in refused.stderr
 
 
-def test_what_is_missing_is_said_in_one_message(monkeypatch, capsys):
+def test_what_is_missing_is_said_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     system = importlib.import_module("netlab_lab.system")
     cli = importlib.import_module("netlab_lab.cli")
@@ -295,7 +305,7 @@ def test_what_is_missing_is_said_in_one_message(monkeypatch, capsys):
     )
 
 
-def test_ranks_are_spread_block_wise(monkeypatch):
+def test_ranks_are_spread_block_wise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     mpi = importlib.import_module("netlab_lab.mpi")
     assert mpi.ranks_per_host(8, 4) == [2, 2, 2, 2]

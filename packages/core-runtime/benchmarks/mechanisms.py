@@ -179,13 +179,13 @@ def make_model(described: Model) -> nn.Module:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             time.sleep(pause_s * 2 / 3)
             return gradient
 
     class Pausing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = Pause.apply(x)
+            result: torch.Tensor = Pause.apply(x)  # type: ignore[no-untyped-call]
             return result
 
     pause_s = described.pause_s / described.layers

@@ -147,7 +147,8 @@ def ordinary_stores() -> Replacement:
     from hocket.kernels import copying
     from hocket.kernels.mixing import Mix
 
-    copied, given = copying._scaled_copy, Mix.__init__
+    copied: Callable[..., None] = copying._scaled_copy
+    given = Mix.__init__
 
     def init(self: Mix, *rest: Any) -> None:
         given(self, *rest)
@@ -240,10 +241,12 @@ def open_mpis_eager_limit() -> Replacement:
 
 def numpys_get_state() -> Replacement:
     """NumPy's random state read and written by its own functions, at each switch of threads."""
+    from numpy.random import mtrand
+
     from hocket import randomness
 
     def read(previous: Any) -> Any:
-        generator = np.random.get_bit_generator()
+        generator = mtrand.get_bit_generator()
         return randomness._NumpyState(generator, np.random.get_state(legacy=False), None)
 
     return replaced(randomness, _read_numpy=read)

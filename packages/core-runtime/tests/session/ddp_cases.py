@@ -325,7 +325,7 @@ def ema(side: Side) -> Weights:
 def _check_copies_are_inert(run: Run, average: nn.Module, x: Tensor) -> None:
     """Run backward through copies on one rank only: were their hooks alive, the ranks would part."""
     exchanges = run.session.counters.exchanges if run.session else 0
-    for duplicate in (average.module, copy.deepcopy(run.plain)):
+    for duplicate in (average.get_submodule("module"), copy.deepcopy(run.plain)):
         duplicate(x).square().mean().backward()
         assert all(p.grad is not None for p in duplicate.parameters())
     assert run.session is None or run.session.counters.exchanges == exchanges
@@ -397,7 +397,8 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.body(self.embedding(x))))
+        y: Tensor = self.head(torch.tanh(self.body(self.embedding(x))))
+        return y
 
 
 @case()
@@ -427,7 +428,8 @@ class Branching(nn.Module):
         if self.calls % 2:
             x = x + self.sometimes(x)
         self.calls += 1
-        return self.head(self.twice(torch.tanh(self.twice(x))))
+        y: Tensor = self.head(self.twice(torch.tanh(self.twice(x))))
+        return y
 
 
 @case("sgd", name="unused_none")
@@ -461,7 +463,7 @@ def unused_zero_grad_to_zero(side: Side) -> Weights:
 @case()
 def frozen(side: Side) -> Weights:
     model = mlp(side.rank)
-    model[2].requires_grad_(False)
+    model.get_submodule("2").requires_grad_(False)
     return fit(side, model, sgd(model, weight_decay=0.01))
 
 
@@ -474,7 +476,8 @@ class Convolutional(nn.Module):
         self.head = nn.Linear(4 * 4 * 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.conv2(torch.relu(self.norm(self.conv(x))))).flatten(1))
+        y: Tensor = self.head(torch.relu(self.conv2(torch.relu(self.norm(self.conv(x))))).flatten(1))
+        return y
 
 
 def images(rank: int) -> Batches:
@@ -488,7 +491,8 @@ def images(rank: int) -> Batches:
 @case()
 def channels_last(side: Side) -> Weights:
     torch.manual_seed(side.rank)
-    model = Convolutional().to(memory_format=torch.channels_last)
+    model = Convolutional()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's, left out
     optimizer = sgd(model)
     with side.train(model, optimizer, gradient_as_bucket_view=True) as run:
         for x, y in run.data(images(side.rank)):
@@ -496,6 +500,7 @@ def channels_last(side: Side) -> Weights:
             F.cross_entropy(run.model(x.contiguous(memory_format=torch.channels_last)), y).backward()
             if side.is_session:
                 for tensor in (model.conv2.weight, model.conv2.weight.grad):
+                    assert tensor is not None
                     assert tensor.is_contiguous(memory_format=torch.channels_last)
             optimizer.step()
     return weights(model)
@@ -514,7 +519,7 @@ def batch_norm(side: Side) -> Weights:
             optimizer.step()
         if run.session is not None:
             run.session.consensus()
-    statistics = torch.cat([model.norm.running_mean, model.norm.running_var])
+    statistics = torch.cat([model.get_buffer("norm.running_mean"), model.get_buffer("norm.running_var")])
     if not side.is_session:
         torch.distributed.all_reduce(statistics)
         statistics /= RANKS
@@ -599,7 +604,8 @@ def float32_and_float64(side: Side) -> Weights:
             self.third = nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.third(torch.tanh(self.second(torch.tanh(self.first(x)).double()).float()))
+            y: Tensor = self.third(torch.tanh(self.second(torch.tanh(self.first(x)).double()).float()))
+            return y
 
     torch.manual_seed(side.rank)
     model = Mixed()
@@ -626,12 +632,13 @@ def bfloat16_mean(side: Side) -> Weights:
     x, y = batches(side.rank, dtype=torch.bfloat16)[0]
     with side.train(model, optimizer) as run:
         F.cross_entropy(run.model(x), y).backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         if side.is_session:
             model.zero_grad()
             with run.accumulate():
                 F.cross_entropy(run.model(x), y).backward()
             for name, parameter in model.named_parameters():
+                assert parameter.grad is not None
                 exact = parameter.grad.double()
                 torch.distributed.all_reduce(exact)
                 assert torch.equal(gradients[name], (exact / RANKS).bfloat16()), name

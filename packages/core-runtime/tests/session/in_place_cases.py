@@ -106,7 +106,7 @@ def a_nan_that_is_mixed_names_its_rank(peer: Peer) -> None:
     model(batch(peer.rank, 0)).square().mean().backward()
     if peer.rank == culprit:
         with torch.no_grad():
-            model[2].weight[5, 7] = float("nan")
+            model.get_parameter("2.weight")[5, 7] = float("nan")
     expected = rf"parameter 2\.weight of rank {culprit} is NaN or Inf after step 1"
     with pytest.raises(NonFiniteError, match=expected):
         optimizer.step()

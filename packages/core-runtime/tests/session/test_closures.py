@@ -25,7 +25,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, bad: An
     calls = 0
     for x, y in data:
 
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+        def closure(x: Tensor = x, y: Tensor = y) -> Any:  # a tensor, where torch's types have a float
             nonlocal calls
             calls += 1
             optimizer.zero_grad()
@@ -38,7 +38,10 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, bad: An
 
 
 def whole(data: list[list[Batch]]) -> list[Batch]:
-    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in zip(*data, strict=True)]
+    return [
+        (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+        for parts in zip(*data, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("search", SEARCHES)

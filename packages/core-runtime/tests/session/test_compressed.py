@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,10 +135,11 @@ def test_the_optimizers_terms_are_its_own_between_steps_and_at_the_end() -> None
                 group = optimizer.param_groups[0]
                 assert (group["momentum"], group["weight_decay"]) == (0.9, 0.01)
                 assert not any("momentum_buffer" in state for state in optimizer.state.values())
-        return tuple(
+        own, expected = (
             [o.state[p]["momentum_buffer"] for p in m.parameters()]
             for m, o in ((model, optimizer), (plain, other))
         )
+        return own, expected
 
     for buffers, expected in on_ranks(2, run):
         torch.testing.assert_close(buffers, expected, rtol=1e-12, atol=1e-14)
@@ -194,5 +196,5 @@ def test_what_is_sent_late_weighs_as_when_it_was_kept() -> None:
         return model.weight.detach().clone()
 
     feedback = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.25}}
-    plain, late = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in ("none", feedback))
+    plain, late = (on_ranks(2, partial(run, compressor=compressor)) for compressor in ("none", feedback))
     torch.testing.assert_close(late, plain, rtol=1e-12, atol=1e-14)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, train
 import hocket
 from hocket.errors import AttachError, HocketError
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
 }
@@ -70,6 +71,8 @@ def test_close_leaves_a_model_to_train_on() -> None:
             exchanges = session.counters.exchanges
             gradients = [p.grad for p in model.parameters()]
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            assert parameter.grad is not None
+            assert gradient is not None
             assert torch.equal(parameter.grad, gradient)
             assert parameter.grad.data_ptr() != gradient.data_ptr(), "still a part of the segment"
         twin = copy.deepcopy(model)
@@ -134,7 +137,8 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    return torch.load(stream, weights_only=False)
+    loaded: nn.Module = torch.load(stream, weights_only=False)
+    return loaded
 
 
 @pytest.mark.parametrize(
@@ -167,16 +171,16 @@ def test_state_dict_loads_in_place() -> None:
         model = mlp(0)
         with hocket.attach(model, sgd(model), "agd") as session:
             model.load_state_dict(mlp(5).state_dict())
-            assert torch.equal(session.storage.flats[0][:35].view(7, 5), mlp(5)[0].weight)
+            assert torch.equal(session.storage.flats[0][:35].view(7, 5), mlp(5).get_parameter("0.weight"))
 
     on_ranks(2, run)
 
 
 @pytest.mark.parametrize("option", ["initial", "on_nonfinite"])
 def test_options_are_checked(option: str) -> None:
-    model = mlp()
+    model, options = mlp(), {option: "typo"}
     with pytest.raises(AttachError, match=rf"{option}='typo' is not allowed: '\w+' or '\w+'"):
-        hocket.attach(model, sgd(model), "sgd", **{option: "typo"})
+        hocket.attach(model, sgd(model), "sgd", **options)  # type: ignore[call-overload]
 
 
 def test_counters() -> None:

@@ -49,7 +49,7 @@ def test_error_names_parameter_rank_and_step(strategy: tuple[str, ...], value: f
         def poison(gradient: Tensor) -> Tensor:
             return gradient + value if rank == CULPRIT and session.step == STEP else gradient
 
-        model[0].bias.register_hook(poison)
+        model.get_parameter("0.bias").register_hook(poison)
         with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
             with pytest.raises(NonFiniteError) as raised:
                 loop(session, model, optimizer, batches(rank, 5))
@@ -108,6 +108,7 @@ def test_large_gradients_are_no_error() -> None:
             for x in session.data([torch.full((1, 4), 2e38)]):
                 model(x).sum().backward()
                 optimizer.step()
+        assert model.weight.grad is not None
         return model.weight.grad
 
     for gradient in on_ranks(2, large):

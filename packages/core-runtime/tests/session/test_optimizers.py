@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # as SAM's
         assert closure is not None
         self.first_step()
         torch.enable_grad()(closure)()
@@ -171,7 +172,7 @@ def sam_trained(strategy: tuple[str, ...] | None, data: list[Batch], *, closure:
         for x, y in data:
             gradients(x, y)
             if closure:
-                optimizer.step(lambda x=x, y=y: gradients(x, y))
+                optimizer.step(partial(gradients, x, y))
             else:
                 optimizer.first_step()
                 gradients(x, y)
@@ -196,8 +197,12 @@ def test_sam_is_sam_on_the_whole_batch(closure: bool) -> None:
     data = [batches(rank, 4) for rank in range(2)]
     whole = [(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(*data, strict=True)]
     expected = sam_trained(None, whole, closure=closure)
+
+    def of_rank(strategy: tuple[str, ...], rank: int) -> Tensor:
+        return sam_trained(strategy, data[rank], closure=closure)
+
     for strategy in STRATEGIES[:2]:
-        for values in on_ranks(2, lambda rank, s=strategy: sam_trained(s, data[rank], closure=closure)):
+        for values in on_ranks(2, partial(of_rank, strategy)):
             assert torch.allclose(values, expected, rtol=0, atol=1e-14)
 
 

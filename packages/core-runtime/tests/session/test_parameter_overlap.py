@@ -29,7 +29,8 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(F.linear(x * self.own, self.first.weight))
-        return self.last(torch.tanh(self.first(x)))
+        y: Tensor = self.last(torch.tanh(self.first(x)))
+        return y
 
 
 class Attention(nn.Module):
@@ -43,7 +44,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x)[:, None]
-        return self.head(self.attention(x, x, x)[0][:, 0])
+        y: Tensor = self.head(self.attention(x, x, x)[0][:, 0])
+        return y
 
 
 def trained(make: Callable[[], nn.Module], overlap: str, every: int) -> list[Tensor]:
@@ -113,7 +115,8 @@ class AttentionTied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         entered = self.enter(x)[:, None] + self.embedding(x.argmax(1, keepdim=True) % 3)
-        return self.head(self.attention(entered, entered, entered)[0][:, 0])
+        y: Tensor = self.head(self.attention(entered, entered, entered)[0][:, 0])
+        return y
 
 
 def test_forward_with_tied_weights_attention_and_an_ema() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def test_a_look_at_the_mean_and_a_checkpoint_change_nothing_of_short_parameters(
 
     for how in ((True, False), (False, True)):
         for own, expected in zip(
-            on_ranks(SIZE, lambda rank, how=how: run(rank, *how)),
+            on_ranks(SIZE, partial(run, look=how[0], load=how[1])),
             on_ranks(SIZE, lambda rank: run(rank, False, False)),
             strict=True,
         ):
@@ -256,7 +257,7 @@ def test_a_look_at_the_mean_and_a_checkpoint_change_nothing_of_short_parameters(
 def closing(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = model(torch.ones(1, 5, dtype=torch.float64)).square().sum()
+        loss: Tensor = model(torch.ones(1, 5, dtype=torch.float64)).square().sum()
         loss.backward()
         return loss
 
@@ -307,7 +308,7 @@ class Failing(torch.optim.SGD):
 
     steps = 0
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         self.steps += 1
         if self.steps == 3:
             raise RuntimeError("out of memory")

@@ -21,7 +21,7 @@ class _Numbers(dict[str, Any]):
 
 def started(rank: int, **different: Callable[[], Any]) -> _Numbers:
     """Return the arguments of attach; rank 1 has the `different` ones."""
-    arguments = {
+    arguments: dict[str, Callable[[], Any]] = {
         "model": lambda: mlp(rank),
         "optimizer": lambda: torch.optim.SGD,
         "strategy": lambda: hocket.compose("sgd"),

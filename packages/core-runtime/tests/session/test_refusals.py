@@ -32,7 +32,8 @@ def refused(message: str, model: Any, optimizer: Any = None) -> None:
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # which torch exports
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
 
@@ -74,7 +75,7 @@ def test_dtensor() -> None:
 
     model = mlp()
     mesh = init_device_mesh("cpu", (1,))
-    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh))
+    model[0].weight = nn.Parameter(distribute_tensor(model.get_parameter("0.weight").detach(), mesh))
     refused("^parameter 0.weight is a DTensor: a session needs whole parameters", model)
 
 
@@ -209,7 +210,8 @@ class Checkpointed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         from torch.utils.checkpoint import checkpoint
 
-        return self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+        y: torch.Tensor = self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+        return y
 
 
 @pytest.mark.parametrize("strategy", ["sgd", "agd"])
@@ -243,6 +245,12 @@ class Deferred(torch.autograd.Function):
         return (*gradients, None)
 
 
+def deferred(call: Callable[[], object]) -> torch.Tensor:
+    """Return what calls `call` in its backward."""
+    result: torch.Tensor = Deferred.apply(torch.ones(1, requires_grad=True), call)  # type: ignore[no-untyped-call]
+    return result
+
+
 def hook_sees(call: Any) -> bool:
     """Return whether a hook finds the backward nested that `call` makes of a tensor with that hook."""
     seen: list[bool] = []
@@ -260,7 +268,7 @@ def backward_of(inner: torch.Tensor) -> None:
 
 def test_a_nested_backward_is_known_by_who_called_it_on_any_thread() -> None:
     def in_node(inner: torch.Tensor) -> None:
-        Deferred.apply(torch.ones(1, requires_grad=True), lambda: backward_of(inner)).sum().backward()
+        deferred(lambda: backward_of(inner)).sum().backward()
 
     def in_hook(inner: torch.Tensor) -> None:
         outer = torch.ones(1, requires_grad=True)
@@ -269,8 +277,9 @@ def test_a_nested_backward_is_known_by_who_called_it_on_any_thread() -> None:
 
     def on_a_devices_thread(inner: torch.Tensor) -> None:
         """There the stack begins with the node: nothing of who called the outer backward is on it."""
-        node = Deferred.apply(torch.ones(1, requires_grad=True), lambda: backward_of(inner)).grad_fn
-        thread = threading.Thread(target=lambda: node.apply(torch.ones(1)))
+        node = deferred(lambda: backward_of(inner)).grad_fn
+        assert node is not None
+        thread = threading.Thread(target=lambda: node.apply(torch.ones(1)))  # type: ignore[attr-defined]  # of Python's nodes
         thread.start()
         thread.join()
 
@@ -285,6 +294,7 @@ def test_other_checkpoint_is_carried() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with hocket.attach(model, optimizer, "agd"):
             model(torch.full((2, 5), float(rank))).sum().backward()
+        assert model.body.weight.grad is not None
         return model.body.weight.grad
 
     model = Checkpointed(reentrant=False)

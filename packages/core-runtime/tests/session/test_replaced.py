@@ -15,7 +15,7 @@ import hocket
 from hocket.errors import ReplacedError
 
 
-def change_and_train(change: Callable[[nn.Module], None], strategy: str) -> Callable[[int], Tensor]:
+def change_and_train(change: Callable[[nn.Module], object], strategy: str) -> Callable[[int], Tensor]:
     """Return what trains three steps and calls `change(model)` after the first, on every rank."""
 
     def run(rank: int) -> Tensor:
@@ -27,10 +27,10 @@ def change_and_train(change: Callable[[nn.Module], None], strategy: str) -> Call
                 if number == 1:
                     change(model)
                 optimizer.zero_grad()
-                F.cross_entropy(model(x.to(model[0].weight.dtype)), y).backward()
+                F.cross_entropy(model(x.to(model.get_parameter("0.weight").dtype)), y).backward()
                 optimizer.step()
             assert (
-                model[0].weight.untyped_storage().data_ptr()
+                model.get_parameter("0.weight").untyped_storage().data_ptr()
                 == session.storage.flats[0].untyped_storage().data_ptr()
             )
         return flat(model)
@@ -42,7 +42,7 @@ def assign_state(model: nn.Module) -> None:
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
 
 
-REFUSED: dict[str, tuple[Callable[[nn.Module], None], str]] = {
+REFUSED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "assigned state": (
         assign_state,
         "parameter 0.weight was replaced by another object after attach (load_state_dict(assign=True)?)",
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], None], str]] = {
         "module 2 was replaced by another object after attach",
     ),
     "unfrozen": (
-        lambda model: model.frozen.requires_grad_(),
+        lambda model: model.get_parameter("frozen").requires_grad_(),
         "parameter frozen was frozen when the session was attached, and requires a gradient now",
     ),
 }
@@ -78,8 +78,11 @@ def test_named(name: str, strategy: str) -> None:
 def test_another_shape_is_named(strategy: str) -> None:
     message = r"parameter 2\.bias was torch\.float32 \(3,\) .* and is torch\.float32 \(1,\) on cpu now"
 
+    def shorten(model: nn.Module) -> None:
+        model.get_parameter("2.bias").data = torch.zeros(1)
+
     def run(rank: int) -> None:
-        train_on = change_and_train(lambda model: setattr(model[2].bias, "data", torch.zeros(1)), strategy)
+        train_on = change_and_train(shorten, strategy)
         with pytest.raises(ReplacedError, match=message):
             train_on(rank)
 
@@ -118,6 +121,7 @@ def test_replaced_gradients_are_what_the_optimizer_gets(strategy: str) -> None:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x), y).backward()
                 for parameter in model.parameters():
+                    assert parameter.grad is not None
                     parameter.grad = parameter.grad.clone()
                 optimizer.step()
         return flat(model)

@@ -96,7 +96,8 @@ class Normed(nn.Module):
         self.register_buffer("flag", torch.tensor(seed % 2 == 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.norm(self.enter(x))))
+        y: Tensor = self.head(torch.tanh(self.norm(self.enter(x))))
+        return y
 
 
 def drifted(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -110,7 +111,7 @@ def state(model: nn.Module) -> dict[str, np.ndarray]:
 def mean_of(states: list[dict[str, np.ndarray]], rank: int) -> dict[str, np.ndarray]:
     """Average what is floating point; keep the rank's own rest."""
     return {
-        name: np.mean([other[name] for other in states], axis=0, dtype=np.float64)
+        name: np.asarray(np.mean([other[name] for other in states], axis=0, dtype=np.float64))
         if value.dtype.kind == "f"
         else value
         for name, value in states[rank].items()

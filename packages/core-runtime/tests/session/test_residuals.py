@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ class Sums(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        return sum(layer(x[number]).sum() for number, layer in enumerate(self.layers))
+        loss: Tensor = sum(layer(x[number]).sum() for number, layer in enumerate(self.layers))
+        return loss
 
 
 def samples_of(rank: int, count: int) -> Tensor:
@@ -95,7 +97,9 @@ def accumulated(
         model = Sums()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=scaled)
-        on_nonfinite = "skip" if not scaled or "backward" in str(strategy) else "error"
+        on_nonfinite: Literal["skip", "error"] = (
+            "skip" if not scaled or "backward" in str(strategy) else "error"
+        )
         with hocket.attach(model, optimizer, strategy, on_nonfinite=on_nonfinite) as session:
             for x in session.data(list(samples_of(rank, counts[rank]))):
                 optimizer.zero_grad()
@@ -167,9 +171,10 @@ def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(
                 optimizer.step()
             [opened] = session.phase.opened
             assert session.skipped_steps == count - 2
+            assert opened.channel.packing is not None
             return opened.channel.packing.state_dict()
 
-    before, after = (on_ranks(2, lambda rank, c=c: run(rank, c, 1e30)) for c in (2, 3))
+    before, after = (on_ranks(2, partial(run, count=count, factor=1e30)) for count in (2, 3))
     for expected, own in zip(before, after, strict=True):
         torch.testing.assert_close(own, expected, rtol=0, atol=0)
 
@@ -208,7 +213,8 @@ class Parts(nn.Module):
         self.parts = nn.ParameterList(torch.full((5,), 0.1 * (n + 1), dtype=torch.float64) for n in range(3))
 
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
-        return sum((self.parts[number] * x).sum().square() for number in used)
+        loss: Tensor = sum((self.parts[number] * x).sum().square() for number in used)
+        return loss
 
 
 def optimizer_of(model: Parts) -> torch.optim.SGD:
@@ -332,7 +338,7 @@ def test_a_scaler_changes_nothing(overlap: str, clip: float | None) -> None:
                     optimizer.zero_grad()
         return [p.detach().clone() for p in model.parameters()]
 
-    plain, scaled = (on_ranks(2, lambda rank, s=s: run(rank, s)) for s in (False, True))
+    plain, scaled = (on_ranks(2, partial(run, scaled=scaled)) for scaled in (False, True))
     torch.testing.assert_close(scaled, plain, rtol=1e-12, atol=1e-13)
 
 
@@ -345,7 +351,7 @@ def test_a_closure_within_the_step_is_given_the_terms_too() -> None:
 
                 def closure(x: Tensor = x) -> Tensor:
                     optimizer.zero_grad()
-                    loss = model(x, (0, 1, 2))
+                    loss: Tensor = model(x, (0, 1, 2))
                     loss.backward()
                     return loss
 
@@ -356,7 +362,7 @@ def test_a_closure_within_the_step_is_given_the_terms_too() -> None:
                     optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
-    plain, closed = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (False, True))
+    plain, closed = (on_ranks(2, partial(run, with_closure=closes)) for closes in (False, True))
     torch.testing.assert_close(closed, plain, rtol=1e-12, atol=1e-13)
 
 
@@ -386,7 +392,7 @@ def test_several_optimizers_have_terms_of_their_own(overlap: str) -> None:
         return [p.detach().clone() for p in model.parameters()], [s["momentum_buffer"] for s in states]
 
     expected, own = (
-        on_ranks(2, lambda rank, s=s: run(rank, s)) for s in ("sgd", everything(overlap=overlap))
+        on_ranks(2, partial(run, strategy=strategy)) for strategy in ("sgd", everything(overlap=overlap))
     )
     torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
 
@@ -400,11 +406,11 @@ def test_a_step_that_a_closure_leaves_out_half_way_takes_nothing_from_residuals(
         strategy = one_exchange("sparse_allreduce", FEEDBACK)
         with hocket.attach(model, optimizer, strategy, on_nonfinite="skip") as session:
             for x in session.data(list(samples_of(rank, 3)[:count])):
-                calls = []
+                calls: list[int] = []
 
                 def closure(x: Tensor = x, calls: list[int] = calls) -> Tensor:
                     optimizer.zero_grad()
-                    loss = model(x) + sum(p.square().sum() for p in model.parameters())
+                    loss: Tensor = model(x) + sum(p.square().sum() for p in model.parameters())
                     calls.append(1)
                     loss = loss * (torch.nan if session.step == 2 and len(calls) == 2 and rank == 0 else 1.0)
                     loss.backward()
@@ -412,9 +418,11 @@ def test_a_step_that_a_closure_leaves_out_half_way_takes_nothing_from_residuals(
 
                 optimizer.step(closure)
             assert session.skipped_steps == count - 2
-            return session.phase.opened[0].channel.packing.state_dict()
+            packing = session.phase.opened[0].channel.packing
+            assert packing is not None
+            return packing.state_dict()
 
-    before, after = (on_ranks(2, lambda rank, c=c: run(rank, c)) for c in (2, 3))
+    before, after = (on_ranks(2, partial(run, count=count)) for count in (2, 3))
     for expected, own in zip(before, after, strict=True):
         torch.testing.assert_close(own, expected, rtol=0, atol=0)
 
@@ -436,7 +444,7 @@ def test_weights_of_a_rank_whose_data_end_within_an_accumulation() -> None:
                     optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
-    expected, own = (on_ranks(2, lambda rank, s=s: run(rank, s)) for s in ("sgd", everything()))
+    expected, own = (on_ranks(2, partial(run, strategy=strategy)) for strategy in ("sgd", everything()))
     torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
 
 
@@ -480,8 +488,8 @@ def test_momentum_is_handed_back_as_the_mean_over_groups_of_different_sizes() ->
 
     for own, expected in zip(
         *(
-            on_ranks(3, lambda rank, f=f: run(rank, f))
-            for f in (everything(), one_exchange("allreduce", "none"))
+            on_ranks(3, partial(run, first=first))
+            for first in (everything(), one_exchange("allreduce", "none"))
         ),
         strict=True,
     ):

@@ -81,7 +81,7 @@ class Ahead(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as users write it
         (group,) = self.param_groups
         before = [p.data for p in group["params"]]
         for _ in range(2):
@@ -96,7 +96,7 @@ def test_a_step_that_is_left_out_takes_back_parameters_that_it_has_set() -> None
         model = mlp()
         optimizer = Ahead(model.parameters(), lr=0.1)
         ((x, y),) = batches(rank, 1)
-        calls = []
+        calls: list[int] = []
         with hocket.attach(model, optimizer, "sgd", on_nonfinite="skip"):
             before = flat(model)
 
@@ -116,7 +116,7 @@ def test_a_step_that_is_left_out_takes_back_parameters_that_it_has_set() -> None
 class Own(torch.optim.SGD):
     """Adds something of its own to what it inherits."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return super().step(closure)
 
 
@@ -149,7 +149,7 @@ def test_a_scaler_leaves_out_the_step_of_the_optimizer_that_overflows(order: int
         with hocket.attach(model, optimizers, "sgd", on_nonfinite=on_nonfinite) as session:
             before = [p.detach().clone() for p in model.parameters()]
             ((x, y),) = batches(rank, 1, dtype=torch.float32)
-            overflow = model[0].weight.register_hook(lambda gradient: gradient * torch.inf)
+            overflow = model.get_parameter("0.weight").register_hook(lambda gradient: gradient * torch.inf)
             scaler.scale(F.cross_entropy(model(x), y)).backward()
             overflow.remove()
             for optimizer in optimizers[::order]:

@@ -51,7 +51,7 @@ MASK = torch.arange(35).reshape(7, 5) % 2
 
 
 def mask(model: nn.Module) -> None:
-    model[0].weight.data.mul_(MASK)
+    model.get_parameter("0.weight").data.mul_(MASK)
 
 
 def clip(model: nn.Module) -> None:
@@ -145,7 +145,7 @@ def test_parameters_that_are_set_are_what_is_sent_and_averaged(strategy: tuple[s
 
 
 def freeze(model: nn.Module) -> None:
-    model[0].requires_grad_(False)
+    model.get_submodule("0").requires_grad_(False)
 
 
 @pytest.mark.parametrize("strategy", ["sgd", "agd", "dpsgd", "local"])
@@ -155,7 +155,7 @@ def test_a_layer_frozen_later(strategy: str) -> None:
     def run(rank: int) -> tuple[Tensor, Tensor]:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        before = model[0].weight.detach().clone()
+        before = model.get_parameter("0.weight").detach().clone()
         with hocket.attach(model, optimizer, strategy) as session:
             freeze(model)
             for number, (x, y) in enumerate(session.data(batches(rank, 3 + rank))):
@@ -167,7 +167,7 @@ def test_a_layer_frozen_later(strategy: str) -> None:
                     F.cross_entropy(model(x), y).backward()
                     optimizer.step()
             session.settle()
-        return before, model[0].weight.detach().clone()
+        return before, model.get_parameter("0.weight").detach().clone()
 
     for before, after in on_ranks(2, run):
         assert torch.equal(before, after)
@@ -182,7 +182,7 @@ def add(model: nn.Module) -> None:
 
 
 def register(model: nn.Module) -> None:
-    model[0].register_parameter("more", nn.Parameter(torch.ones(3)))
+    model.get_submodule("0").register_parameter("more", nn.Parameter(torch.ones(3)))
 
 
 @pytest.mark.parametrize("strategy", ["sgd", "dpsgd", "local"])

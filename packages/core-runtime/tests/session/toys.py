@@ -81,11 +81,12 @@ def step_with(
         return
     total = sum(weight for _, weight in weighted)
     parameters = list(model.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+    sums = [torch.zeros_like(parameter) for parameter in parameters]
     for batch, weight in weighted:
-        for parameter, gradient in zip(parameters, gradient_of(model, batch), strict=True):
-            parameter.grad += weight / total * gradient
+        for summed, gradient in zip(sums, gradient_of(model, batch), strict=True):
+            summed.add_(weight / total * gradient)
+    for parameter, summed in zip(parameters, sums, strict=True):
+        parameter.grad = summed
     optimizer.step()
 
 
