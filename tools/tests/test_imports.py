@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hocket import api
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
@@ -86,6 +88,12 @@ def source() -> SourceTree:
 
 def test_the_contract_is_kept(source: SourceTree) -> None:
     assert list(violations(source)) == []
+
+
+def test_plugins_import_every_name_of_the_api(source: SourceTree) -> None:
+    imported = {name for module in source.modules for name in source.everything_imported(module)}
+    unused = [name for name in api._HOMES if f"hocket.api.{name}" not in imported]
+    assert not unused, "a name that no plugin imports is no part of the contract: leave it out"
 
 
 BROKEN = {

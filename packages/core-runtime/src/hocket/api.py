@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from hocket.errors import AttachError as AttachError
     from hocket.errors import CheckpointError as CheckpointError
     from hocket.errors import CompositionError as CompositionError
-    from hocket.errors import ExchangeTimeoutError as ExchangeTimeoutError
     from hocket.errors import HocketError as HocketError
     from hocket.errors import PeerLostError as PeerLostError
     from hocket.errors import UserError as UserError
@@ -88,7 +87,6 @@ if TYPE_CHECKING:
     from hocket.session.exchange import Counters as Counters
     from hocket.session.ranks import broadcast_model as broadcast_model
     from hocket.session.session import Session as Session
-    from hocket.strategy.exchange import Exchange as Exchange
     from hocket.strategy.samples import SampleShuffle as SampleShuffle
     from hocket.strategy.samples import SampleStream as SampleStream
     from hocket.task.api import Task as Task
@@ -149,7 +147,6 @@ _HOMES = {
     "AttachError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "CompositionError": "hocket.errors",
-    "ExchangeTimeoutError": "hocket.errors",
     "HocketError": "hocket.errors",
     "PeerLostError": "hocket.errors",
     "UserError": "hocket.errors",
@@ -196,7 +193,6 @@ _HOMES = {
     "Counters": "hocket.session.exchange",
     "broadcast_model": "hocket.session.ranks",
     "Session": "hocket.session.session",
-    "Exchange": "hocket.strategy.exchange",
     "SampleShuffle": "hocket.strategy.samples",
     "SampleStream": "hocket.strategy.samples",
     "Task": "hocket.task.api",
