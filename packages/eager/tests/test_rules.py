@@ -41,6 +41,7 @@ def test_may_start_and_who_is_missing() -> None:
     bounded = QuorumRules(4, 4, Quorum.FIRST, staleness=2)
     assert not bounded.may_start(4, arrived)
     assert bounded.missing(4, arrived) == "rank 3 to round 2"
+    assert not QuorumRules(4, 4, Quorum.FIRST, staleness=3).may_start(4, arrived)
     assert QuorumRules(4, 4, Quorum.FIRST, staleness=4).may_start(4, arrived)
 
 
