@@ -19,7 +19,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def no_plugins() -> Iterator[None]:
     """Hide the plugins of this environment: core's tests are the same with and without them."""
     find = importlib.metadata.entry_points
