@@ -62,16 +62,16 @@ def _choices(component: type) -> tuple[tuple[str, Any], ...]:
     return tuple((name, hints[name]) for name in names if _enums(hints[name]))
 
 
-def _enums(hint: Any) -> list[type[Enum]]:
+def _enums(hint: object) -> list[type[Enum]]:
     return [part for part in _parts(hint) if issubclass(part, Enum)]
 
 
-def _parts(hint: Any) -> list[type]:
+def _parts(hint: object) -> list[type]:
     """Return the classes of which a type is the union, or the type itself; not those with arguments of their own."""
     return [part for part in typing.get_args(hint) or (hint,) if isinstance(part, type)]
 
 
-def _converted(component: str, name: str, hint: Any, value: Any) -> Any:
+def _converted(component: str, name: str, hint: object, value: Any) -> Any:
     if isinstance(value, tuple(_parts(hint))):
         return value
     members = [member for enum in _enums(hint) for member in enum]
@@ -82,7 +82,7 @@ def _converted(component: str, name: str, hint: Any, value: Any) -> Any:
     raise ConfigError(f"{component}({name}={value!r}): {name} must be {allowed_by(hint)}.{near}")
 
 
-def optional(hint: Any) -> tuple[Any, bool]:
+def optional(hint: object) -> tuple[Any, bool]:
     """Return a type without None, and whether None was in it."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         rest = [arg for arg in typing.get_args(hint) if arg is not type(None)]
@@ -91,7 +91,7 @@ def optional(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def allowed_by(hint: Any) -> str:
+def allowed_by(hint: object) -> str:
     """Return what a type allows, in words, for instance `one of error, skip` or `an integer or null`."""
     choices, rest = choices_or(hint)
     if choices is not None:
@@ -106,7 +106,7 @@ def allowed_by(hint: Any) -> str:
     return f"{words} or null" if nullable else words
 
 
-def choices_or(hint: Any) -> tuple[type[Enum] | None, Any]:
+def choices_or(hint: object) -> tuple[type[Enum] | None, Any]:
     """Split a union of an Enum and one other type; return None and the hint where it is none."""
     if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
         choices = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]

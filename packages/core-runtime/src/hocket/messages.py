@@ -74,7 +74,7 @@ class Form:
         )
 
 
-def take_apart(value: Any) -> tuple[Form, list[Tensor]]:
+def take_apart(value: object) -> tuple[Form, list[Tensor]]:
     """Return a value's form, and its tensors, in their own memory.
 
     Raises:
@@ -102,7 +102,7 @@ def as_bytes(tensor: Tensor) -> Array:
     return data
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     """Return a value as one message.
 
     Raises:

@@ -85,7 +85,7 @@ class _Refusal:
         self._refuse = refuse
         self._stage = stage
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: object) -> None:
         self._refuse(self._stage)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ class Reestimation:
         self._runner = runner
         self._inputs: deque[Any] = deque(maxlen=_BATCHES)
 
-    def remember(self, inputs: Any) -> None:
+    def remember(self, inputs: object) -> None:
         """Keep a batch's inputs, which must not be overwritten."""
         self._inputs.append(inputs)
 

@@ -129,7 +129,7 @@ class Runner:
         for stage in self.stages:
             stage.weights.drained()
 
-    def evaluate(self, inputs: Any) -> None:
+    def evaluate(self, inputs: object) -> None:
         """Run all stages' modules as they are, without graph; the pipeline is drained, and all its ranks do it."""
         value = inputs
         if self._neighbours.activations_from is not None:

@@ -33,15 +33,19 @@ import math
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hocket.arrays import Array
 from hocket.errors import CheckpointError, UserError
 
-__all__ = ["flatten", "unflatten"]
+__all__ = ["JSON", "flatten", "unflatten"]
+
+#: What JSON can hold.
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 _NUMPY_SCALARS = (np.bool_, np.integer, np.float16, np.float32)
 
@@ -56,7 +60,7 @@ _NUMBERS: dict[str, tuple[tuple[type, ...], type]] = {
 }
 
 
-def flatten(state: Any, *, exactly: bool = False) -> tuple[Any, dict[str, Tensor]]:
+def flatten(state: object, *, exactly: bool = False) -> tuple[JSON, dict[str, Tensor]]:
     """Take nested state apart.
 
     Args:
@@ -143,7 +147,7 @@ class _Flattener:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def structure(self, value: Any, path: str) -> Any:
+    def structure(self, value: Any, path: str) -> JSON:
         if isinstance(value, _NUMPY_SCALARS):
             value = value.item()
         if value is None or isinstance(value, bool | int | str):
@@ -152,37 +156,38 @@ class _Flattener:
             return value if math.isfinite(value) else {"float": repr(float(value))}
         for kind, describe in self._describe.items():
             if isinstance(value, kind):
-                return getattr(self, describe)(value, path)
+                described: JSON = getattr(self, describe)(value, path)
+                return described
         raise CheckpointError(
             f"{path or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
             "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
         )
 
-    def _items(self, values: Sequence[Any], path: str) -> Any:
+    def _items(self, values: Sequence[object], path: str) -> JSON:
         if len(values) >= _LONG and (numbers := _numbers(values)) is not None:
             kind, array = numbers
             return {kind: self._name(torch.from_numpy(array), path)}
         return self._each(values, path)
 
-    def _each(self, values: Sequence[Any], path: str) -> list[Any]:
+    def _each(self, values: Sequence[object], path: str) -> list[JSON]:
         return [self.structure(value, f"{path}/{i}".lstrip("/")) for i, value in enumerate(values)]
 
-    def _tuple(self, value: tuple[Any, ...], path: str) -> dict[str, Any]:
+    def _tuple(self, value: tuple[object, ...], path: str) -> dict[str, JSON]:
         return {"tuple": self._items(value, path)}
 
-    def _counter(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+    def _counter(self, value: Mapping[object, object], path: str) -> dict[str, JSON]:
         return {"counter": self._pairs(value, path)}
 
-    def _dict(self, value: Mapping[Any, Any], path: str) -> dict[str, Any]:
+    def _dict(self, value: Mapping[object, object], path: str) -> dict[str, JSON]:
         return {"dict": self._pairs(value, path)}
 
-    def _pairs(self, values: Mapping[Any, Any], path: str) -> list[Any]:
+    def _pairs(self, values: Mapping[object, object], path: str) -> list[JSON]:
         return [
             [self.structure(key, f"{path}: a key"), self.structure(value, f"{path}/{key}".lstrip("/"))]
             for key, value in values.items()
         ]
 
-    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+    def _tensor(self, value: Tensor, path: str) -> dict[str, JSON]:
         value = value.detach()
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
@@ -193,10 +198,10 @@ class _Flattener:
             value = torch.view_as_real(value.resolve_conj())
         # What torch would give a copy: the same order of axes for a dense tensor, else none.
         stride = torch.empty_like(value, device="meta").stride()
-        kept = {} if value.is_contiguous() else {"stride": list(stride)}
+        kept: dict[str, JSON] = {} if value.is_contiguous() else {"stride": list(stride)}
         return {kind: self._name(value, path), **kept}
 
-    def _array(self, value: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
+    def _array(self, value: Array, path: str) -> dict[str, JSON]:
         try:
             # A copy: arrays may be read-only, which torch warns of.
             return {"array": self._name(torch.from_numpy(np.array(value, order="C")), path)}
@@ -218,7 +223,7 @@ class _Flattener:
 class _ExactFlattener(_Flattener):
     """Refuses what would come back as something else."""
 
-    def structure(self, value: Any, path: str) -> Any:
+    def structure(self, value: Any, path: str) -> JSON:
         kind = type(value)
         if value is None or kind in (bool, int, float, str, list, tuple, dict, Counter, np.ndarray):
             return super().structure(value, path)
@@ -238,11 +243,11 @@ class _ExactFlattener(_Flattener):
             "of them"
         )
 
-    def _items(self, values: Sequence[Any], path: str) -> Any:
+    def _items(self, values: Sequence[object], path: str) -> JSON:
         of_one_kind = {*map(type, values)} in ({bool}, {int}, {float})
         return super()._items(values, path) if of_one_kind else self._each(values, path)
 
-    def _tensor(self, value: Tensor, path: str) -> dict[str, Any]:
+    def _tensor(self, value: Tensor, path: str) -> dict[str, JSON]:
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise UserError(
                 f"{path or 'the value'} is a {value.layout} tensor on {value.device}: only strided ones with values "
@@ -250,7 +255,7 @@ class _ExactFlattener(_Flattener):
             )
         return {"tensor": self._name(value, path)}
 
-    def _array(self, value: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
+    def _array(self, value: Array, path: str) -> dict[str, JSON]:
         try:
             return super()._array(value, path)
         except CheckpointError as error:
@@ -278,7 +283,7 @@ def _is_named(kind: type, module: str, name: str) -> bool:
         return False
 
 
-def _numbers(values: Sequence[Any]) -> tuple[str, np.ndarray[Any, Any]] | None:
+def _numbers(values: Sequence[object]) -> tuple[str, Array] | None:
     """Return a list of numbers of one kind as an array, with the kind; None where it is no such list."""
     found = set(map(type, values))
     for kind, (types, dtype) in _NUMBERS.items():
@@ -286,7 +291,7 @@ def _numbers(values: Sequence[Any]) -> tuple[str, np.ndarray[Any, Any]] | None:
             issubclass(of_value, types) and (of_value is not bool or kind == "bools") for of_value in found
         ):
             try:
-                array: np.ndarray[Any, Any] = np.array(values, dtype)
+                array: Array = np.array(values, dtype)
             except OverflowError:  # more than 64 bits
                 return None
             # Floats as their bits: what was a list is no tensor whose mean several ranks' states have.

@@ -159,7 +159,7 @@ def telling_fields(component: object) -> dict[str, Any]:
     return told
 
 
-def _read_field(hint: Any, where: Location, registry: Registry) -> Any:
+def _read_field(hint: object, where: Location, registry: Registry) -> Any:
     inner, nullable = optional(hint)
     if where.value is None and nullable:
         return None
@@ -178,6 +178,6 @@ def _read_field(hint: Any, where: Location, registry: Registry) -> Any:
     return read_value(hint, where)
 
 
-def _allowed(hint: Any, registry: Registry) -> str:
+def _allowed(hint: object, registry: Registry) -> str:
     kind = kind_of_hint(optional(hint)[0])
     return allowed_by(hint) if kind is None else ", ".join(registry.names(kind))

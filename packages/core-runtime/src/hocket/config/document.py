@@ -132,7 +132,7 @@ class Document:
         return {"name": name}
 
     @staticmethod
-    def _index(node: list[Any], key: str, path: Path, origin: Origin) -> int:
+    def _index(node: list[object], key: str, path: Path, origin: Origin) -> int:
         if key.isdecimal() and int(key) < len(node):
             return int(key)
         what = "exchange" if len(path) == 2 and path[0] == "strategy" else "item"
@@ -199,7 +199,7 @@ class Location:
                 )
 
 
-def _is_resolved(tree: Any) -> bool:
+def _is_resolved(tree: object) -> bool:
     """Return whether a tree holds plain values alone, none of which refers to another or is to be given yet."""
     if isinstance(tree, dict):
         return all(isinstance(key, str | int) and _is_resolved(value) for key, value in tree.items())

@@ -16,7 +16,7 @@ from hocket.configured import allowed_by, choices_or, optional
 __all__ = ["read_value"]
 
 
-def read_value(hint: Any, where: Location) -> Any:
+def read_value(hint: object, where: Location) -> Any:
     """Return what stands at a place, converted to a type as OmegaConf converts it.
 
     Args:
@@ -50,5 +50,5 @@ def read_value(hint: Any, where: Location) -> Any:
 
 
 @cache
-def _schema(hint: Any) -> type:
+def _schema(hint: object) -> type:
     return dataclasses.make_dataclass("Value", [("value", hint)])

@@ -131,7 +131,7 @@ def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     return {"name": name, **layer}, origin
 
 
-def _read_recipe(name: Any, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:
+def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:
     prefix = f"{asked_by.label}: recipe: " if asked_by else ""
     if not isinstance(name, str):
         raise ConfigError(f"{prefix}got {name!r}; allowed: a recipe's name")
@@ -180,7 +180,7 @@ def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
     return {**{k: v for k, v in layer.items() if k not in slots}, "strategy": slots}, Origin(label, bare=True)
 
 
-def _plain(value: Any, label: str, path: str) -> Any:
+def _plain(value: object, label: str, path: str) -> Any:
     """Copy a value of mappings, lists, text, numbers, booleans and null; `path` is its place in errors."""
     if isinstance(value, Mapping):
         for key in value:

@@ -89,7 +89,7 @@ def check_component(kind: Kind, component: Any) -> None:
         raise ValueError(f"has an annotation that cannot be evaluated at run time: {error}") from error
 
 
-def kind_of_hint(hint: Any) -> Kind | None:
+def kind_of_hint(hint: object) -> Kind | None:
     """Return the kind whose interface `hint` is or implements, or None for a plain field's type."""
     if not isinstance(hint, type):
         return None

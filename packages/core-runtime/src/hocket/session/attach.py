@@ -105,7 +105,7 @@ def attach(
         peer = join()
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
     engine = engine or DataParallel()
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     refusal = None
     try:
         check(model, optimizers)
@@ -130,7 +130,7 @@ def _facts(
     on_nonfinite: str,
     observer: Observer | None,
     engine: Engine,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     optimizers = Optimizers(given)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {

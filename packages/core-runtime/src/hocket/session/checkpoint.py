@@ -385,7 +385,7 @@ def _check_run(manifest: Manifest, file: StateFile) -> None:
         )
 
 
-def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, object]) -> None:
     differing = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
     if differing:
         key = differing[0]

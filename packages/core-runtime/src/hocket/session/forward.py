@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import SessionError
 from hocket.progress import ProgressEngine
@@ -40,7 +41,7 @@ class ForwardMerge:
         self._early: set[int] | None = None
         self._inside = False
         self._probe: _Probe | None = None
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         owned: dict[str, list[str]] = {}
         for name in self._segment_of:
             owned.setdefault(name.rpartition(".")[0], []).append(name)
@@ -57,7 +58,7 @@ class ForwardMerge:
         ]
 
     def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
-        def read(*_: Any) -> None:
+        def read(*_: object) -> None:
             if not self._inside:
                 self._begin()
                 self._settle()
@@ -68,7 +69,7 @@ class ForwardMerge:
 
         self._handles.append(module.register_forward_pre_hook(ModuleHook(module, read), prepend=True))
 
-    def _before_forward(self, inputs: Any) -> None:
+    def _before_forward(self, inputs: object) -> None:
         self._inside = True
         self._begin()
         if self._early is None and not self._exchange.due:
@@ -80,7 +81,7 @@ class ForwardMerge:
             for index in self._early or ():
                 self._exchange.merge(index)
 
-    def _after_forward(self, inputs: Any, output: Any) -> None:
+    def _after_forward(self, inputs: object, output: object) -> None:
         succeeded = output is not None
         self._inside = False
         if self._probe is not None:
@@ -99,7 +100,7 @@ class ForwardMerge:
             with torch.no_grad():
                 self._exchange.begin()
 
-    def _settle(self, *_: Any) -> None:
+    def _settle(self, *_: object) -> None:
         if not self._exchange.due:
             with torch.no_grad():
                 self._exchange.merge_all()
@@ -134,7 +135,7 @@ class _Probe(TorchFunctionMode):
     def __torch_function__(
         self,
         function: Callable[..., Any],
-        types: Any,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -144,7 +145,7 @@ class _Probe(TorchFunctionMode):
                 self.read_outside.add(name)
         return function(*args, **(kwargs or {}))
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
@@ -161,7 +162,7 @@ class ModuleHook:
         if given is self._module:
             self._act(*args)
 
-    def __deepcopy__(self, memo: Any) -> ModuleHook:
+    def __deepcopy__(self, memo: object) -> ModuleHook:
         # A deep copy of a model copies its hooks, and must not copy the session with them.
         return self
 
@@ -186,10 +187,10 @@ class ProgressHooks:
     """
 
     def __init__(self, model: nn.Module, progress: ProgressEngine, *, backward: bool) -> None:
-        def advance(*_: Any) -> None:
+        def advance(*_: object) -> None:
             progress.advance()
 
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         for module in model.modules():
             own = [p for p in module.parameters(recurse=False) if p.requires_grad]
             if own:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hocket.collective.packing import Packing
 from hocket.errors import AttachError, HocketError
@@ -120,7 +120,7 @@ class GradientSync:
         self.nonfinite: list[str] = []
         #: How many ranks' last contributions held NaN or Inf.
         self.nonfinite_anywhere = False
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
 
     def hook(self) -> None:
         """Set the parameters' hooks."""

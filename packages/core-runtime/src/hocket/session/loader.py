@@ -72,7 +72,7 @@ class LoaderReading:
 
     def __init__(self, rank: int, size: int, epoch: int) -> None:
         self.rank, self.size, self.epoch = rank, size, epoch
-        self.facts: list[dict[str, Any]] = []
+        self.facts: list[dict[str, object]] = []
         self.unweighed = False
         self._noted: list[tuple[int, float]] = []
         self._in_step = True
@@ -142,7 +142,7 @@ class Cursor(ABC):
         """Move the next batch, which there is, to `last`."""
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what is needed to continue after the batch that was handed out last."""
 
 
@@ -201,7 +201,7 @@ class LoaderCursor(Cursor):
             self._before_newest, self._loader_state = before, state
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "num_steps": self.num_steps,
             "num_read": self.num_read,
@@ -248,14 +248,14 @@ class LoaderCursor(Cursor):
             self._hand_out()
 
 
-def own_generators(loader: Any) -> list[torch.Generator]:
+def own_generators(loader: object) -> list[torch.Generator]:
     """Return the generators that a DataLoader was given in place of the global one, each once."""
     owners = (loader, getattr(loader, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
-def fingerprint(batch: Any) -> int | None:
+def fingerprint(batch: object) -> int | None:
     """Return a checksum of a batch's numbers and text; None where it holds nothing that can be compared."""
     checksum, found = 0, False
     for piece in _pieces(batch):
@@ -289,7 +289,7 @@ def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
             _log.warning("%s are given the same batches: use hocket.loader, or say same_batches=True", who)
 
 
-def check_facts(told: Sequence[list[dict[str, Any]]]) -> None:
+def check_facts(told: Sequence[list[dict[str, object]]]) -> None:
     """Refuse loaders that would not share the samples out, because they differ between ranks.
 
     Args:
@@ -313,7 +313,7 @@ def check_facts(told: Sequence[list[dict[str, Any]]]) -> None:
                     )
 
 
-def _pieces(value: Any) -> Iterator[Any]:
+def _pieces(value: object) -> Iterator[Any]:
     """Yield the bytes of everything in a batch that has a content."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):

@@ -17,6 +17,7 @@ from weakref import WeakSet
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import AttachError, ReplacedError
 from hocket.session.grad_scaler import watch_skips
@@ -62,7 +63,7 @@ class Optimizers:
         self._groups = self._sizes()
         self._session: Stepped | None = None
         self._unrelated: WeakSet[Optimizer] = WeakSet()
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
 
     @property
     def partly_stepped(self) -> bool:
@@ -165,7 +166,9 @@ class Optimizers:
             "later would be trained on this rank alone. Close the session and attach again"
         )
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._session is None or self._num_under_way() > 1:
             return None
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -176,7 +179,7 @@ class Optimizers:
             return args, {**kwargs, "closure": closure}
         return (args[0], closure, *args[2:]), kwargs
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._session is not None and self._num_under_way() == 1:
             self._session.after_step(self._attached[optimizer])
 
@@ -209,7 +212,7 @@ class Optimizers:
 _hooked: WeakSet[Optimizers] = WeakSet()
 
 
-def is_attached(parameter: Any) -> bool:
+def is_attached(parameter: object) -> bool:
     """Return whether a session that is not closed holds a parameter."""
     return any(optimizers._holds(parameter) for optimizers in list(_hooked))
 
@@ -266,6 +269,6 @@ def _skipped(optimizer: Optimizer) -> None:
         optimizers._skipped(optimizer)
 
 
-def _refuse_foreign(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse_foreign(optimizer: Optimizer, args: object, kwargs: object) -> None:
     for optimizers in list(_hooked):
         optimizers._refuse(optimizer)

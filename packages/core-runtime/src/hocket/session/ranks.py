@@ -54,7 +54,7 @@ def find_ranks(peer: Peer) -> Ranks:
     return Ranks(peer, host, placement)
 
 
-def agree(peer: Peer, facts: Mapping[str, Any], refusal: str | None = None) -> None:
+def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -> None:
     """Compare `facts` over all ranks; collective.
 
     Args:
@@ -77,7 +77,7 @@ def agree(peer: Peer, facts: Mapping[str, Any], refusal: str | None = None) -> N
         raise DisagreementError("the ranks were started differently:\n" + differences)
 
 
-def differing(peer: Peer, facts: Mapping[str, Any]) -> str:
+def differing(peer: Peer, facts: Mapping[str, object]) -> str:
     """Compare `facts` over all ranks; collective.
 
     Args:
@@ -106,13 +106,13 @@ def differing(peer: Peer, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else []))
 
 
-def flattened(value: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(value: object, prefix: str = "") -> dict[str, object]:
     """Return the values in nested mappings and lists, by the keys that lead to them, joined by dots."""
     if isinstance(value, list):
         value = {str(index): child for index, child in enumerate(value)}
     if not isinstance(value, dict):
         return {prefix: value}
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, child in value.items():
         flat.update(flattened(child, f"{prefix}.{key}" if prefix else key))
     return flat

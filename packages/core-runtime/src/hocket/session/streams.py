@@ -66,7 +66,7 @@ class StreamCursor(Cursor):
     def _hand_out(self) -> None:
         self.last, self._following = self._following, _UNREAD
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "num_steps": self.num_steps,
             "num_read": self.num_read,
@@ -84,7 +84,7 @@ class StreamedSamples:
         rank, size: which share of the samples the loader reads, and of how many.
     """
 
-    def __init__(self, exchange: SampleShuffle, loader: Any, peer: Peer, rank: int, size: int) -> None:
+    def __init__(self, exchange: SampleShuffle, loader: object, peer: Peer, rank: int, size: int) -> None:
         self.loader = loader
         # A loader is read in its first epoch, and again, as it was then, when a run is resumed.
         self._reading = LoaderReading(rank, size, epoch=0)
@@ -126,7 +126,7 @@ class StreamedSamples:
         randomness.write(now)
         return resumed
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what is needed to go on, beside the state of a pass under way."""
         assert self._start is not None
         return {

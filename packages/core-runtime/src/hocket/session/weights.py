@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hocket.arrays import Array
 from hocket.session.autograd import at_end_of_backward, current_backward
@@ -103,7 +103,7 @@ class BatchWeights:
         self._parameters = list(parameters)
         self._weights = [1.0]
         self._kept: dict[Tensor, Tensor | None] | None = None
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._backward = -1
         self._put_back_already = False
         self._outside = True

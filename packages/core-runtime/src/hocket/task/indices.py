@@ -38,7 +38,7 @@ class Indices(ABC):
 
     @abstractmethod
     def batches(
-        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, object]
     ) -> Iterator[tuple[list[int], float]]:
         """Yield a rank's batches of indices, and the weight of each relative to 1.
 
@@ -86,7 +86,7 @@ class Shuffled(Indices):
         self._options = {"shuffle": shuffle, "drop_last": drop_last}
 
     def batches(
-        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, object]
     ) -> Iterator[tuple[list[int], float]]:
         facts |= {
             "the number of samples": self._num_samples,
@@ -120,7 +120,7 @@ class DealtSamples(Indices):
         self._sampler, self._batch_size, self._seed, self._drop_last = sampler, batch_size, seed, drop_last
 
     def batches(
-        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, object]
     ) -> Iterator[tuple[list[int], float]]:
         facts |= {"batch_size": self._batch_size, "drop_last": self._drop_last, "seed": self._seed}
         whole = size * self._batch_size
@@ -151,7 +151,7 @@ class DealtBatches(Indices):
         self._sampler, self._seed = sampler, seed
 
     def batches(
-        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, object]
     ) -> Iterator[tuple[list[int], float]]:
         facts["seed"] = self._seed
         for number, group in enumerate(_drawn(self._sampler, size, self._seed, epoch)):
@@ -177,7 +177,7 @@ class Alone(Indices):
         self._batches, self._distributed, self._batch_size = batches, distributed, batch_size
 
     def batches(
-        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, Any]
+        self, rank: int, size: int, epoch: int, start: int, facts: dict[str, object]
     ) -> Iterator[tuple[list[int], float]]:
         own = self._distributed
         if (own.rank, own.num_replicas) != (rank, size):
@@ -192,7 +192,7 @@ class Alone(Indices):
         return len(self._batches)
 
 
-def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+def distributed_sampler_of(sampler: object) -> DistributedSampler[Any] | None:
     """Return the DistributedSampler that a sampler, or a batch sampler's, is."""
     inner = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else sampler
     return inner if isinstance(inner, DistributedSampler) else None
@@ -222,5 +222,5 @@ def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[
         yield group
 
 
-def _checksum(group: list[Any]) -> int:
+def _checksum(group: list[object]) -> int:
     return zlib.crc32(repr(group).encode())

@@ -129,7 +129,7 @@ class Loader(DataLoader[Any]):
         self._next_epoch = epoch + 1
         # The seed of the workers' draws, which DataLoader takes from its generator.
         self.generator.manual_seed(int(draws.words(1, "workers", self._seed, epoch, rank)[0]))
-        facts: dict[str, Any] = {}
+        facts: dict[str, object] = {}
         if reading is not None:
             reading.facts.append(facts)
         return self._read(rank, size, epoch, facts)
@@ -152,7 +152,7 @@ class Loader(DataLoader[Any]):
         self._share = share
         return share
 
-    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, Any]) -> Iterator[_Weighted]:
+    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         """Yield an epoch's batches and their weights."""
         raise NotImplementedError
 
@@ -193,11 +193,11 @@ class _IndexedLoader(Loader):
             )
         return num_steps
 
-    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, Any]) -> Iterator[_Weighted]:
+    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         return self._read_from(0, rank, size, epoch, facts)
 
     def _read_from(
-        self, start: int, rank: int, size: int, epoch: int, facts: dict[str, Any]
+        self, start: int, rank: int, size: int, epoch: int, facts: dict[str, object]
     ) -> Iterator[_Weighted]:
         with suppress(TypeError):  # a sampler without a length
             self._num_steps(size)
@@ -229,7 +229,7 @@ class _PlacedLoader(_IndexedLoader):
         self._continued = state
         self._next_epoch = state["epoch"]
 
-    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, Any]) -> Iterator[_Weighted]:
+    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         continued, self._continued = self._continued or {}, None
         start = continued["position"] if continued.get("epoch") == epoch else 0
         self._epoch, self._position = epoch, start
@@ -262,7 +262,7 @@ class _StreamLoader(Loader):
     def __len__(self) -> int:
         raise TypeError("nobody knows how many batches hocket.loader will make of an IterableDataset")
 
-    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, Any]) -> Iterator[_Weighted]:
+    def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         facts["batch_size"] = self._samples_per_batch
         self._part.share = (rank, size)
         batches = self._iterate()
@@ -291,11 +291,11 @@ class _Counted:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
 
-    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+    def __call__(self, samples: list[object]) -> tuple[int, Any]:
         return len(samples), self._collate(samples)
 
 
-def _refuse_what_shards_otherwise(dataset: Any, options: Mapping[str, Any]) -> None:
+def _refuse_what_shards_otherwise(dataset: object, options: Mapping[str, object]) -> None:
     if isinstance(dataset, DataLoader):
         raise UserError(
             "hocket.loader makes the DataLoader: give it the dataset, and the DataLoader's arguments"
@@ -306,7 +306,7 @@ def _refuse_what_shards_otherwise(dataset: Any, options: Mapping[str, Any]) -> N
         raise UserError("hocket.loader: in_order=False would give batches in another order in each run")
 
 
-def _checked_split(dataset: Any, split: Split | None, given: Mapping[str, Any]) -> Split:
+def _checked_split(dataset: object, split: Split | None, given: Mapping[str, object]) -> Split:
     for name, value in given.items():
         if value:
             raise UserError(
@@ -357,7 +357,7 @@ def _indices(
     )
 
 
-def _refuse_beside(name: str, others: Mapping[str, Any]) -> None:
+def _refuse_beside(name: str, others: Mapping[str, object]) -> None:
     for other, value in others.items():
         if value:
             raise UserError(f"hocket.loader: {name} decides what {other} would: give one of them")

@@ -26,6 +26,9 @@ from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Kind, Recording,
 
 __all__ = ["perfetto_trace"]
 
+#: An event as Chrome's tracing format has it.
+Event = dict[str, Any]
+
 
 # Threads are told apart across processes too, and 0 is the idle thread of an operating system.
 _THREADS_PER_RANK = 10_000
@@ -38,7 +41,7 @@ def perfetto_trace(recordings: Sequence[Recording]) -> str:
         recordings: of different ranks of one run; some may be missing or break off.
     """
     aligned = align(recordings)
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     threads: dict[int, int] = {}
     for recording in recordings:
         of_rank = aligned[recording.rank]
@@ -68,14 +71,14 @@ def perfetto_trace(recordings: Sequence[Recording]) -> str:
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(other)}, "traceEvents": [\n{lines}\n]}}\n'
 
 
-def _training(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
+def _training(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
     for aligned in of_rank:
         # On a virtual clock most waits take no time.
         if aligned.span.kind in ON_TRAINING_THREAD and aligned.end_ns > aligned.start_ns:
             yield _slice(aligned, 0)
 
 
-def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
+def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
     for number, aligned in enumerate(of_rank):
         if aligned.span.kind is Kind.EXCHANGE:
             common = {
@@ -88,7 +91,7 @@ def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
             yield {"ph": "e", **common, "ts": aligned.end_ns / 1e3}
 
 
-def _bytes_under_way(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]:
+def _bytes_under_way(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
     changes: dict[int, float] = defaultdict(float)
     for aligned in of_rank:
         if aligned.span.kind is Kind.EXCHANGE:
@@ -107,16 +110,16 @@ def _bytes_under_way(of_rank: Sequence[AlignedSpan]) -> Iterator[dict[str, Any]]
         }
 
 
-def _arrows(operations: Sequence[AlignedSpan], rows: Mapping[int, int]) -> tuple[list[dict[str, Any]], int]:
+def _arrows(operations: Sequence[AlignedSpan], rows: Mapping[int, int]) -> tuple[list[Event], int]:
     """Join each send to the receive that got it; return the arrows, and how many messages have only one end.
 
     Messages between the same two ranks in the same lane and round are received in the order in which they were sent.
     """
-    sends: dict[tuple[Any, ...], deque[AlignedSpan]] = defaultdict(deque)
+    sends: dict[tuple[object, ...], deque[AlignedSpan]] = defaultdict(deque)
     for operation in operations:
         if operation.span.kind is Kind.SEND:
             sends[_message(operation.span)].append(operation)
-    arrows: list[dict[str, Any]] = []
+    arrows: list[Event] = []
     alone = 0
     for operation in operations:
         if operation.span.kind is not Kind.RECEIVE or operation.span.error is not None:
@@ -141,11 +144,11 @@ def _arrows(operations: Sequence[AlignedSpan], rows: Mapping[int, int]) -> tuple
     return arrows, alone + sum(map(len, sends.values()))
 
 
-def _message(span: Span) -> tuple[Any, ...]:
+def _message(span: Span) -> tuple[object, ...]:
     return span.name, span.sender, span.receiver, span.round
 
 
-def _slice(aligned: AlignedSpan, row: int) -> dict[str, Any]:
+def _slice(aligned: AlignedSpan, row: int) -> Event:
     span = aligned.span
     names = {
         Kind.SEND: f"send {span.name} to {span.receiver}",
@@ -164,8 +167,8 @@ def _slice(aligned: AlignedSpan, row: int) -> dict[str, Any]:
     }
 
 
-def _arguments(span: Span) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
+def _arguments(span: Span) -> dict[str, object]:
+    arguments: dict[str, object] = {}
     if span.kind is Kind.EXCHANGE or span.kind in OPERATIONS:
         arguments = {"round": span.round, "bytes": span.num_bytes}
     if not span.ended:
@@ -179,7 +182,7 @@ def _thread(rank: int, row: int) -> dict[str, int]:
     return {"pid": rank + 1, "tid": (rank + 1) * _THREADS_PER_RANK + row}
 
 
-def _names(recording: Recording, rows: int) -> Iterator[dict[str, Any]]:
+def _names(recording: Recording, rows: int) -> Iterator[Event]:
     """Name the processes and threads, and put them in order."""
     rank = recording.rank
     for about, key, value in (("name", "name", f"rank {rank}"), ("sort_index", "sort_index", rank)):

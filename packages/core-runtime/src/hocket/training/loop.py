@@ -43,7 +43,7 @@ class _Losses:
         self.samples += samples
 
 
-def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dict[str, Any]:
+def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dict[str, object]:
     """Train, and return what goes into `summary.json`; collective.
 
     Args:
@@ -115,7 +115,7 @@ class _Run:
         self._losses = _Losses()
         self._start_s = session.peer.clock.now()
         self._pause_s = 0.0
-        self._last_row: dict[str, Any] = {}
+        self._last_row: dict[str, object] = {}
         if resume:
             self._resume()
         epochs = run.epochs - session.epochs.ended
@@ -129,7 +129,7 @@ class _Run:
         session.save_on_signal(checkpoints, keep=run.checkpoint.keep, run=self)
         self._observer = observer_for(session.rank, self._steps)
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> dict[str, object]:
         every = self._run.checkpoint.every
         try:
             for epoch, last_of_epoch in self._batches():
@@ -196,7 +196,7 @@ class _Run:
             self._results.resume_after(resumed.step)
             print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "done_in_epoch": self._done_in_epoch,
             "losses": asdict(self._losses),
@@ -215,7 +215,7 @@ class _Run:
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
         session = self._session
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "epoch": epoch,
             "step": session.step,
             "seconds": self._seconds(),
@@ -250,7 +250,7 @@ class _Run:
         self._pause_s += self._session.peer.clock.now() - start_s
         return {"valid_loss": found.mean_loss, "valid_accuracy": found.mean("accuracy")}
 
-    def _summary(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, object]:
         session, seconds, row = self._session, self._seconds(), self._last_row
         accuracies = session.gather(self._own_accuracy(row))
         times = session.gather([session.counters.exposed_wait_s, session.counters.under_way_s])

@@ -40,10 +40,10 @@ class _StandIn(ModuleType):
             raise AttributeError(f"module {_NAME!r} has not been loaded and has no {name}")
         return getattr(self._load(), name)
 
-    def graph_break(self, *args: Any, **kwargs: Any) -> None:
+    def graph_break(self, *args: object, **kwargs: object) -> None:
         """Do nothing: outside of compiled code there is no graph."""
 
-    def disable(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    def disable(self, function: Callable[..., Any] | None = None, *args: object, **kwargs: object) -> Any:
         """Return a function that calls `function`, by the real module's `disable` as soon as that is loaded."""
         if function is None:
             return self._load().disable(function, *args, **kwargs)
