@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from hocket.checkpoint import folder as folders
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),

@@ -32,25 +32,27 @@ def main(how: str, folder: Path) -> None:
         batches: Iterable[int] = iter(range(_READY_STEP) if how == "last step" else iter(int, 1))
         given = batches if how == "own loop" else session.data(batches, same_batches=True)
         for number, _ in enumerate(given, 1):
-            pause(how, peer.rank, session.step)
+            pause(how, peer.rank, session.step, folder / "ready")
             with session.accumulate() if how == "accumulate" and number % 4 else nullcontext():
                 model(torch.ones(3, 4)).sum().backward()
             if how != "accumulate" or number % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-            if session.step == _READY_STEP:
+            if session.step == _READY_STEP and how != "slow":
                 (folder / "ready" / str(peer.rank)).touch()
         point = session._save_point
         if how == "last step" and peer.rank == 1 and point is not None:
             wait_for(lambda: point.asked)
 
 
-def pause(how: str, rank: int, step: int) -> None:
+def pause(how: str, rank: int, step: int, ready: Path) -> None:
     """Let ranks be in different places when they are asked: one computes for long, the others wait for it."""
     if how == "waiting" and rank == 1 and step > _READY_STEP:
         time.sleep(1.0)
-    elif how == "slow" and step > _READY_STEP:
-        time.sleep(60.0)
+    elif how == "slow" and step == _READY_STEP:
+        (ready / str(rank)).touch()
+        while True:  # the step is over when the job is
+            time.sleep(1.0)
     else:
         time.sleep(0.005)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from conftest import Job, Start
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]

@@ -12,7 +12,6 @@ import pytest
 from hocket.transport.launching import find_mpiexec
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]

@@ -25,15 +25,12 @@ needs_mpi = [
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
-#: Three processes that import torch on a busy machine, in seconds.
-BEGINNING_S = 90.0
 HERE = Path(__file__).parent
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
 FOR_EVER = "epochs=100000"
 VIRTUAL, ONE = ["-n", "3", "--transport", "virtual"], ["-n", "1"]
-MPI = pytest.param(["-n", "3"], marks=needs_mpi)
 
 
 def is_training(out: Path) -> bool:
@@ -48,9 +45,8 @@ def saved_step(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("recipe", "ranks", "number"),
     [
-        pytest.param("sgd", ["-n", "3"], signal.SIGTERM, marks=needs_mpi),
-        pytest.param("local", ["-n", "3"], signal.SIGUSR1, marks=needs_mpi),
-        pytest.param("overlap_sgp", ["-n", "3"], signal.SIGTERM, marks=needs_mpi),
+        pytest.param("local", ["-n", "2"], signal.SIGUSR1, marks=needs_mpi),
+        pytest.param("overlap_sgp", ["-n", "2"], signal.SIGTERM, marks=needs_mpi),
         ("dpsgd", VIRTUAL, signal.SIGTERM),
         ("sgd", ONE, signal.SIGUSR1),
     ],
@@ -65,7 +61,7 @@ def test_a_run_saves_and_goes_on(
     job = start(
         [*HOCKET, "run", recipe, *ranks, FOR_EVER, "log_every=3", late, "--out", str(out)], cwd=tmp_path
     )
-    job.wait_for(lambda: is_training(out), BEGINNING_S)
+    job.wait_for(lambda: is_training(out))
     job.signal(number)
     ended = job.end()
     step = saved_step(out / "checkpoints")
@@ -94,7 +90,7 @@ def script(start: Start, tmp_path: Path) -> Callable[..., Job]:
         pids = {**os.environ, "PIDS": str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"}
         pids.pop(PID_FOLDER_VARIABLE, None)
         job = start(find_mpiexec().command(3, rank, folder=tmp_path / "launcher"), env=pids)
-        job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == 3, BEGINNING_S)
+        job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == 3)
         return job
 
     return begin
@@ -107,7 +103,7 @@ def messages(errors: str) -> list[str]:
 class TestAScript:
     pytestmark = needs_mpi
 
-    @pytest.mark.parametrize("how", ["data", "own loop", "accumulate", "waiting"])
+    @pytest.mark.parametrize("how", ["own loop", "accumulate", "waiting"])
     def test_saves_when_mpiexec_passes_the_signal_on(
         self, how: str, script: Callable[..., Job], tmp_path: Path
     ) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from conftest import Job, Start
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]
@@ -106,7 +105,7 @@ def test_an_error_in_the_users_task_on_one_rank(start: Start, tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", ["sgd", "agd"])
 def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
-    ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "4"], cwd=tmp_path).end()
+    ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "2"], cwd=tmp_path).end()
     [message] = ended.errors.strip("\0\n").splitlines()
     assert message.startswith(
         "hocket: rank 1 at step 3: NonFiniteError: the gradients of rank 1 at step 3 hold NaN"

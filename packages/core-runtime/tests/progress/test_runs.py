@@ -26,7 +26,7 @@ from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     size=st.one_of(st.integers(1, 9), st.just(17)),
     seed=st.integers(0, 10**6),

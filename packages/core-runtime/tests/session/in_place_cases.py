@@ -1,4 +1,4 @@
-"""What test_in_place.py has MPI's ranks do, with segments large enough to be exchanged in shared memory.
+"""What test_mpi.py has MPI's ranks do, with segments large enough to be exchanged in shared memory.
 
 Each case compares with a computation in its own process.
 """

@@ -270,11 +270,10 @@ with hocket.attach(model, optimizer, sys.argv[1]) as session:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["sgd", "dpsgd"])
-def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(strategy: str, tmp_path: Path) -> None:
+def test_a_rank_that_leaves_alone_ends_the_job_over_mpi(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = find_mpiexec().command(3, [sys.executable, str(script), strategy], folder=tmp_path)
+    command = find_mpiexec().command(3, [sys.executable, str(script), "dpsgd"], folder=tmp_path)
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert ended.returncode != 0
     said = " ".join(ended.stderr.split())

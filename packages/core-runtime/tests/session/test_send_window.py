@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
-from pathlib import Path
 
-import pytest
 import torch
 import torch.nn.functional as F
 from toys import batches, on_ranks
-from turns_cases import begin, forward_changes_no_bit
+from turns_cases import begin
 
 import hocket
-from hocket.testing.job import Job
 from hocket.transport.peer import Peer
 from hocket.transport.wrapper import WrapperPeer
 
@@ -61,10 +57,3 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
                 assert begun == list(range(7))
 
     on_ranks(RANKS, run)
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(120)
-def test_over_mpi_it_changes_no_bit_and_nobody_waits_for_ever() -> None:
-    with closing(Job(RANKS, Path(__file__).parent)) as job:
-        job.run(forward_changes_no_bit, ())

@@ -1,4 +1,4 @@
-"""What test_turns.py has MPI's ranks do, which take their host for several: overlap forward sends segments in turn."""
+"""What test_mpi.py has MPI's ranks do, which take their host for several: overlap forward sends segments in turn."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def begin(session: hocket.Session) -> None:
 def forward_changes_no_bit(peer: MPIPeer) -> None:
     """With both ways of progress."""
     torch.set_num_threads(1)
-    peer.shares_network = True
-    peer.memory = Memory()
+    before = peer.shares_network, peer.memory
+    peer.shares_network, peer.memory = True, Memory()
     expected = trained(peer, "none")
     for progress in ("inline", "thread"):
         assert torch.equal(trained(peer, "forward", progress), expected)
+    peer.shares_network, peer.memory = before

@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.alone, pytest.mark.mpi, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 def run(out: Path, *arguments: str) -> Path:

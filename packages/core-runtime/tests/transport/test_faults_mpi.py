@@ -16,7 +16,6 @@ from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]

@@ -16,10 +16,10 @@ import hocket
 from hocket.transport.launching import find_mpiexec
 from hocket.transport.single import SinglePeer
 
-pytestmark = [pytest.mark.alone, pytest.mark.mpi]
+pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module", params=[2, 3, 5])
+@pytest.fixture(scope="module", params=[2, 5])
 def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Every rank's results, by rank."""
     program = [sys.executable, str(Path(__file__).with_name("host_cases.py"))]

@@ -17,8 +17,6 @@ from hocket.transport.launching import Mpiexec, find_mpiexec, launch, note_pid, 
 
 PYTHON = sys.executable
 
-pytestmark = pytest.mark.alone
-
 
 def fake(folder: Path, says: str) -> Path:
     program = folder / "mpiexec"

@@ -19,7 +19,6 @@ from hocket.transport.launching import find_mpiexec
 HERE = Path(__file__).parent
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.mpi,
     pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
 ]

@@ -204,7 +204,10 @@ class SamplesConformance:
     ) -> None:
         data = _data(counts)
         expected = _trained(exchange, data)
-        for step in range(1, _EPOCHS * max(counts)):
+        epoch = max(counts)
+        # After the first step, in the middle of an epoch, and around the end of each.
+        stops = {1, epoch - 1, epoch, epoch + 1, epoch + epoch // 2, 2 * epoch}
+        for step in sorted(stops & set(range(1, _EPOCHS * epoch))):
             given = _trained(exchange, data, tmp_path / str(step), step)
             assert [list(map(_bits, of_rank)) for of_rank in given] == [
                 list(map(_bits, of_rank)) for of_rank in expected

@@ -162,7 +162,7 @@ class CollectiveConformance(ABC):
 
         Of two runs with more and with fewer rounds, so that what opening and closing take does not count.
         """
-        few, rounds = 1, 2 if self.topology is None else 65
+        few, rounds = 1, 2 if self.topology is None else 13
         for size in self._sizes()[::2]:
             worlds = [World(size) for _ in range(2)]
             for world, num in zip(worlds, (few, rounds), strict=True):
