@@ -69,7 +69,10 @@ class Request(ABC):
 
 
 def all_of(requests: Iterable[Request]) -> Request:
-    """Return a request that is done once all of these are; its result is the list of theirs."""
+    """Return a request that is done once all of these are; its result is the list of theirs.
+
+    Its `wait` gives each of them the whole of `timeout_s`, one after the other.
+    """
     return _All(requests)
 
 
