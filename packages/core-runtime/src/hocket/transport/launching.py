@@ -294,10 +294,8 @@ class _JobEnd:
         """Do what is due."""
         now_s = time.monotonic()
         if now_s > self._kill_s:
-            print(
-                f"hocket: mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed",
-                file=sys.stderr,
-            )
+            told = f"mpiexec did not end the job within {_TERMINATION_TIMEOUT_S:.0f} s, and was killed"
+            print(f"hocket: {told}", file=sys.stderr)
             self.launcher.kill()
         elif now_s > self._terminate_s:
             self.terminate()
@@ -345,12 +343,17 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
     return received[0] if received else None
 
 
+def _noted_pids(folder: Path) -> list[int]:
+    """Return the process numbers that ranks have left, see `note_pid`."""
+    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+
+
 def _some_have_died(folder: Path) -> bool:
     """Return whether a rank on this host has ended before its script's end, or its launcher has taken no notice."""
     return any(
-        _is_unreaped(int(file.name))
-        or not (Path(f"/proc/{file.name}").exists() or (folder / f"{_LEFT}{file.name}").exists())
-        for file in folder.glob("[0-9]*")
+        _is_unreaped(process)
+        or not (Path(f"/proc/{process}").exists() or (folder / f"{_LEFT}{process}").exists())
+        for process in _noted_pids(folder)
     )
 
 
@@ -363,7 +366,7 @@ def _is_unreaped(process: int) -> bool:
 
 def _ask_ranks(folder: Path, ranks: int) -> bool:
     """Pass a request to end on to the ranks; return False where they have not all begun, or are on other hosts."""
-    processes = [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+    processes = _noted_pids(folder)
     if len(processes) < ranks:
         return False
     for process in processes:
