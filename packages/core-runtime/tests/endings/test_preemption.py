@@ -6,13 +6,16 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+import hocket
 from hocket.checkpoint.folder import latest_complete
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
@@ -142,3 +145,22 @@ class TestAScript:
         os.kill(job.pid_of(1), signal.SIGUSR1)
         ended = job.end()
         assert (ended.status, messages(ended.errors)) == (0, [])
+
+
+def test_no_thread_outlives_a_session_that_a_signal_ends(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        with hocket.attach(model, optimizer, "sgd") as session:
+            session.save_on_signal(tmp_path)
+            for _ in session.data(range(1000), same_batches=True):
+                if session.step == 2:
+                    signal.raise_signal(signal.SIGUSR1)
+                model(torch.ones(3, 4)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(SystemExit, match="143"):
+        train()
+    # It would free tensors while Python ends, which aborts the process.
+    assert "hocket signals" not in [thread.name for thread in threading.enumerate()]

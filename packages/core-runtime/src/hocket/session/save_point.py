@@ -135,6 +135,7 @@ class ProcessSignals:
             yield
         finally:
             self._listener = None
+            self._closed.set()
             listener.close()
 
     def watch(self, point: SavePoint) -> None:
@@ -166,10 +167,10 @@ class ProcessSignals:
         if self._listener is not None:
             self._listener.request()
 
-    def _heard(self) -> None:
+    def _heard(self, listener: Listener) -> None:
         """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
         end_s = time.monotonic() + _PATIENCE_S
-        while not self._all_here() and time.monotonic() < end_s:
+        while not self._all_here() and not listener.closed and time.monotonic() < end_s:
             time.sleep(_POLL_S)  # the session is being attached
         points = list(self._points)
         if not points:

@@ -31,14 +31,16 @@ class Listener:
     """Calls `heard` on a thread of its own at the first request.
 
     Args:
-        heard: may take its time; later requests are not heard.
+        heard: gets the listener; may take its time until that is closed; later requests are not heard.
 
     Raises:
         ValueError: this is not the main thread, which alone may set handlers.
     """
 
-    def __init__(self, heard: Callable[[], None]) -> None:
+    def __init__(self, heard: Callable[[Listener], None]) -> None:
         self._heard = heard
+        #: Whether nobody waits for what `heard` does any more.
+        self.closed = False
         self._signals = requests()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
@@ -47,17 +49,23 @@ class Listener:
         if self._previous_descriptor != -1:  # somebody else's, for instance asyncio's
             signal.set_wakeup_fd(self._previous_descriptor)
         _in_use.append(self)
-        threading.Thread(target=self._listen, name="hocket signals", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="hocket signals", daemon=True)
+        self._thread.start()
 
     def request(self) -> None:
         """Do as if a signal had come."""
         self._handle(self._signals[0], None)
 
     def close(self) -> None:
-        """Give the signals back to whoever heeded them before, on the main thread."""
+        """Give the signals back to whoever heeded them before, on the main thread, and wait for `heard` to return."""
+        self.closed = True
         self._release()
         with contextlib.suppress(BlockingIOError):
             os.write(self._writing, b"\0")
+        # What it holds may be the last reference to tensors, which a thread may not free while the process ends.
+        self._thread.join()
+        os.close(self._reading)
+        os.close(self._writing)
 
     def _release(self) -> None:
         _in_use.remove(self)
@@ -73,7 +81,7 @@ class Listener:
     def _listen(self) -> None:
         while number := os.read(self._reading, 1)[0]:
             if number in self._signals:
-                self._heard()
+                self._heard(self)
                 break
 
 
