@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from machine.batches import Given
 from machine.moves import Way
@@ -141,15 +142,14 @@ class Steps:
     def _optimize(self, given: Given) -> None:
         self.exchanges.bias(self.replicas)
         for rank, replica in enumerate(self.replicas):
-            if given.way.scaled:
-                _unscale(replica)
+            unscaled = _unscale(replica) if given.way.scaled else []
             if given.way.clip is not None and rank != given.left_out:
                 torch.nn.utils.clip_grad_norm_(replica.parameters.values(), given.way.clip)
             is_left_out = self._is_skipped or (given.way.scaled and not _is_finite(replica))
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
                 self.exchanges.drop_late(rank)
-            _step(replica, given.way)
+            _step(replica, unscaled)
 
     # --- closures
 
@@ -214,24 +214,30 @@ class Steps:
         self.exchanges.bias(self.replicas)
 
 
-def _unscale(replica: Replica) -> None:
-    for optimizer in replica.optimizers:
-        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-            replica.scaler.unscale_(optimizer)
+def _unscale(replica: Replica) -> list[Optimizer]:
+    """Divide gradients by the loss scale, and return the optimizers that have any."""
+    having = [each for each in replica.optimizers if _has_gradients(each)]
+    for optimizer in having:
+        replica.scaler.unscale_(optimizer)
+    return having
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _is_finite(replica: Replica) -> bool:
     return all(g is None or bool(torch.isfinite(g).all()) for g in replica.gradients().values())
 
 
-def _step(replica: Replica, way: Way) -> None:
-    if not way.scaled:
-        for optimizer in replica.optimizers:
+def _step(replica: Replica, unscaled: Sequence[Optimizer]) -> None:
+    """Step, by the scaler where it has unscaled: it would divide what has joined since then by the scale, too."""
+    for optimizer in replica.optimizers:
+        if optimizer in unscaled:
+            replica.scaler.step(optimizer)
+        else:
             optimizer.step()
-    elif any(p.grad is not None for p in replica.parameters.values()):
-        for optimizer in replica.optimizers:
-            if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
-                replica.scaler.step(optimizer)
+    if unscaled:
         replica.scaler.update()
 
 
