@@ -29,7 +29,13 @@ _LONGEST_PAUSE_S = 0.01
 
 
 class Activity(ABC):
-    """A schedule as an engine sees it: it goes on whenever another rank wakes this one, until it is closed."""
+    """A schedule as an engine sees it: it goes on whenever another rank wakes this one, until it is closed.
+
+    Attributes:
+        unheard: whether some ranks cannot wake this one, so that their messages must be polled for; set by `begin`.
+    """
+
+    unheard: bool = False
 
     @abstractmethod
     def begin(self, lane: Lane, connection: Connection) -> None:
@@ -58,11 +64,6 @@ class Activity(ABC):
     def in_flight(self) -> bool:
         """Whether something is known to be under way whose end wakes nobody."""
 
-    @property
-    @abstractmethod
-    def unheard(self) -> bool:
-        """Whether some ranks cannot wake this one, so that their messages must be polled for."""
-
     @abstractmethod
     def close(self) -> None:
         """Answer the others until all have closed; collective, and nothing if it is closed."""
@@ -87,6 +88,7 @@ class ProgressEngine(ABC):
         self._waiters: list[tuple[Callable[[], bool], Event]] = []
         self._lock = threading.Lock()
         self._in_flight = False
+        self._unheard = False
         self._quiet_since_s: float | None = None
 
     # ------------------------------------------------------------------------------- requests of the training thread
@@ -135,11 +137,13 @@ class ProgressEngine(ABC):
         # Before the others learn how to ring, so that no ring is missed.
         self._activities = {**self._activities, key: activity}
         activity.begin(lane, wake.connect(peer, key))
+        self._note_unheard()
         wake.ring()
 
     def forget(self, activity: Activity) -> None:
         """Advance a closed activity no longer."""
         self._activities = {key: other for key, other in self._activities.items() if other is not activity}
+        self._note_unheard()
 
     def check(self) -> None:
         """Raise TransportError in the application if an activity has failed."""
@@ -201,7 +205,7 @@ class ProgressEngine(ABC):
         assert self._wake is not None
         if self._hear(self._wake, longest_s):
             self._quiet_since_s = None
-        everywhere = self._wake.hears_everything or self._any_unheard()
+        everywhere = self._wake.hears_everything or self._unheard
         in_flight = False
         try:
             for activity in self._activities.values():
@@ -248,7 +252,7 @@ class ProgressEngine(ABC):
 
     def _hear(self, wake: Wake, longest_s: float | None) -> bool:
         """Sleep, give activities their wake-ups, and return whether there were any."""
-        polls = not wake.hears_everything and (self._in_flight or self._any_unheard())
+        polls = not wake.hears_everything and (self._in_flight or self._unheard)
         rings = wake.wait(self._pause_s(longest_s) if polls else longest_s)
         for ring in rings:
             activity = self._activities.get(ring.key)
@@ -256,8 +260,8 @@ class ProgressEngine(ABC):
                 activity.note_rung(ring.message, ring.round)
         return bool(rings)
 
-    def _any_unheard(self) -> bool:
-        return any(activity.unheard for activity in self._activities.values())
+    def _note_unheard(self) -> None:
+        self._unheard = any(activity.unheard for activity in self._activities.values())
 
     def _pause_s(self, longest_s: float | None) -> float:
         """Return how long to sleep before the next look at what is under way."""

@@ -5,7 +5,6 @@ Source: eager-SGD (Li et al.), sec. 4.1.1 and 4.3: consumable operations, persis
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -71,14 +70,13 @@ class Execution(Activity):
         self._wanted = 0  # the application has triggered the rounds before this one
         self._armed = False
         self._gates: list[int] = []  # of this round, that were shut when they were asked
-        self._heard: Counter[int] = (
-            Counter()
-        )  # by receive, the newest round that a notice has come for, plus 1
+        # By receive, the newest round that a notice has come for, plus 1.
+        self._heard = [0] * len(self._operations)
         self._notices: dict[int, tuple[Array, Request]] = {}  # receives of notices that come on the lane
         self._receiving: dict[int, Request] = {}
         self._sending: list[_Sending] = []
-        # By receive, wake-ups less messages found; a message can be found before its wake-up.
-        self._rung: Counter[int] = Counter()
+        # By receive, wake-ups less messages found, where not 0; a message can be found before its wake-up.
+        self._rung: dict[int, int] = {}
         self._num_done = 0
         self._doing = ""  # for errors
         self._triggered = np.zeros(peer.size, np.int64)
@@ -176,30 +174,23 @@ class Execution(Activity):
             operation = self._operations[i]
             if isinstance(operation, Receive) and operation.data is None and not connection.hears(source):
                 self._post_notice(i, operation)
+        self.unheard = any(not connection.hears(source) for source, _ in self._receives)
         self._connection = connection
 
     def note_rung(self, message: int, round: int) -> None:
         i = self._receives[divmod(message, self._schedule.num_tags)]
         if round == _ON_LANE:
-            self._rung[i] += 1
+            self._count_rung(i, 1)
         else:
             self._hear(i, round)
 
     @property
     def in_flight(self) -> bool:
-        posted = self._receiving.keys() | self._notices.keys()
         return not self._closed and (
             bool(self._sending)
-            or any(rung > 0 and i in posted for i, rung in self._rung.items())
+            or any(n > 0 and (i in self._receiving or i in self._notices) for i, n in self._rung.items())
             or (self._agreement is not None and self._final is None)
         )
-
-    @property
-    def unheard(self) -> bool:
-        connection = self._connection
-        if self._closed or connection is None:
-            return False
-        return any(not connection.hears(source) for source, _ in self._receives)
 
     def advance(self, everywhere: bool) -> bool:
         if self._closed or self._connection is None:
@@ -220,21 +211,28 @@ class Execution(Activity):
                 f"{type(error).__name__}: {error}"
             ) from error
 
+    def _count_rung(self, i: int, change: int) -> None:
+        count = self._rung.pop(i, 0) + change
+        if count:
+            self._rung[i] = count
+
     def _look(self, everywhere: bool) -> None:
         """Take in what has come on the lane: everything, or where a wake-up has told of it."""
+        if not (everywhere or self._rung):
+            return
         rung = [i for i, count in self._rung.items() if count > 0]
         for i in (*self._notices, *self._receiving) if everywhere else rung:
             if i in self._notices:
                 buffer, request = self._notices[i]
                 if request.done():
-                    self._rung[i] -= 1
+                    self._count_rung(i, -1)
                     round = int(buffer[0])
                     operation = self._operations[i]
                     assert isinstance(operation, Receive)
                     self._post_notice(i, operation)
                     self._hear(i, round)
             elif i in self._receiving and self._receiving[i].done():
-                self._rung[i] -= 1
+                self._count_rung(i, -1)
                 del self._receiving[i]
                 self._finish(i)
 
