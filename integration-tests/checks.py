@@ -1,4 +1,4 @@
-"""What every cell and every recipe must pass."""
+"""Checks that every cell and every recipe must pass."""
 
 from __future__ import annotations
 

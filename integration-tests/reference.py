@@ -1,4 +1,4 @@
-"""What a strategy makes of the toy's training, computed in one process from the definitions in NumPy.
+"""The toy's training under a strategy, computed in one process from the definitions in NumPy.
 
 Every collective is a matrix M over the ranks of a scope and a scale s: gradients become M C(s g), parameters
 x + s M C(x) - C(x), where C is what the compressor lets through. Gradients are divided by the weight that M makes of

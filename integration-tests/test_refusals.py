@@ -1,4 +1,4 @@
-"""What the slots refuse is refused with its place and its reason, and whoever follows the advice gets on."""
+"""Refusals of the slots name the place and the reason, and whoever follows the advice gets on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank is given in each step: batches, weights, and who leaves one out or has NaN."""
+"""The batches and weights of each rank in each step, and who leaves one out or has NaN."""
 
 from __future__ import annotations
 

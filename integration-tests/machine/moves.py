@@ -1,4 +1,4 @@
-"""What a user does, move by move. A program is a sequence of moves, and all ranks run it."""
+"""The moves of a user. A program is a sequence of moves, and all ranks run it."""
 
 from __future__ import annotations
 

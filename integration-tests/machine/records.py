@@ -1,4 +1,4 @@
-"""What a rank sees of its training, in order, to be compared with what it has to see."""
+"""Records of what a rank sees of its training, in order, to be compared with what it has to see."""
 
 from __future__ import annotations
 

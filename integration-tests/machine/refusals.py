@@ -1,4 +1,4 @@
-"""What a session may refuse: how users do it, and what the error has to name."""
+"""Moves that a session may refuse, as users make them, and the words that the error must have."""
 
 from __future__ import annotations
 

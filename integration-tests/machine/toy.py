@@ -1,4 +1,4 @@
-"""What is trained: a small model in float64, its batches, and the optimizers that users bring."""
+"""A small model in float64 to train, its batches, and the optimizers that users bring."""
 
 from __future__ import annotations
 

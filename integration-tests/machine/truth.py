@@ -1,4 +1,4 @@
-"""What has to come of a program: it is carried out on replicas in one process, move by move, for all ranks at once."""
+"""The expected result of a program, carried out on replicas in one process, move by move, for all ranks at once."""
 
 from __future__ import annotations
 

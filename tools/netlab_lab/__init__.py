@@ -1,1 +1,1 @@
-"""What `tools/netlab` is made of: standard library only, so that it runs before and without `.venv`."""
+"""The parts of `tools/netlab`: standard library only, so that it runs before and without `.venv`."""

@@ -1,4 +1,4 @@
-"""What is counted of a source tree, on one that is small enough to count by hand."""
+"""Counts of a source tree that is small enough to count by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all tests of the package."""
+"""Fixtures of all tests of the package."""
 
 from __future__ import annotations
 

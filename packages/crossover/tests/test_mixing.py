@@ -1,4 +1,4 @@
-"""What the paper's figure 6 says of fair random, exponential and unfair graphs, where it is so and where not."""
+"""The paper's figure 6 on fair random, exponential and unfair graphs, where it is so and where not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn is kept, and a round is drawn for all segments at once."""
+"""Drawn partners are kept, and a round is drawn for all segments at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What segments and fairness save, exact on the virtual clock: computing costs what the test charges."""
+"""Time that segments and fairness save, exact on the virtual clock: computing costs what the test charges."""
 
 from __future__ import annotations
 

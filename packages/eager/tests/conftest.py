@@ -1,4 +1,4 @@
-"""What holds for all tests of the package; modules beside the tests are found here, also by ranks that tests start."""
+"""Fixtures of all tests of the package; modules beside the tests are found here, also by ranks that tests start."""
 
 from __future__ import annotations
 

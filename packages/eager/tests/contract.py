@@ -1,4 +1,4 @@
-"""What ranks do to test partial sums, and what must hold of what they tell (eager-SGD, Lemma 6.1).
+"""The contract of partial sums (eager-SGD, Lemma 6.1): what ranks do to test it, and what must hold of what they tell.
 
 The gradient of rank i in step t is 1 at a place of its own, and 0 elsewhere: so each result shows which gradients are
 in it, and a sum of float32 is exact in any order.

@@ -1,4 +1,4 @@
-"""What the ranks of tests do, on virtual ranks and under mpiexec: functions of a peer, by name."""
+"""The work of ranks in these tests, on virtual ranks and under mpiexec: functions of a peer, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all tests of the package: one thread, as two give other bits, and the modules beside the tests."""
+"""Fixtures of all tests of the package: one thread, as two give other bits, and the modules beside the tests."""
 
 from __future__ import annotations
 

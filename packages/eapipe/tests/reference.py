@@ -1,4 +1,4 @@
-"""What every weight policy is, in NumPy: a chain of layers, one a stage, written from the papers' tables alone.
+"""Every weight policy in NumPy: a chain of layers, one a stage, written from the papers' tables alone.
 
 Layer n computes tanh(x W^T + b), the last one x W^T + b; the loss is the mean squared error. Everything is float64.
 Shapes: B samples, D numbers in and out of every layer.

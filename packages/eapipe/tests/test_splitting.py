@@ -1,4 +1,4 @@
-"""How models are cut: balanced chains, cuts by name, and what torch.fx makes of other modules."""
+"""Cuts of models: balanced chains, cuts by name, and what torch.fx makes of other modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does in the tests, on virtual ranks and under mpiexec alike."""
+"""The work of ranks in these tests, on virtual ranks and under mpiexec alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all tests of the package: modules beside them are found, and commands run in their process."""
+"""Fixtures of all tests of the package: modules beside them are found, and commands run in their process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written into a rank's file is what is read from it: values, types, order, bits; and nothing is pickled."""
+"""A rank's file is read as it was written: values, types, order, bits; and nothing is pickled."""
 
 from __future__ import annotations
 

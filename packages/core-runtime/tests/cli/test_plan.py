@@ -1,4 +1,4 @@
-"""What `hocket plan` promises is what a session then does: bytes as counted, memory as allocated."""
+"""`hocket plan` promises what a session then does: bytes as counted, memory as allocated."""
 
 from __future__ import annotations
 

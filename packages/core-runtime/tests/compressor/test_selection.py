@@ -1,4 +1,4 @@
-"""What is chosen and how it is rounded, against plain NumPy."""
+"""Selections and their rounding, against plain NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed job leaves: nothing, in shared memory or in the temporary folder."""
+"""A killed job leaves nothing, in shared memory or in the temporary folder."""
 
 from __future__ import annotations
 

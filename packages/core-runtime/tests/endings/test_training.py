@@ -1,4 +1,4 @@
-"""How whole runs of `hocket run` end that do not reach their end."""
+"""Endings of whole runs of `hocket run` that do not reach their end."""
 
 from __future__ import annotations
 

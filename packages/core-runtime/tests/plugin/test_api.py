@@ -1,4 +1,4 @@
-"""What plugins may import: the same names for type checkers and for Python, each imported when it is used."""
+"""The names that plugins may import: the same for type checkers and for Python, each imported when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be registered, and how what may not is refused."""
+"""Components that may be registered, and how others are refused."""
 
 from __future__ import annotations
 

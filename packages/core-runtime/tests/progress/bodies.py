@@ -1,4 +1,4 @@
-"""What ranks do in these tests, virtual ones and processes alike, and checked by each rank itself."""
+"""The work of ranks in these tests, virtual ones and processes alike; each rank checks it itself."""
 
 from __future__ import annotations
 

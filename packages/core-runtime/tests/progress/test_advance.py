@@ -1,4 +1,4 @@
-"""What is under way is looked at in turns, a few at a time, until it is done."""
+"""Requests under way are looked at in turns, a few at a time, until they are done."""
 
 from __future__ import annotations
 

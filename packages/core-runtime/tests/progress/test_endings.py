@@ -1,4 +1,4 @@
-"""How runs end: failures that reach whoever waits, timeouts that say for whom, threads that end with their peer."""
+"""Endings of runs: failures that reach whoever waits, timeouts that say for whom, threads that end with their peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fires when, wake-ups and messages, on one rank whose messages are made by hand."""
+"""The order in which operations fire, wake-ups and messages, on one rank whose messages are made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a schedule and what is none, chains of schedules, and how they look as text."""
+"""Schedules that are valid and that are not, chains of schedules, and their text."""
 
 from __future__ import annotations
 

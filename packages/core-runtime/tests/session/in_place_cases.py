@@ -1,4 +1,4 @@
-"""What test_mpi.py has MPI's ranks do, with segments large enough to be exchanged in shared memory.
+"""Cases for the MPI ranks of test_mpi.py, with segments large enough to be exchanged in shared memory.
 
 Each case compares with a computation in its own process.
 """

@@ -1,4 +1,4 @@
-"""What `session.data` refuses, and what it warns of."""
+"""Loaders that `session.data` refuses, and those of which it warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between ranks comes back as it was, or is refused by name."""
+"""Objects that travel between ranks come back as they were, or are refused by name."""
 
 from __future__ import annotations
 

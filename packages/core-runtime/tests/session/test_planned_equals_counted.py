@@ -1,4 +1,4 @@
-"""What a plan promises of every recipe is what its sessions do: the mean of the bytes sent, the buffers of a rank.
+"""A plan promises of every recipe what its sessions do: the mean of the bytes sent, the buffers of a rank.
 
 The recipes come from the registry, so that a new one is tested as soon as it is registered.
 """

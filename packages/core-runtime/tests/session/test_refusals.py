@@ -1,4 +1,4 @@
-"""What a session cannot carry is refused by name, before anything is touched."""
+"""A session refuses by name what it cannot carry, before anything is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced under an attached session is noticed before the next step, and repaired or named."""
+"""Replaced modules and parameters of an attached session are noticed before the next step, and repaired or named."""
 
 from __future__ import annotations
 

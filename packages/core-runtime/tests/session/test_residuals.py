@@ -1,4 +1,4 @@
-"""What compressors remember, against plain sums and SGD in one process: nothing is lost, and nothing counts twice.
+"""Residuals and momentum of compressors, against plain sums and SGD in one process: nothing is lost or counts twice.
 
 Uneven data, steps that are left out, and changes of phase, at random.
 """

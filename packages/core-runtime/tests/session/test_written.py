@@ -1,4 +1,4 @@
-"""What users write themselves: gradients by hand, masks and clipped weights after a step, parameters that are set."""
+"""Writes by users: gradients by hand, masks and clipped weights after a step, parameters that are set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What test_mpi.py has MPI's ranks do, which take their host for several: overlap forward sends segments in turn."""
+"""Cases for the MPI ranks of test_mpi.py that take their host for several: overlap forward sends segments in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every trace must be, checked event by event; the rules are those by which Perfetto reads the format."""
+"""The format of every trace, checked event by event; the rules are those by which Perfetto reads it."""
 
 from __future__ import annotations
 

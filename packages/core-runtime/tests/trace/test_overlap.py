@@ -1,4 +1,4 @@
-"""What an observer is told, and the overlap share: exact, on the virtual clock."""
+"""The overlap share that an observer is told, exact, on the virtual clock."""
 
 from __future__ import annotations
 

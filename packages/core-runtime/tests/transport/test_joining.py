@@ -1,4 +1,4 @@
-"""How a process finds the world that it was started in."""
+"""A process finds the world that it was started in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank says that waits too long: whom it waits for stands first, who waits with it is not blamed."""
+"""Reports of a rank that waits too long: whom it waits for stands first, who waits with it is not blamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a strategy means nothing, and how its parts are named in saying so."""
+"""Reasons for which a strategy is refused, and how they name its parts."""
 
 from __future__ import annotations
 
