@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from machine.batches import Given
-from machine.moves import Way
 from machine.records import Records
 from machine.replicas import Exchanges, Gradients, Replica
 from machine.toy import Sam, ascend, loss_of, mask_of

@@ -1,4 +1,4 @@
-"""A state that does not fit is refused on every rank, by file, key, expected and found, and the model is left as it was."""
+"""A state that does not fit is refused on every rank: file, key, expected, found. The model is left as it was."""
 
 from __future__ import annotations
 
