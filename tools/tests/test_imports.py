@@ -22,10 +22,10 @@ from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
 FLOORS = """
     arrays errors draws randomness pictures
     configured plugin
-    kernels
+    kernels schedule
     transport
     topology segment delays trace checkpoint progress
-    compressor config messages schedule
+    compressor config messages
     collective
     strategy
     plan

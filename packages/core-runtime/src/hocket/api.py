@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from hocket.plugin.markers import hookimpl as hookimpl
     from hocket.plugin.registrar import Registrar as Registrar
     from hocket.progress.engine import ProgressEngine as ProgressEngine
+    from hocket.progress.executor import Execution as Execution
     from hocket.progress.thread import ThreadProgress as ThreadProgress
     from hocket.schedule.builders import activation_broadcast as activation_broadcast
     from hocket.schedule.builders import recursive_doubling_allreduce as recursive_doubling_allreduce
     from hocket.schedule.builders import ring_allreduce as ring_allreduce
     from hocket.schedule.builders import tree_allreduce as tree_allreduce
-    from hocket.schedule.executor import Execution as Execution
     from hocket.schedule.operations import Compute as Compute
     from hocket.schedule.operations import Gate as Gate
     from hocket.schedule.operations import Logic as Logic
@@ -162,12 +162,12 @@ _HOMES = {
     "hookimpl": "hocket.plugin.markers",
     "Registrar": "hocket.plugin.registrar",
     "ProgressEngine": "hocket.progress.engine",
+    "Execution": "hocket.progress.executor",
     "ThreadProgress": "hocket.progress.thread",
     "activation_broadcast": "hocket.schedule.builders",
     "recursive_doubling_allreduce": "hocket.schedule.builders",
     "ring_allreduce": "hocket.schedule.builders",
     "tree_allreduce": "hocket.schedule.builders",
-    "Execution": "hocket.schedule.executor",
     "Compute": "hocket.schedule.operations",
     "Gate": "hocket.schedule.operations",
     "Logic": "hocket.schedule.operations",

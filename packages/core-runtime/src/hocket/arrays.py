@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Buffer", "MixingRows", "is_same_memory"]
+__all__ = ["Array", "Buffer", "MixingRows", "as_bytes", "is_same_memory"]
 
 Array = NDArray[Any]
 
@@ -26,6 +27,11 @@ class MixingRows(NamedTuple):
     starts: Array
     sources: Array
     weights: Array
+
+
+def as_bytes(data: Array) -> Array:
+    """Return `data`'s memory as flat uint8."""
+    return data.reshape(-1).view(np.uint8)
 
 
 def is_same_memory(one: Array, other: Array) -> bool:

@@ -11,10 +11,9 @@ from unittest.mock import patch
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
+from hocket.progress import Execution, InlineProgress, ProgressEngine, ThreadProgress
 from hocket.schedule import (
     Compute,
-    Execution,
     NoOp,
     Schedule,
     activation_broadcast,

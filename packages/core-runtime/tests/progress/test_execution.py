@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import TransportError
-from hocket.progress import InlineProgress
-from hocket.schedule import Add, Compute, Execution, Logic, NoOp, Operation, Receive, Schedule, Send
+from hocket.progress import Execution, InlineProgress
+from hocket.schedule import Add, Compute, Logic, NoOp, Operation, Receive, Schedule, Send
 from hocket.transport.lane import Lane
 from hocket.transport.signals import Connection
 from hocket.transport.single import SinglePeer

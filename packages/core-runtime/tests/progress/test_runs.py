@@ -8,10 +8,9 @@ from bodies import ALLREDUCES, ENGINES, CalledSum, allreduce_rounds, broadcast_r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.progress import InlineProgress, ThreadProgress
+from hocket.progress import Execution, InlineProgress, ThreadProgress
 from hocket.schedule import (
     Compute,
-    Execution,
     Gate,
     Logic,
     NoOp,

@@ -11,8 +11,8 @@ import pytest
 from schema import load
 
 import hocket
-from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.schedule import Execution, ring_allreduce
+from hocket.progress import Execution, InlineProgress, ProgressEngine, ThreadProgress
+from hocket.schedule import ring_allreduce
 from hocket.testing.transport import TransportConformance
 
 ROUNDS, RANKS, COUNT = 5, 3, 6

@@ -24,8 +24,8 @@ from hocket.transport.network import recursive_doubling_cost, ring_cost
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
-    from hocket.progress import ProgressEngine
-    from hocket.schedule import Execution, Schedule
+    from hocket.progress import Execution, ProgressEngine
+    from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
@@ -153,7 +153,8 @@ class _ScheduledChannel(Channel):
         self._sums = {segment.index: self._open(segment, progress, build) for segment in segments}
 
     def _open(self, segment: Segment, progress: ProgressEngine, build: AllreduceBuilder) -> _Sum:
-        from hocket.schedule import Compute, Execution, NoOp, Schedule, chain
+        from hocket.progress import Execution
+        from hocket.schedule import Compute, NoOp, Schedule, chain
 
         total = segment.incoming_array
         if self.packing is not None:

@@ -1,7 +1,8 @@
 """Engines that advance what is under way while nobody waits for it."""
 
 from hocket.progress.engine import Activity, ProgressEngine
+from hocket.progress.executor import Execution
 from hocket.progress.inline import InlineProgress
 from hocket.progress.thread import ThreadProgress
 
-__all__ = ["Activity", "InlineProgress", "ProgressEngine", "ThreadProgress"]
+__all__ = ["Activity", "Execution", "InlineProgress", "ProgressEngine", "ThreadProgress"]

@@ -1,4 +1,4 @@
-"""Collectives as data: schedules of sends, receives, computations and no-ops, and the executor that runs them.
+"""Collectives as data: schedules of sends, receives, computations and no-ops.
 
 Source: Li et al., eager-SGD, sec. 4.1.1.
 """
@@ -6,18 +6,17 @@ Source: Li et al., eager-SGD, sec. 4.1.1.
 from hocket.schedule.builders import (
     activation_broadcast,
     binomial_broadcast,
+    binomial_reduce,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
 )
-from hocket.schedule.executor import Execution
 from hocket.schedule.operations import Add, Compute, Gate, Logic, NoOp, Operation, Receive, Send
 from hocket.schedule.schedule import Schedule, ScheduleError, chain, render
 
 __all__ = [
     "Schedule",
     "ScheduleError",
-    "Execution",
     "Operation",
     "Logic",
     "NoOp",
@@ -33,4 +32,5 @@ __all__ = [
     "ring_allreduce",
     "tree_allreduce",
     "binomial_broadcast",
+    "binomial_reduce",
 ]

@@ -21,6 +21,7 @@ from hocket.schedule.schedule import Schedule
 __all__ = [
     "activation_broadcast",
     "binomial_broadcast",
+    "binomial_reduce",
     "recursive_doubling_allreduce",
     "ring_allreduce",
     "tree_allreduce",
@@ -210,6 +211,32 @@ def binomial_broadcast(rank: int, size: int, data: Array, root: int = 0) -> Sche
             to = (place + reach + root) % size
             operations.append(Send(f"send to {to}", (have,), data=data, to=to))
     return Schedule(tuple(operations), (have,), trigger="start")
+
+
+def binomial_reduce(rank: int, size: int, data: Array, root: int = 0) -> Schedule:
+    """Return this rank's part of summing everybody's `data` into `root`'s, in ceil(log2 size) stages.
+
+    A rank adds what it gets to its `data`, which is so overwritten, and sends that on.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank.
+        root: who gets the sum.
+
+    Returns:
+        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+    """
+    place = (rank - root) % size  # counted from the root, whose place is 0
+    build = _Builder(data, num_tags=1)
+    reach = 1
+    while reach < size and not place & reach:
+        if place + reach < size:
+            build.add(f"from place {place + reach}", (place + reach + root) % size, tag=0)
+        reach <<= 1
+    if place:
+        build.send("up", (place - reach + root) % size, tag=0)
+    return build.finish()
 
 
 def activation_broadcast(rank: int, size: int) -> Schedule:

@@ -1,4 +1,4 @@
-"""A job of real MPI ranks that carry out functions by name: conformance suites over `mpiexec`.
+"""A job of real ranks that carry out functions by name: conformance suites over processes.
 
 `python -m hocket.testing.job` is one of its ranks: it carries out what rank 0 reads from standard input, a line
 `[module, function, args]` at a time, until an empty one: mpiexec does not pass on that its own input has ended.
@@ -37,16 +37,24 @@ class Job:
     Args:
         size: how many.
         modules: a folder in which they find modules too, for instance the tests' own.
+        transport: `mpi` or `torch`.
     """
 
-    def __init__(self, size: int, modules: Path | None = None) -> None:
+    def __init__(self, size: int, modules: Path | None = None, transport: str = "mpi") -> None:
         found = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
         self._folders = ExitStack()
         folder = self._folders.enter_context(job_folder(Path(gettempdir())))
         variables = self._folders.enter_context(shared_job_folder())
         program = [sys.executable, "-m", "hocket.testing.job"]
+        if transport == "torch":
+            from hocket.transport.torch.store import serve_store
+
+            self._store = serve_store()
+            command = [*program, str(size), str(self._store.port)]
+        else:
+            command = find_mpiexec().command(size, program, folder=folder)
         self._process = subprocess.Popen(
-            find_mpiexec().command(size, program, folder=folder),
+            command,
             env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, found))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -95,11 +103,22 @@ class Job:
         self._folders.close()
 
 
-def _serve() -> None:
-    from hocket.transport import mpi
-
+def _join(size: str = "", port: str = "") -> Peer:
+    """Return this process's endpoint: in MPI's world, or among so many ranks, all but this one forked here."""
     defer_dynamo()
-    peer = mpi.join()
+    if not size:
+        from hocket.transport import mpi
+
+        return mpi.join()
+    import torch  # noqa: F401 (once for all ranks)
+
+    from hocket.transport.torch import Rendezvous, join
+
+    rank = next((rank for rank in range(1, int(size)) if os.fork() == 0), 0)
+    return join(Rendezvous(rank, int(size), "127.0.0.1", int(port), "job"))
+
+
+def _serve(peer: Peer) -> None:
     peer.timeout_s = _TIMEOUT_S
     while True:
         line = sys.stdin.readline() if peer.rank == 0 else ""
@@ -120,4 +139,4 @@ def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> dict[str,
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(_join(*sys.argv[1:]))

@@ -7,13 +7,20 @@ import sys
 
 from hocket.errors import TransportError
 
-__all__ = ["check_no_fork", "is_fork"]
+__all__ = ["check_no_fork", "is_fork", "note_rank"]
 
+_rank = False
 _fork = False
 
 
+def note_rank() -> None:
+    """Note that this process is one of a job's ranks, of which those that it forks are none."""
+    global _rank
+    _rank = True
+
+
 def is_fork() -> bool:
-    """Return whether this process was forked by one that had started MPI."""
+    """Return whether this process was forked by a rank, or by one that had started MPI."""
     return _fork
 
 
@@ -21,14 +28,14 @@ def check_no_fork() -> None:
     """Raise TransportError in a forked process: what it sent would be its parent's."""
     if _fork:
         raise TransportError(
-            f"process {os.getpid()} was forked by a rank of an MPI job and is none: exchange in the rank only, or "
+            f"process {os.getpid()} was forked by a rank of a job and is none: exchange in the rank only, or "
             "start the process with multiprocessing's `spawn`"
         )
 
 
 def _note_fork() -> None:
     global _fork
-    _fork = "mpi4py.MPI" in sys.modules  # whose import starts MPI
+    _fork = _fork or _rank or "mpi4py.MPI" in sys.modules  # whose import starts MPI
 
 
 os.register_at_fork(after_in_child=_note_fork)

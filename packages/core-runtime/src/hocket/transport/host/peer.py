@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
+
+from hocket.arrays import Array
+from hocket.errors import ExchangeTimeoutError, TransportError
 from hocket.transport.forks import check_no_fork
 from hocket.transport.host.memory import HostMemory
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Memory, Peer
 from hocket.transport.progress import Progress
-from hocket.transport.request import Request
-from hocket.transport.status import WaitSite
+from hocket.transport.request import RANKS_DIVERGED, Request
+from hocket.transport.status import WaitSite, number_ranks
 from hocket.transport.waiting import WaitsInARow, back_off_s, poll_briefly, wait
 
-__all__ = ["HostPeer", "Operation", "ProcessLane"]
+__all__ = ["STUCK_AFTER_S", "HostPeer", "Operation", "ProcessLane"]
+
+#: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
+STUCK_AFTER_S = 5.0
+
+_LOOK_EVERY_S = 0.5
+
+# What a rank is about to do with all others, and a number.
+_CALL = struct.Struct("=q56s")
 
 
 class HostPeer(Peer):
@@ -61,6 +75,75 @@ class HostPeer(Peer):
     def world_rank_of(self, rank: int) -> int:
         """Translate a rank of this group into the job's."""
         return self._world_ranks[rank]
+
+    @property
+    @abstractmethod
+    def control(self) -> ProcessLane:
+        """The lane on which the ranks meet."""
+
+    @abstractmethod
+    def abort(self, message: str, code: int = 1) -> NoReturn:
+        """See `Peer.abort`; nothing is printed where `message` is empty."""
+
+    @abstractmethod
+    def leave(self, where: str) -> Request:
+        """Begin to leave the job; done when all of its ranks do.
+
+        Args:
+            where: this rank, and that it is at its end, for errors.
+        """
+
+    @abstractmethod
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
+        """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`."""
+
+    def _meet(
+        self, what: str, number: int = 0, timeout_s: float | None = None, purpose: str = ""
+    ) -> list[int]:
+        """Find out that all ranks are about to do the same here, and return every rank's `number`.
+
+        Args:
+            what: they do.
+            number: this rank's, for instance the length of its data, in bytes.
+            timeout_s: seconds to wait at most.
+            purpose: stands in reports; where it is another word than `what`, ranks may never come.
+
+        Raises:
+            TransportError: they are not; names who does what.
+        """
+        own = np.frombuffer(_CALL.pack(number, what.encode()[:56]), np.uint8)
+        everyones = np.zeros((self.size, own.size), np.uint8)
+        meeting = self._gather_words(own, everyones, purpose or what)
+        if purpose in ("", what):
+            meeting.wait(timeout_s)
+        else:
+            self._wait_for_who_may_not_come(meeting, timeout_s)
+        calls = [_CALL.unpack(row.tobytes()) for row in everyones]
+        if len({called for _, called in calls}) > 1:
+            raise TransportError(self._describe_odds([called for _, called in calls]))
+        return [their_number for their_number, _ in calls]
+
+    def _wait_for_who_may_not_come(self, meeting: Request, timeout_s: float | None) -> None:
+        """Wait, but no longer than until all others wait elsewhere."""
+        end_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+        while True:
+            try:
+                meeting.wait(max(0.0, min(_LOOK_EVERY_S, end_s - time.monotonic())))
+            except ExchangeTimeoutError:
+                if time.monotonic() >= end_s or self.status.is_waited_for(self.control.name, STUCK_AFTER_S):
+                    raise
+            else:
+                return
+
+    def _describe_odds(self, calls: Sequence[bytes]) -> str:
+        ranks: dict[bytes, list[int]] = {}
+        for rank, called in zip(self._world_ranks, calls, strict=True):
+            ranks.setdefault(called, []).append(rank)
+        said = "; ".join(
+            f"{number_ranks(who)} at {called.rstrip(bytes(1)).decode(errors='replace')}"
+            for called, who in ranks.items()
+        )
+        return f"rank {self.world_rank}: the ranks are in different places: {said}: {RANKS_DIVERGED}"
 
 
 class ProcessLane(Lane):

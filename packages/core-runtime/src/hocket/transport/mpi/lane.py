@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hocket.arrays import Array, is_same_memory
+from hocket.arrays import Array, as_bytes, is_same_memory
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.host import HostPeer, Operation, ProcessLane, open_host_collectives
 from hocket.transport.lane import Mixer
-from hocket.transport.mpi.pieces import as_bytes, cut, cut_message, fits, together
+from hocket.transport.mpi.pieces import cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
 from hocket.transport.request import Request
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -11,28 +9,21 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from hocket.arrays import Array
 from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.transport.host import HostPeer, StatusBoard
+from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
-from hocket.transport.mpi.endings import Endings, end_job
 from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.mpi.lane import MPILane, gather_rows
 from hocket.transport.mpi.pieces import fits
 from hocket.transport.mpi.request import MPIRequest, begun
 from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
-from hocket.transport.request import RANKS_DIVERGED
-from hocket.transport.status import number_ranks
+from hocket.transport.request import Finished, FunctionRequest, Request
 
 __all__ = ["MPIPeer", "join"]
 
-#: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
-STUCK_AFTER_S = 5.0
-
-_LOOK_EVERY_S = 0.5
-
-# What a rank is about to do with all others, and a length.
-_CALL = struct.Struct("=q56s")
 _NO_COMMUNICATOR = (
     "each segment of an exchange takes one of MPI's communicators, of which MPICH has 2,048 for a process: use fewer, "
     "larger segments, or fewer exchanges"
@@ -118,57 +109,31 @@ class MPIPeer(HostPeer):
         MPIRequest(self._control, "allgather", begin, mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
 
-    def _meet(
-        self, what: str, length: int = 0, timeout_s: float | None = None, purpose: str = ""
-    ) -> list[int]:
-        """Find out that all ranks are about to do the same here, and return every rank's `length`.
+    @property
+    def control(self) -> MPILane:
+        return self._control
 
-        Args:
-            what: they do.
-            length: of this rank's data, in bytes.
-            timeout_s: seconds to wait at most.
-            purpose: stands in reports; where it is another word than `what`, ranks may never come.
-
-        Raises:
-            TransportError: they are not; names who does what.
-        """
-        own = np.frombuffer(_CALL.pack(length, what.encode()), np.uint8)
-        everyones = np.zeros((self.size, own.size), np.uint8)
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
         begin = partial(self._comm.Iallgather, own, everyones)
-        meeting = MPIRequest(self._control, purpose or what, begin, own, everyones)
-        if purpose in ("", what):
-            meeting.wait(timeout_s)
-        else:
-            self._wait_for_who_may_not_come(meeting, timeout_s)
-        calls = [_CALL.unpack(row.tobytes()) for row in everyones]
-        if len({called for _, called in calls}) > 1:
-            raise TransportError(self._describe_odds([called for _, called in calls]))
-        return [their_length for their_length, _ in calls]
+        return MPIRequest(self._control, what, begin, own, everyones)
 
-    def _wait_for_who_may_not_come(self, meeting: MPIRequest, timeout_s: float | None) -> None:
-        """Wait, but no longer than until all others wait elsewhere."""
-        end_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        while True:
+    def leave(self, where: str) -> Request:
+        if MPI.Is_finalized():
+            return Finished()
+        leaving = begun(self._control, "leaving", MPI.COMM_WORLD.Ibarrier)
+
+        def done() -> bool:
             try:
-                meeting.wait(max(0.0, min(_LOOK_EVERY_S, end_s - time.monotonic())))
-            except ExchangeTimeoutError:
-                if time.monotonic() >= end_s or self.status.is_waited_for(self._control.name, STUCK_AFTER_S):
-                    raise
-            else:
-                return
+                return bool(leaving.Test())
+            except MPI.Exception as error:
+                raise self.failures.explain(where, error) from error
 
-    def _describe_odds(self, calls: Sequence[bytes]) -> str:
-        ranks: dict[bytes, list[int]] = {}
-        for rank, called in zip(self._world_ranks, calls, strict=True):
-            ranks.setdefault(called, []).append(rank)
-        said = "; ".join(
-            f"{number_ranks(who)} at {called.rstrip(bytes(1)).decode(errors='replace')}"
-            for called, who in ranks.items()
-        )
-        return f"rank {self.world_rank}: the ranks are in different places: {said}: {RANKS_DIVERGED}"
+        return FunctionRequest(done, lambda timeout_s: leaving.Wait())
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
-        end_job(message, code)
+        announce(message, code)
+        MPI.COMM_WORLD.Abort(code)
+        raise SystemExit(code)
 
     def close(self) -> None:
         """Wait until every rank is here; the communicator itself lives until MPI ends."""
@@ -199,5 +164,5 @@ def join() -> MPIPeer:
         board = StatusBoard(comm.rank, comm.allgather) if comm.size > 1 else None
         _world = MPIPeer(comm, board)
         if comm.size > 1:
-            Endings(_world, _world.failures).install()
+            Endings(_world).install()
     return _world

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from hocket.arrays import Array
+from hocket.arrays import Array, as_bytes
 from hocket.transport.request import Request, all_of
 
-__all__ = ["as_bytes", "cut", "cut_message", "fits", "together"]
+__all__ = ["cut", "cut_message", "fits", "together"]
 
 #: Of one call; what is longer is cut.
 MOST_BYTES = 1 << 30
@@ -18,11 +16,6 @@ MOST_BYTES = 1 << 30
 def fits(data: Array) -> bool:
     """Return whether one call of MPI takes `data` whole, as a message too."""
     return data.nbytes < MOST_BYTES
-
-
-def as_bytes(data: Array) -> Array:
-    """Return `data`'s memory as flat uint8."""
-    return data.reshape(-1).view(np.uint8)
 
 
 def cut(data: Array) -> list[Array]:

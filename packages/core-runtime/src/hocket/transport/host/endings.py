@@ -1,8 +1,8 @@
 """The end of a job of which one rank does not reach its script's end together with the others.
 
-MPI alone hangs there: the others wait for the missing rank for ever, and the missing rank waits for them in
-Finalize. Here an uncaught exception or Ctrl-C ends the job at once through MPI_Abort, after the rank, the
-step and the cause were printed once. A rank that leaves (`sys.exit`, or the script's end) waits for the others
+Otherwise such a job hangs: the others wait for the missing rank for ever, and with MPI the missing rank waits for them
+in Finalize. Here an uncaught exception or Ctrl-C ends the job at once, after the rank, the step and the cause were
+printed once. A rank that leaves (`sys.exit`, or the script's end) waits for the others
 as long as they do not wait for it; if they do, it ends the job and says so.
 """
 
@@ -21,15 +21,16 @@ from hocket.errors import (
     HocketError,
     NonFiniteElsewhereError,
     PeerLostError,
+    TransportError,
     UserError,
 )
 from hocket.transport.forks import is_fork
-from hocket.transport.host import HostPeer, StatusBoard
+from hocket.transport.host.peer import HostPeer
+from hocket.transport.host.status import StatusBoard
 from hocket.transport.launching import note_ending, note_leaving
-from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.status import RankState, RankStatus, summarise
 
-__all__ = ["Endings", "end_job"]
+__all__ = ["Endings", "announce"]
 
 #: A rank that is waited for may take this long to leave together with the others, in seconds.
 LEAVING_GRACE_S = 5.0
@@ -40,18 +41,14 @@ _GIVING_UP_S = 0.3
 _POLL_S = 0.02
 
 
-def end_job(message: str, code: int) -> NoReturn:
-    """Print `message`, if there is one, and end all ranks with exit status `code`."""
-    from mpi4py import MPI
-
+def announce(message: str, code: int) -> None:
+    """Print `message`, if there is one, and tell the launcher that this rank ends all with exit status `code`."""
     sys.stdout.flush()
     sys.stderr.flush()
     if message:
         os.write(2, f"{message.rstrip()}\n".encode())
     note_ending(code)
-    time.sleep(_STAGGER_S)  # the launcher forwards what was written before it hears of the abort
-    MPI.COMM_WORLD.Abort(code)
-    raise SystemExit(code)
+    time.sleep(_STAGGER_S)  # the launcher forwards what was written before it hears of the end
 
 
 class Endings:
@@ -59,12 +56,10 @@ class Endings:
 
     Args:
         peer: its endpoint in the job.
-        failures: the dead among the job's ranks.
     """
 
-    def __init__(self, peer: HostPeer, failures: MPIFailures) -> None:
+    def __init__(self, peer: HostPeer) -> None:
         self._peer = peer
-        self._failures = failures
         self._board = peer.status.board
         self._previous_hook = sys.excepthook
 
@@ -93,7 +88,7 @@ class Endings:
     def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
         """End the job with `message`, or without a word where another rank has told why it ends."""
         speaks = self._board is None or self._speaks(self._board, error)
-        end_job(message if speaks else "", code)
+        self._peer.abort(message if speaks else "", code)
 
     def _speaks(self, board: StatusBoard, error: BaseException | None) -> bool:
         """Return at once on the rank that speaks for all; elsewhere leave it time to end the job.
@@ -134,9 +129,7 @@ class Endings:
 
     def _leave(self) -> None:
         """Wait for the others at the end of the script, unless they wait for this rank."""
-        from mpi4py import MPI
-
-        if is_fork() or MPI.Is_finalized():
+        if is_fork():
             return
         step = self._board.step if self._board else 0
         if self._board:
@@ -144,9 +137,9 @@ class Endings:
         where = f"hocket: rank {self._peer.rank}"
         place = f"rank {self._peer.rank} at the end of its script"
         try:
-            leaving = MPI.COMM_WORLD.Ibarrier()
-            while not leaving.Test():
-                self._failures.check(lambda: place)
+            leaving = self._peer.leave(place)
+            while not leaving.done():
+                self._peer.status.failures.check(lambda: place)
                 self._peer.progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()
@@ -159,10 +152,9 @@ class Endings:
                     )
             note_leaving()
         except KeyboardInterrupt:
-            end_job(f"{where} at the end of its script: interrupted; all ranks end", 130)
-        except (MPI.Exception, PeerLostError) as error:
-            lost = self._failures.explain(place, error) if isinstance(error, MPI.Exception) else error
-            self._end(lost, f"hocket: at step {step}, {lost}; all ranks end", 1)
+            self._peer.abort(f"{where} at the end of its script: interrupted; all ranks end", 130)
+        except TransportError as error:
+            self._end(error, f"hocket: at step {step}, {error}; all ranks end", 1)
 
     def _waiting_for_us(self) -> str:
         """Say who waits, once they have waited for some time and nobody computes for whom they may wait."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.errors import PeerLostError, TransportError
-from hocket.progress import Activity, ProgressEngine
+from hocket.progress.engine import Activity, ProgressEngine
 from hocket.schedule.firing import Firing
 from hocket.schedule.operations import Add, Compute, Gate, Receive, Send
 from hocket.schedule.schedule import Schedule

@@ -1,0 +1,30 @@
+"""The `torch` transport: messages over TCP sockets of its own, whose ranks meet through torch.distributed's TCPStore.
+
+Each rank has one connection to each other. A message is matched by (lane, source, round); collectives are schedules of
+messages (`hocket.schedule`), and between ranks of one host work on shared memory, as on every transport of processes.
+A closed connection tells that its rank has died. Gloo is not used: its messages can neither be polled nor withdrawn.
+
+What travels is neither encrypted nor signed, and whoever reaches the store's port can read and write there: the network
+has to be trusted. A connection begins with a proof that its rank has read the job's token in the store; others' are
+closed. What arrives is bytes, numbers and JSON, which run no code.
+
+torch is imported when `join` is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hocket.transport.torch.rendezvous import Rendezvous, parse_ports
+
+if TYPE_CHECKING:
+    from hocket.transport.torch.peer import TorchPeer, join
+
+__all__ = ["Rendezvous", "TorchPeer", "join", "parse_ports"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("hocket.transport.torch.peer"), name)

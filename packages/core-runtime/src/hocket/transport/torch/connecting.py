@@ -1,0 +1,241 @@
+"""Connections between all ranks of a job: each rank connects to those before it, and accepts those after it.
+
+A connection begins with who connects to whom and a proof: a keyed hash of that under the job's token, compared in
+constant time. The other end answers with another. A stranger's connection is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hocket.errors import ExchangeTimeoutError
+from hocket.transport.status import number_ranks
+from hocket.transport.torch.addresses import (
+    Address,
+    host_addresses,
+    is_near,
+    listen,
+    network_host,
+    route_to,
+)
+from hocket.transport.torch.rendezvous import Rendezvous
+from hocket.transport.torch.store import StoreRanks
+
+__all__ = ["connect_all"]
+
+_HELLO = struct.Struct("<8sii32s")
+_MAGIC = b"hocket 1"
+_PROOF_BYTES = 32
+# What a connection may take to be made, and to say who it is, in seconds.
+_CONNECTING_S = 3.0
+_GREETING_S = 5.0
+_LOOK_EVERY_S = 0.2
+# A host that is gone without a word is found out after about a minute: by questions on a silent connection, and by what
+# nobody acknowledges.
+_SILENT_S, _ASKING_S, _QUESTIONS = 30, 10, 3
+_UNACKNOWLEDGED_MS = 60_000
+
+
+class Place(NamedTuple):
+    """Where a rank listens; JSON.
+
+    Attributes:
+        host: see `network_host`.
+        near_store: whether the store is on the same host: the address by which others reach it is a good one.
+        addresses: of the host, the likeliest first.
+        port: that it listens on.
+        token: that proves a rank of the job; rank 0's counts.
+    """
+
+    host: str
+    near_store: bool
+    addresses: Sequence[Address]
+    port: int
+    token: str
+
+
+def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.socket]:
+    """Return a connection to each other rank, by rank; collective.
+
+    Raises:
+        ExchangeTimeoutError: some cannot be reached, or did not come; names them.
+    """
+    with listen(rendezvous.ports, rendezvous.size) as listener:
+        route = route_to(rendezvous.host, rendezvous.port)
+        near = is_near(route)
+        addresses = host_addresses() if near else list(dict.fromkeys([route[0], *host_addresses()]))
+        port, token = listener.getsockname()[1], secrets.token_hex(_PROOF_BYTES)
+        told = ranks.gather(Place(network_host(), near, addresses, port, token))
+        places = [Place(*place) for place in told]
+        meeting = _Meeting(rendezvous, bytes.fromhex(places[0].token))
+        with _Acceptor(meeting, listener) as acceptor:
+            sockets = {rank: meeting.reach(rank, places) for rank in range(rendezvous.rank)}
+            sockets |= acceptor.wait()
+    for connection in sockets.values():
+        _prepare(connection)
+    return sockets
+
+
+class _Meeting:
+    """What both ends of a connection say.
+
+    Args:
+        rendezvous: this rank, and its time.
+        token: the job's.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, token: bytes) -> None:
+        self.rendezvous = rendezvous
+        self.rank = rendezvous.rank
+        self.end_s = time.monotonic() + rendezvous.timeout_s
+        self._token = token
+
+    def _proof(self, what: str, source: int, target: int) -> bytes:
+        return hmac.digest(self._token, f"{source} {what} {target}".encode(), hashlib.sha256)
+
+    def reach(self, rank: int, places: Sequence[Place]) -> socket.socket:
+        """Return a connection to `rank`, by the first of its addresses that answers as it should."""
+        place, failures = places[rank], {}
+        while True:
+            for address in self._addresses(place, places[self.rank].host):
+                try:
+                    return self._greet(rank, address, place.port)
+                except OSError as error:
+                    failures[address] = error.strerror or str(error)
+            if time.monotonic() > self.end_s:
+                tried = "; ".join(f"{address}: {why}" for address, why in failures.items())
+                raise ExchangeTimeoutError(
+                    f"rank {self.rank} cannot connect to rank {rank} on port {place.port} ({tried}): a firewall "
+                    "between the hosts? HOCKET_PORTS=20000-20100 names the ports that it lets pass"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _addresses(self, place: Place, own_host: str) -> list[Address]:
+        if place.host == own_host:
+            return ["127.0.0.1", "::1", *place.addresses]
+        return [self.rendezvous.host, *place.addresses] if place.near_store else list(place.addresses)
+
+    def _greet(self, rank: int, address: Address, port: int) -> socket.socket:
+        connection = socket.create_connection((address, port), _CONNECTING_S)
+        try:
+            connection.settimeout(_GREETING_S)
+            connection.sendall(_HELLO.pack(_MAGIC, self.rank, rank, self._proof("calls", self.rank, rank)))
+            answer = _receive(connection, _PROOF_BYTES)
+            if not hmac.compare_digest(answer, self._proof("answers", rank, self.rank)):
+                raise ConnectionRefusedError(0, "another process answers there")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def answer(self, connection: socket.socket) -> int | None:
+        """Return which rank has connected, having answered it; None for a stranger."""
+        connection.settimeout(_GREETING_S)
+        magic, source, target, proof = _HELLO.unpack(_receive(connection, _HELLO.size))
+        expected = self._proof("calls", source, self.rank)
+        known = hmac.compare_digest(proof, expected) and magic == _MAGIC
+        if not known or target != self.rank or not self.rank < source < self.rendezvous.size:
+            return None
+        connection.sendall(self._proof("answers", self.rank, source))
+        return int(source)
+
+
+class _Acceptor:
+    """Accepts the connections of the ranks after this one, in threads: a stranger that is silent holds up nobody.
+
+    Args:
+        meeting: what is said.
+        listener: the socket that they connect to.
+    """
+
+    def __init__(self, meeting: _Meeting, listener: socket.socket) -> None:
+        self._meeting = meeting
+        self._listener = listener
+        self._sockets: dict[int, socket.socket] = {}
+        self._changed = threading.Condition()
+        self._over = False
+
+    def __enter__(self) -> _Acceptor:
+        self._listener.settimeout(_LOOK_EVERY_S)
+        threading.Thread(target=self._accept, name="hocket accepting", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+
+    def wait(self) -> dict[int, socket.socket]:
+        """Return all connections, by rank, once they have come."""
+        meeting = self._meeting
+        expected = range(meeting.rank + 1, meeting.rendezvous.size)
+        with self._changed:
+            while len(self._sockets) < len(expected):
+                if time.monotonic() > meeting.end_s:
+                    missing = [rank for rank in expected if rank not in self._sockets]
+                    raise ExchangeTimeoutError(
+                        f"rank {meeting.rank} waits for {number_ranks(missing)} to connect: no end after "
+                        f"{meeting.rendezvous.timeout_s:g} s"
+                    )
+                self._changed.wait(_LOOK_EVERY_S)
+            return self._sockets
+
+    def _accept(self) -> None:
+        while not self._over:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        rank = None
+        with contextlib.suppress(OSError):
+            rank = self._meeting.answer(connection)
+        with self._changed:
+            if rank is None or self._over:
+                connection.close()
+            else:
+                if rank in self._sockets:  # it has given up the one before
+                    self._sockets[rank].close()
+                self._sockets[rank] = connection
+                self._changed.notify_all()
+
+
+def _receive(connection: socket.socket, nbytes: int) -> bytes:
+    """Return so many bytes.
+
+    Raises:
+        OSError: they do not come.
+    """
+    data = b""
+    while len(data) < nbytes:
+        more = connection.recv(nbytes - len(data))
+        if not more:
+            raise ConnectionResetError(0, "closed by the other end")
+        data += more
+    return data
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASKING_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _QUESTIONS),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS),
+    ]
+    for level, name, value in options:
+        connection.setsockopt(level, name, value)

@@ -1,0 +1,155 @@
+"""Lanes over the wire: two spaces of messages, and for large collectives shared memory where ranks have one host."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from hocket.arrays import Array, as_bytes, is_same_memory
+from hocket.schedule.builders import (
+    binomial_broadcast,
+    binomial_reduce,
+    recursive_doubling_allreduce,
+    ring_allreduce,
+)
+from hocket.schedule.schedule import Schedule
+from hocket.transport.gathering import check_gathering, gathered
+from hocket.transport.host import HostPeer, open_host_collectives
+from hocket.transport.lane import Mixer
+from hocket.transport.request import Finished, Request
+from hocket.transport.torch.request import (
+    Collective,
+    GatherRequest,
+    Program,
+    ReceiveRequest,
+    SendRequest,
+    WireLane,
+)
+from hocket.transport.torch.wire import Key, Wire
+
+__all__ = ["TorchLane"]
+
+#: From so many bytes on an allreduce sends the fewest bytes, below it has the fewest stages.
+RING_BYTES = 1 << 16
+
+_SPACES = struct.Struct("<QQ")
+# A lane keeps so many programs, and their buffers: a session's exchanges come with the same ones in every step.
+_MOST_PROGRAMS = 4
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class TorchLane(WireLane):
+    """Two spaces of messages of its own.
+
+    Args:
+        wire: carries them.
+        path: tells the lane from all others of the job, the same on all of its ranks.
+        capacity_bytes: as of `Peer.lane`; what is large goes over shared memory where all ranks have one host.
+    """
+
+    def __init__(self, peer: HostPeer, wire: Wire, name: str, path: str, capacity_bytes: int = 0) -> None:
+        digest = hashlib.blake2b(path.encode(), digest_size=_SPACES.size).digest()
+        self._messages, calls = _SPACES.unpack(digest)
+        super().__init__(peer, name, wire, calls)
+        self._rounds = itertools.count()
+        self._programs: dict[tuple[object, ...], Program] = {}
+        self._host = open_host_collectives(self, capacity_bytes)
+
+    def isend(self, data: Array, to: int, round: int) -> Request:
+        rank = self.peer.world_rank_of(to)
+        key = Key(self._messages, rank, round)
+        return SendRequest(self, f"send to rank {rank}, round {round}", key, as_bytes(data), to)
+
+    def irecv(self, data: Array, source: int, round: int) -> Request:
+        rank = self.peer.world_rank_of(source)
+        key = Key(self._messages, rank, round)
+        return ReceiveRequest(self, f"receive from rank {rank}, round {round}", key, as_bytes(data), source)
+
+    def iallreduce(self, send: Array, receive: Array) -> Request:
+        shared = None if self._host is None else self._host.allreduce(send, receive)
+        if shared is not None:
+            return shared
+        if not is_same_memory(send, receive):
+            np.copyto(receive, send)
+        build = ring_allreduce if receive.nbytes >= RING_BYTES else recursive_doubling_allreduce
+        return self._run("allreduce", receive, partial(build, self.rank, self.size))
+
+    def mixer(self, places: Sequence[tuple[Array, Array]]) -> Mixer | None:
+        return None if self._host is None else self._host.mixer(places)
+
+    def ireduce(self, send: Array, receive: Array | None, root: int) -> Request:
+        build = partial(binomial_reduce, self.rank, self.size, root=root)
+        what = f"reduce to rank {self.peer.world_rank_of(root)}"
+        if self.rank != root or receive is None:
+            return self._run(what, send, build, keeps=True)
+        if not is_same_memory(send, receive):
+            np.copyto(receive, send)
+        return self._run(what, receive, build)
+
+    def ibroadcast(self, data: Array, root: int) -> Request:
+        shared = None if self._host is None else self._host.broadcast(data, root)
+        if shared is not None:
+            return shared
+        what = f"broadcast from rank {self.peer.world_rank_of(root)}"
+        build = partial(binomial_broadcast, self.rank, self.size, root=root)
+        return self._run(what, as_bytes(data), build, other=root)
+
+    def iallgather(self, send: Array, receive: Array, what: str = "allgather") -> Request:
+        check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
+        if self.size == 1:
+            receive[0, : send.size] = send
+            return Finished(gathered(receive, [send.size]))
+        return GatherRequest(self, what, _word("allgather"), next(self._rounds), send, receive)
+
+    def ibarrier(self) -> Request:
+        build = partial(recursive_doubling_allreduce, self.rank, self.size)
+        return self._run("barrier", _NOTHING, build)
+
+    def close(self) -> None:
+        self.ibarrier().wait()
+        self.wire.close(self._messages, self._calls)
+        self._programs.clear()
+        self._host = None  # which knows this lane: nothing keeps shared memory longer than it is needed
+
+    def _run(
+        self,
+        what: str,
+        data: Array,
+        build: Callable[[Array], Schedule],
+        *,
+        other: int | None = None,
+        keeps: bool = False,
+    ) -> Request:
+        """Carry out a schedule, that of the last time if it is for the same memory.
+
+        Args:
+            what: the operation, for messages.
+            data: what it works on.
+            build: makes the schedule.
+            other: the rank that broadcasts; None where all wait for all.
+            keeps: whether `data` stays as it is: the schedule then works on a copy.
+        """
+        if self.size == 1:
+            return Finished()
+        known = (what, data.__array_interface__["data"][0], data.nbytes, data.dtype)
+        program = self._programs.get(known)
+        if program is None or program.in_use:
+            work = np.empty_like(data) if keeps else data
+            program = Program(build(work), _word(f"{what} {data.dtype}[{data.size}]"), work)
+            while len(self._programs) >= _MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[known] = program
+        if keeps:
+            np.copyto(program.data, data)
+        return Collective(self, what, program, next(self._rounds), other)
+
+
+def _word(call: str) -> int:
+    return zlib.crc32(call.encode())

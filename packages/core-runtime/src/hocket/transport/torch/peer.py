@@ -1,0 +1,188 @@
+"""Peers over the wire: this process's endpoint in a group of ranks, and in its job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from hocket.arrays import Array
+from hocket.errors import TransportError
+from hocket.transport.forks import note_rank
+from hocket.transport.host import Failures, HostPeer, StatusBoard
+from hocket.transport.host.endings import Endings, announce
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.progress import Progress
+from hocket.transport.request import FunctionRequest, Request
+from hocket.transport.torch.connecting import connect_all
+from hocket.transport.torch.connection import Kind
+from hocket.transport.torch.lane import TorchLane
+from hocket.transport.torch.rendezvous import Rendezvous
+from hocket.transport.torch.store import StoreRanks, open_store
+from hocket.transport.torch.wire import Wire
+
+__all__ = ["TorchPeer", "join"]
+
+
+class TorchPeer(HostPeer):
+    """This process's endpoint in a group of ranks.
+
+    Args:
+        wire: its connections.
+        board: what the ranks of this host are doing; None in a job of one rank.
+        ranks: the group's, numbered as in the job.
+        path: tells the group from all others of the job, the same on all of its ranks.
+        progress: the process's unfinished operations, one for the world and all of its groups.
+        failures: the dead among the job's ranks, one for the world and all of its groups.
+
+    Attributes:
+        store: where the ranks have met, which this one may have to keep open.
+    """
+
+    transport = "torch"
+    store: StoreRanks | None = None
+
+    def __init__(
+        self,
+        wire: Wire,
+        board: StatusBoard | None,
+        ranks: Sequence[int],
+        path: str,
+        progress: Progress,
+        failures: Failures,
+    ) -> None:
+        super().__init__(list(ranks).index(wire.rank), ranks, board, progress, failures)
+        self.wire = wire
+        self._path = path
+        self._num_lanes = self._num_groups = 0
+        self._control = TorchLane(self, wire, "control", f"{path} control")
+
+    @property
+    def control(self) -> TorchLane:
+        return self._control
+
+    def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
+        self._meet(f"opening {name}")
+        self._num_lanes += 1
+        return TorchLane(self, self.wire, name, f"{self._path} lane {self._num_lanes}", capacity_bytes)
+
+    def group(self, ranks: Sequence[int]) -> Peer | None:
+        """Return this rank's endpoint among `ranks`, in their order, or None if it is not there; collective.
+
+        Raises:
+            TransportError: a rank that named another group than its members did.
+        """
+        members = tuple(ranks)
+        named = self._meet("forming a group", zlib.crc32(json.dumps(members).encode()))
+        self._num_groups += 1
+        if self.rank not in members:
+            return None
+        astray = [rank for rank in members if named[rank] != named[self.rank]]
+        if astray:
+            raise TransportError(
+                f"rank {self.world_rank}: forming a group: this rank named "
+                f"{[self.world_rank_of(rank) for rank in members]}, but rank {self.world_rank_of(astray[0])} "
+                "another group"
+            )
+        path = f"{self._path} group {self._num_groups} {members}"
+        world_ranks = [self.world_rank_of(rank) for rank in members]
+        peer = TorchPeer(self.wire, self.status.board, world_ranks, path, self.progress, self.status.failures)
+        peer.timeout_s = self.timeout_s
+        return peer
+
+    def allgather_bytes(
+        self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
+    ) -> list[bytes]:
+        lengths = self._meet("allgather", len(data), timeout_s, what)
+        receive = np.empty((self.size, max(lengths)), np.uint8)
+        rows = self._control.iallgather(np.frombuffer(data, np.uint8), receive).wait(timeout_s)
+        return [row.tobytes() for row in rows]
+
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
+        return self._control.iallgather(own, everyones, what)
+
+    def leave(self, where: str) -> Request:
+        barrier = TorchLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
+
+        def done() -> bool:
+            self.wire.advance()
+            if self.wire.lost:
+                raise self.status.failures.lost(where, self.wire.lost)
+            if not barrier.done() or self.wire.busy:
+                return False
+            self.wire.say(Kind.LEFT)
+            return True
+
+        return FunctionRequest(done, barrier.wait)
+
+    def abort(self, message: str, code: int = 1) -> NoReturn:
+        announce(message, code)
+        self.wire.say(Kind.ENDED, code)
+        os._exit(code)
+
+    def close(self) -> None:
+        """Wait until every rank is here; the connections live until the process ends."""
+        self.threads.check_ended()
+        self._meet("closing the peer")
+
+
+class TorchFailures(Failures):
+    """The ranks whose connections have been closed without a word."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def dead(self) -> list[int]:
+        self._wire.advance()
+        return self._wire.lost
+
+
+_joined: TorchPeer | None = None
+
+
+def join(rendezvous: Rendezvous) -> TorchPeer:
+    """Return this process's endpoint in its job, the same object each time; collective the first time.
+
+    From then on an uncaught exception, `sys.exit` or Ctrl-C on one rank ends the whole job (see `endings`).
+
+    Raises:
+        UserError: the store cannot be reached, or no port is free.
+        ExchangeTimeoutError: other ranks did not come in time; names them.
+    """
+    global _joined
+    if _joined is None:
+        _joined = _open_world(rendezvous)
+        if _joined.size > 1:
+            Endings(_joined).install()
+    return _joined
+
+
+def _open_world(rendezvous: Rendezvous) -> TorchPeer:
+    """Connect this rank with all others."""
+    ranks = range(rendezvous.size)
+    if rendezvous.size == 1:
+        return _world(Wire(0, {}, _end), None, ranks)
+    place = StoreRanks(open_store(rendezvous), rendezvous)
+    sockets = connect_all(place, rendezvous)
+    wire = Wire(rendezvous.rank, sockets, _end)
+    world = _world(wire, StatusBoard(rendezvous.rank, place.gather), ranks)
+    world.store = place  # which may be this rank's to run
+    return world
+
+
+def _world(wire: Wire, board: StatusBoard | None, ranks: Sequence[int]) -> TorchPeer:
+    note_rank()
+    return TorchPeer(wire, board, ranks, "world", Progress(wire.advance), TorchFailures(wire))
+
+
+def _end(code: int) -> NoReturn:
+    """End this process, as another rank ends the job and has said why."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

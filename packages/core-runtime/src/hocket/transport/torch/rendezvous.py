@@ -1,0 +1,57 @@
+"""Where the ranks of a job meet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hocket.errors import UserError
+from hocket.transport.peer import DEFAULT_TIMEOUT_S
+
+__all__ = ["Rendezvous", "parse_ports"]
+
+_LAST_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """A TCPStore in which the ranks of a job find each other, and this rank among them.
+
+    Attributes:
+        rank: this process's.
+        size: how many ranks the job has.
+        host: the store's, by name or address.
+        port: the store's.
+        prefix: of the keys, no other job's and no earlier attempt's: run id and restart count.
+        serves: whether this rank runs the store; nobody does where a launcher does.
+        ports: that this rank may listen on, where a firewall lets only some pass; any where None.
+        timeout_s: how long ranks wait for each other here, in seconds.
+
+    Raises:
+        UserError: no such rank.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    prefix: str
+    serves: bool = False
+    ports: range | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise UserError(f"there is no rank {self.rank} in a job of {self.size}")
+
+
+def parse_ports(text: str) -> range:
+    """Return the ports of, for instance, `20000-20100`.
+
+    Raises:
+        UserError: it is no such range.
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", text)
+    if found is None or not 0 < int(found[1]) <= int(found[2]) <= _LAST_PORT:
+        raise UserError(f"HOCKET_PORTS={text!r} is no range of ports: write for instance 20000-20100")
+    return range(int(found[1]), int(found[2]) + 1)

@@ -1,0 +1,331 @@
+"""Operations over the wire: messages, gatherings, and collectives as schedules."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from hocket.arrays import Array, as_bytes
+from hocket.errors import TransportError
+from hocket.schedule.firing import Firing
+from hocket.schedule.operations import Add, Receive, Send
+from hocket.schedule.schedule import Schedule
+from hocket.transport.gathering import gathered
+from hocket.transport.host import HostPeer, Operation, ProcessLane
+from hocket.transport.request import RANKS_DIVERGED
+from hocket.transport.torch.connection import Frame
+from hocket.transport.torch.wire import Key, Wire
+from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
+
+__all__ = ["Collective", "GatherRequest", "Program", "ReceiveRequest", "SendRequest", "WireLane"]
+
+
+# The messages of one collective are numbered below this.
+_TAGS = 1 << 20
+
+
+class WireLane(ProcessLane):
+    """A lane over a wire.
+
+    Args:
+        wire: carries its messages.
+        calls: the space of its collectives' messages.
+    """
+
+    def __init__(self, peer: HostPeer, name: str, wire: Wire, calls: int) -> None:
+        super().__init__(peer, name)
+        self.wire = wire
+        self._calls = calls
+
+    def call_key(self, rank: int, round: int, tag: int = 0) -> Key:
+        """Return the key of a message of a collective, to or from `rank` of the lane."""
+        return Key(self._calls, self.peer.world_rank_of(rank), round * _TAGS + tag)
+
+
+class TorchOperation(Operation):
+    """An operation that the wire carries on, whoever looks at it."""
+
+    __slots__ = ("_error", "_finished")
+
+    _yields = True
+    _lane: WireLane
+
+    def __init__(self, lane: WireLane, what: str, other: int | None = None) -> None:
+        super().__init__(lane, what, other)
+        self._finished = False
+        self._error = ""
+
+    def done(self) -> bool:
+        if not self._finished:
+            wire = self._lane.wire
+            wire.advance()
+            if not self._finished:
+                if wire.lost:
+                    raise self._lane.peer.status.failures.lost(self._describe(), wire.lost)
+                return False
+        if self._error:
+            raise TransportError(f"{self._describe()}: {self._error}: {RANKS_DIVERGED}")
+        return True
+
+    def _begin(self) -> None:
+        """Note that the operation needs looks to go on."""
+        self._lane.peer.progress.begin_message()
+
+    def _finish(self) -> None:
+        """Note that it is over."""
+        self._finished = True
+        self._lane.peer.progress.end_message()
+
+    def _fail(self, error: str) -> None:
+        """Note that it has failed."""
+        self._error = error
+        self._finish()
+
+    def _may_be_brief(self) -> bool:
+        return self._lane.last_wait_s < LONG_WAIT_S
+
+    def _sleep(self, longest_s: float) -> None:
+        """Sleep until a connection has something, at most for `longest_s` where shared memory needs looks."""
+        busy = self._lane.peer.progress.busy
+        self._lane.wire.sleep(self._is_finished, longest_s if busy else CHECK_EVERY_S)
+
+    def _is_finished(self) -> bool:
+        return self._finished
+
+
+class SendRequest(TorchOperation):
+    """A message to another rank.
+
+    Args:
+        key: of the message.
+        data: uint8.
+        to: the rank of the lane that it goes to.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, lane: WireLane, what: str, key: Key, data: Array, to: int) -> None:
+        super().__init__(lane, what, to)
+        self._begin()
+        if lane.wire.send(key, data, 0, self._finish):
+            self._finish()
+
+
+class ReceiveRequest(TorchOperation):
+    """A message from another rank.
+
+    Args:
+        key: of the message.
+        data: uint8, where it goes.
+        source: the rank of the lane that it comes from.
+    """
+
+    __slots__ = ("_data", "_key")
+
+    def __init__(self, lane: WireLane, what: str, key: Key, data: Array, source: int) -> None:
+        super().__init__(lane, what, source)
+        self._key, self._data = key, data
+        self._begin()
+        lane.wire.post(key, self)
+
+    def place(self, frame: Frame) -> Array | None:
+        if frame.nbytes == self._data.nbytes:
+            return self._data
+        self._fail(f"a message of {frame.nbytes} bytes came into a buffer of {self._data.nbytes}")
+        return None
+
+    def arrived(self) -> None:
+        self._finish()
+
+    def withdraw(self) -> None:
+        with self._lane.wire.lock:
+            if not self._finished:
+                self._lane.wire.withdraw(self._key, self)
+                self._finish()
+
+
+class GatherRequest(TorchOperation):
+    """Every rank's message, of lengths that differ: each is sent to all others.
+
+    Args:
+        call: a word on it, the same on all ranks.
+        round: its number among the lane's collectives.
+        send: uint8 [n], this rank's message.
+        receive: uint8 [size, capacity].
+    """
+
+    __slots__ = ("_lengths", "_missing", "_receive")
+
+    def __init__(self, lane: WireLane, what: str, call: int, round: int, send: Array, receive: Array) -> None:
+        super().__init__(lane, what)
+        self._receive = receive
+        self._lengths = [0] * lane.size
+        self._lengths[lane.rank] = send.size
+        self._missing = 2 * (lane.size - 1) + 1  # and what is counted last
+        self._begin()
+        receive[lane.rank, : send.size] = send
+        with lane.wire.lock:
+            # The next rank first, so that not all send to the same one.
+            for other in [*range(lane.rank + 1, lane.size), *range(lane.rank)]:
+                key = lane.call_key(other, round)
+                if lane.wire.send(key, send, call, self.count_one):
+                    self._missing -= 1
+                lane.wire.post(key, _Row(self, other, call))
+            self.count_one()
+
+    def row(self, rank: int, nbytes: int) -> Array | None:
+        """Return where a rank's message of so many bytes goes, None if there is no room."""
+        self._lengths[rank] = nbytes
+        if nbytes <= self._receive.shape[1]:
+            return self._receive[rank, :nbytes]
+        self.refuse(
+            f"rank {self._lane.peer.world_rank_of(rank)} sends {nbytes} bytes, where receive has room for "
+            f"{self._receive.shape[1]} here (give every rank the same capacity)"
+        )
+        return None
+
+    def refuse(self, error: str) -> None:
+        """Note that a rank's message cannot be taken."""
+        if not self._finished:
+            self._fail(error)
+
+    def count_one(self) -> None:
+        """Note that one more message is sent, or there."""
+        self._missing -= 1
+        if not self._missing and not self._finished:
+            self._finish()
+
+    @property
+    def result(self) -> list[Array]:
+        return gathered(self._receive, self._lengths)
+
+
+class _Row:
+    """The receive of one rank's message in a gathering."""
+
+    __slots__ = ("_call", "_gathering", "_rank")
+
+    def __init__(self, gathering: GatherRequest, rank: int, call: int) -> None:
+        self._gathering, self._rank, self._call = gathering, rank, call
+
+    def place(self, frame: Frame) -> Array | None:
+        if frame.call == self._call:
+            return self._gathering.row(self._rank, frame.nbytes)
+        self._gathering.refuse(another_call(self._gathering._lane, self._rank))
+        return None
+
+    def arrived(self) -> None:
+        self._gathering.count_one()
+
+
+class Program:
+    """A schedule of messages that is carried out again and again, on the same buffers.
+
+    Args:
+        schedule: this rank's part.
+        call: a word on it, the same on all ranks.
+        data: what it works on.
+    """
+
+    def __init__(self, schedule: Schedule, call: int, data: Array) -> None:
+        self.operations = schedule.operations
+        self.firing = Firing(schedule)
+        self.trigger = next(i for i, op in enumerate(schedule.operations) if op.name == schedule.trigger)
+        self.call = call
+        self.data = data
+        self.in_use = False
+
+
+class Collective(TorchOperation):
+    """One execution of a program.
+
+    Args:
+        program: not in use.
+        round: its number among the lane's collectives.
+        other: the rank that broadcasts; None where all wait for all.
+    """
+
+    __slots__ = ("_performing", "_program", "_round")
+
+    def __init__(
+        self, lane: WireLane, what: str, program: Program, round: int, other: int | None = None
+    ) -> None:
+        super().__init__(lane, what, other)
+        self._program = program
+        self._round = round
+        self._performing = False
+        self._begin()
+        with lane.wire.lock:
+            program.in_use = True
+            program.firing.arm()
+            program.firing.fire(program.trigger)
+            self._go_on()
+
+    def finish_part(self, i: int) -> None:
+        """Note that a message is sent, or there, and go on."""
+        self._program.firing.finish(i)
+        self._go_on()
+
+    def fail_part(self, error: str) -> None:
+        """Note that a message cannot be taken."""
+        if not self._finished:
+            self._fail(error)
+
+    def _go_on(self) -> None:
+        """Perform what has fired. What ends meanwhile is performed by the call that is at it."""
+        if self._performing or self._finished:
+            return
+        self._performing = True
+        firing = self._program.firing
+        try:
+            while firing.queue and not self._finished:
+                i = firing.queue.popleft()
+                if self._perform(i):
+                    firing.finish(i)
+        finally:
+            self._performing = False
+        if len(firing.done) == len(self._program.operations) and not self._finished:
+            self._program.in_use = False
+            self._finish()
+
+    def _perform(self, i: int) -> bool:
+        """Do what an operation does; return whether that is all."""
+        lane, operation = self._lane, self._program.operations[i]
+        match operation:
+            case Send(data=data, to=to, tag=tag) if data is not None:
+                key = lane.call_key(to, self._round, tag)
+                return lane.wire.send(key, as_bytes(data), self._program.call, partial(self.finish_part, i))
+            case Receive(data=data, source=source, tag=tag) if data is not None:
+                part = _Part(self, i, as_bytes(data), source, self._program.call)
+                lane.wire.post(lane.call_key(source, self._round, tag), part)
+                return False
+            case Add(total=total, addend=addend):
+                with np.errstate(all="ignore"):
+                    np.add(total, addend, out=total)
+        return True
+
+
+class _Part:
+    """The receive of one message of a collective."""
+
+    __slots__ = ("_call", "_collective", "_data", "_number", "_source")
+
+    def __init__(self, collective: Collective, number: int, data: Array, source: int, call: int) -> None:
+        self._collective, self._number, self._data = collective, number, data
+        self._source, self._call = source, call
+
+    def place(self, frame: Frame) -> Array | None:
+        if frame.call != self._call:
+            self._collective.fail_part(another_call(self._collective._lane, self._source))
+            return None
+        assert frame.nbytes == self._data.nbytes  # a part of the call
+        return self._data
+
+    def arrived(self) -> None:
+        self._collective.finish_part(self._number)
+
+
+def another_call(lane: WireLane, rank: int) -> str:
+    """Say that a rank of the lane is about something else."""
+    return f"rank {lane.peer.world_rank_of(rank)} called something else here, or with another size or dtype"

@@ -1,0 +1,118 @@
+"""The ranks of a job in a TCPStore: what they tell each other before they are connected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.transport.status import number_ranks
+from hocket.transport.torch.rendezvous import Rendezvous
+
+__all__ = ["StoreRanks", "open_store", "serve_store"]
+
+# Calls into torch give Ctrl-C no chance; they last so long at most, in seconds.
+_LOOK_EVERY_S = 0.2
+_CONNECTING_S = 5.0
+
+
+def serve_store(port: int = 0) -> TCPStore:
+    """Run a store, on any port where that is 0, for ranks that none of themselves serves; it ends with the object."""
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
+def open_store(rendezvous: Rendezvous) -> Store:
+    """Return the job's store.
+
+    Raises:
+        UserError: it cannot be reached, or, on the rank that runs it, be opened.
+    """
+    if not rendezvous.serves:
+        _wait_for_listener(rendezvous)
+    try:
+        store = TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            is_master=rendezvous.serves,
+            timeout=timedelta(seconds=rendezvous.timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,  # a script's own init_process_group may use the same port
+        )
+    except (RuntimeError, ValueError) as error:
+        raise _refusal(rendezvous, "open", str(error).splitlines()[0]) from error
+    return PrefixStore(rendezvous.prefix, store)
+
+
+def _wait_for_listener(rendezvous: Rendezvous) -> None:
+    """Wait until somebody listens where the store should be: torch's own attempts print paragraphs, and heed no Ctrl-C.
+
+    Raises:
+        UserError: nobody does in time.
+    """
+    end_s = time.monotonic() + rendezvous.timeout_s
+    while True:
+        try:
+            socket.create_connection((rendezvous.host, rendezvous.port), _CONNECTING_S).close()
+        except OSError as error:
+            if time.monotonic() > end_s:
+                cause = f"{error}: has rank 0 been started there, and does the network let it pass?"
+                raise _refusal(rendezvous, "reach", cause) from error
+        else:
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _refusal(rendezvous: Rendezvous, what: str, cause: str) -> UserError:
+    return UserError(
+        f"rank {rendezvous.rank} cannot {what} the store at {rendezvous.host} port {rendezvous.port}, where the ranks "
+        f"meet: {cause}"
+    )
+
+
+class StoreRanks:
+    """Gathers values through a store, round after round.
+
+    Args:
+        store: all ranks'.
+        rendezvous: who and how many they are.
+    """
+
+    def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
+        self._store = store
+        self._rendezvous = rendezvous
+        self._round = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value`, which JSON can hold, by rank; collective.
+
+        Raises:
+            ExchangeTimeoutError: some did not come; names them.
+        """
+        self._round += 1
+        keys = [f"{self._round}/{rank}" for rank in range(self._rendezvous.size)]
+        self._store.set(keys[self._rendezvous.rank], json.dumps(value))
+        end_s = time.monotonic() + self._rendezvous.timeout_s
+        while not self._all_have_come(keys):
+            if time.monotonic() > end_s:
+                raise ExchangeTimeoutError(self._describe_missing(keys))
+        return [json.loads(told) for told in self._store.multi_get(keys)]
+
+    def _all_have_come(self, keys: list[str]) -> bool:
+        with contextlib.suppress(DistStoreError):
+            self._store.wait(keys, timedelta(seconds=_LOOK_EVERY_S))
+            return True
+        return False
+
+    def _describe_missing(self, keys: list[str]) -> str:
+        place = self._rendezvous
+        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        return (
+            f"rank {place.rank} waits for {number_ranks(missing)} of {place.size} to join the job at the store at "
+            f"{place.host} port {place.port}: no end after {place.timeout_s:g} s"
+        )

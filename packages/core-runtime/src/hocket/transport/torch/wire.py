@@ -1,0 +1,341 @@
+"""The connections of a rank and the messages on them: moved by whoever looks, or waits.
+
+Each message has a header: its key, its length, and a word on the call that it belongs to. A message for which nothing
+is posted yet is kept; one that comes while it is being posted goes on into the right place. What completes a message
+is called at once, under the wire's lock, so that collectives go on wherever anybody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hocket.arrays import Array
+from hocket.transport.forks import is_fork
+from hocket.transport.torch.connection import Connection, Frame, Kind
+
+__all__ = ["Key", "Receiver", "Wire"]
+
+# poll(2) counts in milliseconds; shorter sleeps do not listen.
+_POLL_RESOLUTION_S = 1e-3
+_SAYING_S = 1.0
+
+
+class Key(NamedTuple):
+    """What messages are matched by.
+
+    Attributes:
+        space: the lane, and whether it is one of its collectives: a number that no other lane of the job has.
+        rank: the other rank, numbered as in the job.
+        round: of the message.
+    """
+
+    space: int
+    rank: int
+    round: int
+
+
+class Receiver(Protocol):
+    """Whoever has posted a receive; called under the wire's lock."""
+
+    def place(self, frame: Frame) -> Array | None:
+        """Return where the message goes [uint8, its length]; None, having noted why, where it fits nowhere."""
+
+    def arrived(self) -> None:
+        """Take note that the message is there."""
+
+
+class _Kept(NamedTuple):
+    """A message that nobody has posted a receive for."""
+
+    frame: Frame
+    data: Array
+
+
+class _Arriving:
+    """The message that a connection is about.
+
+    Attributes:
+        key: whose it is.
+        frame: its header.
+        data: where it goes.
+        receiver: who has posted a receive; None where nobody has yet.
+        refused: whether its receiver has no place for it.
+    """
+
+    __slots__ = ("data", "frame", "key", "receiver", "refused")
+
+    def __init__(self, key: Key, frame: Frame, data: Array, receiver: Receiver | None, refused: bool) -> None:
+        self.key, self.frame, self.data, self.receiver, self.refused = key, frame, data, receiver, refused
+
+
+class Wire:
+    """The connections of this rank to all others.
+
+    Args:
+        rank: this rank, numbered as in the job.
+        sockets: connected to the others, non-blocking, by rank.
+        ended: called with the exit status when another rank has ended the job.
+
+    Attributes:
+        lock: held by whoever moves messages.
+        lost: the ranks whose connections were closed without a word, in the order in which that became known.
+    """
+
+    def __init__(self, rank: int, sockets: Mapping[int, socket.socket], ended: Callable[[int], None]) -> None:
+        self.rank = rank
+        self.lock = threading.RLock()
+        self.lost: list[int] = []
+        self._ended = ended
+        self._connections = {other: Connection(other, held) for other, held in sockets.items()}
+        self._by_number = {connection.number: connection for connection in self._connections.values()}
+        self._arriving: dict[int, _Arriving] = {}
+        self._posted: dict[Key, deque[Receiver]] = defaultdict(deque)
+        self._kept: dict[Key, deque[_Kept]] = defaultdict(deque)
+        self._closed: set[int] = set()
+        self._moving = False
+        self._sleepers = 0
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell, select.EPOLLIN)
+        for number in self._by_number:
+            self._epoll.register(number, select.EPOLLIN)
+        # A connection ends with its last descriptor: those of a forked process would hide this one's death.
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    # ------------------------------------------------------------------------------------------------ sending
+
+    def send(self, key: Key, data: Array, call: int, sent: Callable[[], None]) -> bool:
+        """Send a message, as far as it goes at once.
+
+        Args:
+            key: its space and round, and the rank that it goes to.
+            data: uint8 [n]; the wire's until it is sent.
+            call: a word on the call that it belongs to.
+            sent: called later, when it is sent, if it is not now.
+
+        Returns:
+            Whether it is sent.
+        """
+        with self.lock:
+            if key.rank == self.rank:
+                self._keep(key, Frame(key.space, key.round, data.nbytes, call), data.copy())
+                return True
+            connection = self._connections[key.rank]
+            finished = connection.send(Frame(key.space, key.round, data.nbytes, call), data, sent)
+            if connection.lost:
+                self._lose(connection)
+            elif not finished:
+                self._listen(connection)
+            return finished
+
+    def _listen(self, connection: Connection) -> None:
+        """Have the connection looked at when it can take more, as long as there is more."""
+        wanted = select.EPOLLIN | (select.EPOLLOUT if connection.busy else 0)
+        if connection.events != wanted and not connection.closed:
+            connection.events = wanted
+            self._epoll.modify(connection.number, wanted)
+
+    # ---------------------------------------------------------------------------------------------- receiving
+
+    def post(self, key: Key, receiver: Receiver) -> None:
+        """Give the next message of `key` to `receiver`; that may be now."""
+        with self.lock:
+            kept = self._kept.get(key)
+            if kept:
+                message = kept.popleft()
+                if not kept:
+                    del self._kept[key]
+                self._hand_over(message, receiver)
+                return
+            arriving = self._arriving.get(key.rank)
+            if arriving is not None and arriving.receiver is None and arriving.key == key:
+                self._divert(arriving, receiver)
+            else:
+                self._posted[key].append(receiver)
+
+    def withdraw(self, key: Key, receiver: Receiver) -> None:
+        """Take back what was posted; a message of it that is on its way waits for another receive."""
+        with self.lock:
+            posted = self._posted.get(key)
+            if posted and receiver in posted:
+                posted.remove(receiver)
+                if not posted:
+                    del self._posted[key]
+            arriving = self._arriving.get(key.rank)
+            if arriving is not None and arriving.receiver is receiver:
+                arriving.receiver, arriving.refused = None, False
+                self._connections[key.rank].move_into(_another(arriving.data))
+                arriving.data = self._connections[key.rank].target
+
+    def close(self, *spaces: int) -> None:
+        """Forget what has come for lanes that are closed, and what may still come."""
+        with self.lock:
+            self._closed.update(spaces)
+            for key in [key for key in self._kept if key.space in spaces]:
+                del self._kept[key]
+
+    def _hand_over(self, message: _Kept, receiver: Receiver) -> None:
+        place = receiver.place(message.frame)
+        if place is not None:
+            place[:] = message.data
+            receiver.arrived()
+        self._ring()
+
+    def _divert(self, arriving: _Arriving, receiver: Receiver) -> None:
+        """Have the rest of a message go where the receiver wants it."""
+        place = receiver.place(arriving.frame)
+        arriving.receiver, arriving.refused = receiver, place is None
+        if place is not None:
+            self._connections[arriving.key.rank].move_into(place)
+            arriving.data = place
+
+    def _keep(self, key: Key, frame: Frame, data: Array) -> None:
+        posted = self._take_posted(key)
+        if posted is not None:
+            self._hand_over(_Kept(frame, data), posted)
+        elif key.space not in self._closed:
+            self._kept[key].append(_Kept(frame, data))
+
+    def _take_posted(self, key: Key) -> Receiver | None:
+        posted = self._posted.get(key)
+        if not posted:
+            return None
+        receiver = posted.popleft()
+        if not posted:
+            del self._posted[key]
+        return receiver
+
+    # ----------------------------------------------------------------------------------------------- progress
+
+    def advance(self) -> None:
+        """Send and receive what can be without waiting; returns at once where another thread is about it."""
+        if self._moving or not self.lock.acquire(blocking=False):
+            return
+        try:
+            self._moving = True
+            for number, events in self._epoll.poll(0):
+                connection = self._by_number.get(number)
+                if connection is not None:
+                    self._move(connection, events)
+        finally:
+            self._moving = False
+            self.lock.release()
+
+    def sleep(self, is_over: Callable[[], bool], longest_s: float) -> None:
+        """Sleep until there is something to move, or another thread has moved something, at most `longest_s`.
+
+        Args:
+            is_over: whether there is no need to; asked under the lock.
+            longest_s: seconds.
+        """
+        if longest_s < _POLL_RESOLUTION_S:
+            time.sleep(longest_s)
+            return
+        with self.lock:
+            if is_over():
+                return
+            self._sleepers += 1
+        try:
+            events = self._epoll.poll(longest_s)
+        finally:
+            with self.lock:
+                self._sleepers -= 1
+        if any(number == self._bell for number, _ in events):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+
+    def _ring(self) -> None:
+        """Wake the threads that sleep, as what they wait for may have come."""
+        if self._sleepers:
+            os.eventfd_write(self._bell, self._sleepers)
+
+    def _move(self, connection: Connection, events: int) -> None:
+        if events & select.EPOLLOUT and connection.flush():
+            self._ring()
+        if events & ~select.EPOLLOUT:
+            while not connection.lost and connection.receive():
+                self._take(connection)
+        if connection.lost:
+            self._lose(connection)
+        else:
+            self._listen(connection)
+
+    def _take(self, connection: Connection) -> None:
+        """Take what has come whole: a header, or a message."""
+        arriving = self._arriving.pop(connection.rank, None)
+        if arriving is None:
+            self._begin(connection, connection.header())
+            return
+        connection.expect_header()
+        if arriving.receiver is None:
+            self._keep(arriving.key, arriving.frame, arriving.data)
+        elif not arriving.refused:
+            arriving.receiver.arrived()
+        self._ring()
+
+    def _begin(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind is Kind.LEFT:
+            connection.left = True
+            connection.expect_header()
+            return
+        if frame.kind is Kind.ENDED:
+            self._ended(frame.round)
+        key = Key(frame.space, connection.rank, frame.round)
+        receiver = self._take_posted(key)
+        place = None if receiver is None else receiver.place(frame)
+        data = np.empty(frame.nbytes, np.uint8) if place is None else place
+        refused = receiver is not None and place is None
+        self._arriving[connection.rank] = _Arriving(key, frame, data, receiver, refused)
+        connection.expect(data)
+
+    def _lose(self, connection: Connection) -> None:
+        """Note that a connection has ended."""
+        if not connection.closed:
+            self._epoll.unregister(connection.number)
+            del self._by_number[connection.number]
+            connection.close()
+            if not connection.left:
+                self.lost.append(connection.rank)
+            self._ring()
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is not sent that can still be."""
+        return any(connection.busy for connection in self._connections.values())
+
+    def say(self, kind: Kind, number: int = 0) -> None:
+        """Tell all other ranks that this one leaves, or with which exit status it ends the job."""
+        end_s = time.monotonic() + _SAYING_S
+        with self.lock:
+            for connection in self._connections.values():
+                connection.send(Frame(0, number, 0, 0, kind), np.empty(0, np.uint8), _nothing)
+            while self.busy and time.monotonic() < end_s:
+                time.sleep(_POLL_RESOLUTION_S)
+                for connection in self._connections.values():
+                    connection.flush()
+
+    def _leave_to_parent(self) -> None:
+        if is_fork():
+            for connection in self._connections.values():
+                connection.close()
+            self._epoll.close()
+
+
+def _another(data: Array) -> Array:
+    return np.empty_like(data)
+
+
+def _nothing() -> None:
+    pass

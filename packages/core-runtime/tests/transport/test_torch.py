@@ -1,0 +1,52 @@
+"""The torch transport against the contract: one job for each number of ranks carries out all bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from control_cases import drop_and_wait, leave_early
+
+from hocket.testing.job import Job
+from hocket.testing.transport import TransportConformance
+
+HERE = Path(__file__).parent
+
+
+class TestTorch(TransportConformance):
+    sizes: tuple[int, ...] = (1, 2, 3, 4, 5)
+    jobs: ClassVar[dict[int, Job]] = {}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _end_jobs(cls) -> Iterator[None]:
+        yield
+        while cls.jobs:
+            cls.jobs.popitem()[1].close()
+
+    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+        if size not in self.jobs:
+            self.jobs[size] = Job(size, HERE, "torch")
+        try:
+            return self.jobs[size].run(body, args)
+        except BaseException:
+            # What is left of a failed body would meet the next one.
+            self.jobs.pop(size).close()
+            raise
+
+
+def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:
+    with closing(Job(3, HERE, "torch")) as job:
+        for rank, message in enumerate(job.run(leave_early, ())):
+            assert message.startswith(
+                f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
+                "rank 1 at closing the peer: did one leave its loop early"
+            )
+
+
+def test_what_was_dropped_is_let_go_once_it_is_over() -> None:
+    with closing(Job(2, HERE, "torch")) as job:
+        assert job.run(drop_and_wait, ()) == [False, False]
