@@ -117,11 +117,11 @@ class Endings:
         mine = _precedence(board.own())
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s and not any(_has_failed(row) for row in board.others()):
-            time.sleep(_POLL_S)
-        time.sleep(max(0.0, min(end_s - time.monotonic(), _STAGGER_S)))
+            self._peer.pause(_POLL_S)
+        self._peer.pause(max(0.0, min(end_s - time.monotonic(), _STAGGER_S)))
         if any(_goes_first(row, mine) for row in board.others()):
             # The launcher ends this rank meanwhile, or is slow: Open MPI's has been seen to take longer.
-            time.sleep(LEAVING_GRACE_S)
+            self._peer.pause(LEAVING_GRACE_S)
             return not any(row.state is RankState.TELLING for row in board.others())
         if state is RankState.FAILED:
             board.write(RankState.TELLING)

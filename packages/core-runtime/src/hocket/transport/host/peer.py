@@ -93,6 +93,10 @@ class HostPeer(Peer):
             where: this rank, and that it is at its end, for errors.
         """
 
+    def pause(self, seconds: float) -> None:
+        """Sleep at the end of the job, in which another rank may end it."""
+        time.sleep(seconds)
+
     @abstractmethod
     def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
         """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`."""

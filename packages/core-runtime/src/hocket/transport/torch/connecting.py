@@ -29,6 +29,7 @@ from hocket.transport.torch.addresses import (
 )
 from hocket.transport.torch.rendezvous import Rendezvous
 from hocket.transport.torch.store import StoreRanks
+from hocket.transport.waiting import wait
 
 __all__ = ["connect_all"]
 
@@ -177,15 +178,18 @@ class _Acceptor:
         """Return all connections, by rank, once they have come."""
         meeting = self._meeting
         expected = range(meeting.rank + 1, meeting.rendezvous.size)
+
+        def describe(outcome: str) -> str:
+            missing = [rank for rank in expected if rank not in self._sockets]
+            return f"rank {meeting.rank} waits for {number_ranks(missing)} to connect: {outcome}"
+
         with self._changed:
-            while len(self._sockets) < len(expected):
-                if time.monotonic() > meeting.end_s:
-                    missing = [rank for rank in expected if rank not in self._sockets]
-                    raise ExchangeTimeoutError(
-                        f"rank {meeting.rank} waits for {number_ranks(missing)} to connect: no end after "
-                        f"{meeting.rendezvous.timeout_s:g} s"
-                    )
-                self._changed.wait(_LOOK_EVERY_S)
+            wait(
+                lambda: len(self._sockets) == len(expected),
+                meeting.rendezvous.timeout_s,
+                describe,
+                lambda _, longest_s: self._changed.wait(longest_s),
+            )
             return self._sockets
 
     def _accept(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from typing import NoReturn
@@ -26,6 +27,7 @@ from hocket.transport.torch.lane import TorchLane
 from hocket.transport.torch.rendezvous import Rendezvous
 from hocket.transport.torch.store import StoreRanks, open_store
 from hocket.transport.torch.wire import Wire
+from hocket.transport.waiting import CHECK_EVERY_S
 
 __all__ = ["TorchPeer", "join"]
 
@@ -120,6 +122,12 @@ class TorchPeer(HostPeer):
             return True
 
         return FunctionRequest(done, barrier.wait)
+
+    def pause(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self.wire.advance()
+            self.wire.sleep(lambda: False, min(left_s, CHECK_EVERY_S))
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
         announce(message, code)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import time
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from hocket.errors import ExchangeTimeoutError, UserError
+from hocket.errors import UserError
 from hocket.transport.status import number_ranks
 from hocket.transport.torch.rendezvous import Rendezvous
+from hocket.transport.waiting import wait
 
 __all__ = ["StoreRanks", "open_store", "serve_store"]
 
-# Calls into torch give Ctrl-C no chance; they last so long at most, in seconds.
 _LOOK_EVERY_S = 0.2
 _CONNECTING_S = 5.0
 
@@ -97,22 +96,18 @@ class StoreRanks:
         self._round += 1
         keys = [f"{self._round}/{rank}" for rank in range(self._rendezvous.size)]
         self._store.set(keys[self._rendezvous.rank], json.dumps(value))
-        end_s = time.monotonic() + self._rendezvous.timeout_s
-        while not self._all_have_come(keys):
-            if time.monotonic() > end_s:
-                raise ExchangeTimeoutError(self._describe_missing(keys))
+        # Not the store's own wait, which prints a line when it ends without success, and heeds no Ctrl-C.
+        wait(
+            lambda: bool(self._store.check(keys)),
+            self._rendezvous.timeout_s,
+            lambda outcome: f"{self._describe_missing(keys)}: {outcome}",
+        )
         return [json.loads(told) for told in self._store.multi_get(keys)]
-
-    def _all_have_come(self, keys: list[str]) -> bool:
-        with contextlib.suppress(DistStoreError):
-            self._store.wait(keys, timedelta(seconds=_LOOK_EVERY_S))
-            return True
-        return False
 
     def _describe_missing(self, keys: list[str]) -> str:
         place = self._rendezvous
         missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
         return (
             f"rank {place.rank} waits for {number_ranks(missing)} of {place.size} to join the job at the store at "
-            f"{place.host} port {place.port}: no end after {place.timeout_s:g} s"
+            f"{place.host} port {place.port}"
         )
