@@ -76,5 +76,6 @@ finally:
     assert ended.returncode == 0, ended.stderr
     first = ended.stdout.splitlines()[0]
     assert re.fullmatch(
-        r"starting sgd: task digits, one rank, (1 thread|up to \d+ threads), results in results", first
+        r"starting sgd: task digits, one rank, on (cpu|cuda), (1 thread|up to \d+ threads), results in results",
+        first,
     )

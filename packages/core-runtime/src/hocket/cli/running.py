@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
-from hocket.config.settings import TransportName
+from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
 from hocket.training import NEXT_CONFIG, SUMMARY, TRACE_FILE
+from hocket.training.devices import choose_device
 from hocket.training.observer import TERMINAL_VARIABLE
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.job_folder import job_folder, shared_job_folder
@@ -82,8 +83,9 @@ def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: b
     run = replace(run, ranks=ranks or run.ranks or 1)
     assert run.ranks is not None
     run.check_size(run.ranks)
+    device = choose_device(run)
     folder = folder_of(out, run)
-    _announce(run, folder, run.ranks)
+    _announce(run, folder, run.ranks, device)
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
@@ -99,13 +101,14 @@ def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: b
     return status
 
 
-def _announce(run: RunConfig, folder: Path, local: int) -> None:
+def _announce(run: RunConfig, folder: Path, local: int, device: Device) -> None:
     """Say what is started, before torch is imported and ranks have joined.
 
     Args:
         run: with its number of ranks.
         folder: of the results.
         local: how many of the ranks are on this host.
+        device: what they train on.
     """
     where, each = f"{run.ranks} ranks over {run.transport.value}", " each"
     if run.ranks == 1:
@@ -113,7 +116,7 @@ def _announce(run: RunConfig, folder: Path, local: int) -> None:
     told = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
     threads = str(told or threads_per_rank(local))
     print(
-        f"starting {run.strategy.name or 'own strategy'}: task {run.task.name}, {where}, "
+        f"starting {run.strategy.name or 'own strategy'}: task {run.task.name}, {where}, on {device.value}, "
         f"{'1 thread' if threads == '1' else f'up to {threads} threads'}{each}, results in {os.path.relpath(folder)}",
         flush=True,
     )
@@ -161,7 +164,7 @@ def _join(
     run.check_size(promised)
     folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
     if launched_rank() == 0:
-        _announce(run, folder, local_ranks())
+        _announce(run, folder, local_ranks(), choose_device(run))
 
     import torch
 

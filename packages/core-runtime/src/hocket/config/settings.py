@@ -11,7 +11,16 @@ from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
 from hocket.transport.network import NetworkModel
 
-__all__ = ["DEFAULTS", "ROOT_KEYS", "CheckpointSettings", "OnNonfinite", "RunSettings", "TransportName"]
+__all__ = [
+    "DEFAULTS",
+    "ROOT_KEYS",
+    "CheckpointSettings",
+    "Device",
+    "OnNonfinite",
+    "Precision",
+    "RunSettings",
+    "TransportName",
+]
 
 
 class TransportName(StrEnum):
@@ -20,6 +29,21 @@ class TransportName(StrEnum):
     MPI = "mpi"
     TORCH = "torch"
     VIRTUAL = "virtual"
+
+
+class Device(StrEnum):
+    """Where a model is trained; `auto`: on CUDA where torch finds it and the run can use it, else on the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    """In which dtype a model computes; `bf16`: torch.autocast, and parameters and gradients stay float32."""
+
+    FLOAT32 = "float32"
+    BF16 = "bf16"
 
 
 class OnNonfinite(StrEnum):
@@ -67,6 +91,8 @@ class RunSettings:
         seed: of the model, the data's order and every draw; 0 or more.
         ranks: how many to start, 1 or more; null where the launcher says.
         transport: what moves bytes between ranks.
+        device: where the model is trained.
+        precision: in which dtype it computes.
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
         log_every: steps between two lines of metrics, 1 or more.
         trace: write `trace.json`, what every rank did when, beside the other results.
@@ -92,6 +118,8 @@ class RunSettings:
     seed: int = 0
     ranks: int | None = None
     transport: TransportName = TransportName.MPI
+    device: Device = Device.AUTO
+    precision: Precision = Precision.FLOAT32
     timeout_s: float = 300.0
     log_every: int = 10
     trace: bool = False

@@ -17,6 +17,7 @@ from hocket.errors import SessionError
 from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
+from hocket.session.ranks import local_rank
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer, gather
 
@@ -57,6 +58,7 @@ class SessionCore(ABC):
         state: where the session is.
         peer: all ranks.
         rank, size: this rank, and how many there are.
+        local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
         data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
             replica of the model read the same share.
         step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
@@ -79,6 +81,7 @@ class SessionCore(ABC):
         self.strategy = strategy
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
+        self.local_rank = local_rank(peer)
         self.data_rank, self.data_size = peer.rank, peer.size
         self.step = 0
         self.skipped_steps = 0

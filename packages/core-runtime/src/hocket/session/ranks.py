@@ -26,6 +26,7 @@ __all__ = [
     "differing",
     "find_ranks",
     "flattened",
+    "local_rank",
 ]
 
 
@@ -42,6 +43,14 @@ class Ranks:
     peer: Peer
     host: Peer
     placement: Placement
+
+
+def local_rank(peer: Peer) -> int:
+    """Return the number of this rank among those of its host, from 0; collective."""
+    hosts = Placement.of(
+        [name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())]
+    ).hosts
+    return hosts[: peer.rank].count(hosts[peer.rank])
 
 
 def find_ranks(peer: Peer) -> Ranks:

@@ -17,8 +17,9 @@ from hocket.session.optimizers import is_attached
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
+from hocket.transport.peer import Peer
 
-__all__ = ["check", "check_optimizer_terms", "needs_closure", "refuse_closure"]
+__all__ = ["check", "check_devices", "check_optimizer_terms", "needs_closure", "refuse_closure"]
 
 
 def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -48,6 +49,22 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
                 f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
                 "first, session.close(), or leave its `with` block"
             )
+
+
+def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
+    """Refuse virtual ranks that would wait on the one thread that autograd has for a device.
+
+    Raises:
+        AttachError: the model is on a device, and gradients are exchanged, now or in a later phase.
+    """
+    slots = (strategy.gradients, *(phase.strategy.gradients for phase in strategy.phases))
+    device = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if device is not None and peer.threads.shares_process and any(slots):
+        raise AttachError(
+            f"the model is on {device}, and {strategy.name or 'the strategy'} exchanges gradients: virtual ranks share "
+            "autograd's one thread for that device, on which they would wait for each other. Train on the CPU, with a "
+            "strategy that exchanges parameters only, or over mpi"
+        )
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 
 from hocket.task import Task
 from hocket.task.samples import BatchedSamples
+from hocket.training.devices import moved
 
 if TYPE_CHECKING:
-    from hocket.session.api import TrainingSession
+    from hocket.session.api import Loss, TrainingSession
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
 
@@ -45,28 +46,37 @@ class Evaluation:
         return self.metrics[name] / max(1, self.samples) if name in self.metrics else None
 
 
-def evaluate(model: nn.Module, task: Task, samples: Dataset[Any], indices: Sequence[int]) -> Evaluation:
-    """Evaluate `model` on the samples at `indices`, in evaluation mode."""
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    loss: Loss,
+    samples: Dataset[Any],
+    indices: Sequence[int],
+    device: torch.device,
+) -> Evaluation:
+    """Evaluate `model`, which is on `device`, on the samples at `indices`, in evaluation mode."""
     training = model.training
     model.eval()
     total = Evaluation(0, 0.0, {})
     with torch.no_grad():
         for start in range(0, len(indices), _BATCH):
             chosen = list(indices[start : start + _BATCH])
-            inputs, target = _batch(samples, chosen)
+            inputs, target = moved(_batch(samples, chosen), device)
             output = model(inputs)
             total.samples += len(chosen)
-            total.loss += float(task.loss(output, target)) * len(chosen)
+            total.loss += float(loss(output, target)) * len(chosen)
             for name, value in task.metrics(output, target).items():
                 total.metrics[name] = total.metrics.get(name, 0.0) + float(value)
     model.train(training)
     return total
 
 
-def evaluate_together(session: TrainingSession, task: Task, samples: Any) -> Evaluation:
+def evaluate_together(
+    session: TrainingSession, task: Task, loss: Loss, samples: Any, device: torch.device
+) -> Evaluation:
     """Evaluate one model that all ranks have, each on its share of the samples; collective."""
     mine = range(session.rank, len(samples), session.size)
-    part = evaluate(session.model, task, samples, mine)
+    part = evaluate(session.model, task, loss, samples, mine, device)
     parts = session.gather([part.samples, part.loss, part.metrics])
     names = part.metrics.keys() | {name for _, _, metrics in parts for name in metrics}
     return Evaluation(

@@ -16,12 +16,13 @@ from torch.utils._pytree import tree_leaves
 from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer
 from hocket.config.scheduler import build_scheduler
-from hocket.session.api import TrainingSession
+from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
 from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE
+from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
 from hocket.training.observer import observer_for
 from hocket.training.results import Results
@@ -60,7 +61,9 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
     data = task.data(run.seed)
     # Every rank builds the same model; draws in training (dropout) differ from rank to rank.
     torch.manual_seed(run.seed)
-    model = task.model()
+    device = device_of(run, peer)
+    model = task.model().to(device)
+    loss = in_precision(run, model, task.loss, device)
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizer = build_optimizer(run.optimizer, model.parameters())
     peer.timeout_s = run.timeout_s
@@ -79,7 +82,7 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
             make_optimizer=lambda groups: build_optimizer(run.optimizer, groups),
         ) as session,
     ):
-        summary = _Run(run, task, data, session, results, out / CHECKPOINTS, resume).train()
+        summary = _Run(run, task, data, loss, device, session, results, out / CHECKPOINTS, resume).train()
         with session.consensus():
             if peer.rank == 0:
                 save_model(model, out / MODEL)
@@ -97,6 +100,8 @@ class _Run:
         run: RunConfig,
         task: Task,
         data: TaskData,
+        loss: Loss,
+        device: torch.device,
         session: TrainingSession,
         results: Results | None,
         checkpoints: Path,
@@ -105,6 +110,8 @@ class _Run:
         self._run = run
         self._task = task
         self._data = data
+        self._loss = loss
+        self._device = device
         self._session = session
         self._results = results
         self._checkpoints = checkpoints
@@ -160,7 +167,7 @@ class _Run:
                 return
             for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
                 self._pass_time(batch)
-                result = session.train_batch(batch, self._task.loss)
+                result = session.train_batch(moved(batch, self._device), self._loss)
                 for scheduler in self._schedulers:
                     scheduler.step()
                 if result is not None and session.weight:
@@ -246,7 +253,7 @@ class _Run:
     def _validate(self) -> dict[str, float | None]:
         start_s = self._session.peer.clock.now()
         with self._session.consensus():
-            found = evaluate_together(self._session, self._task, self._data.valid)
+            found = evaluate_together(self._session, self._task, self._loss, self._data.valid, self._device)
         self._pause_s += self._session.peer.clock.now() - start_s
         return {"valid_loss": found.mean_loss, "valid_accuracy": found.mean("accuracy")}
 
@@ -287,5 +294,7 @@ class _Run:
             return accuracy
         valid: Any = self._data.valid
         with self._session.replica():
-            own: Evaluation = evaluate(self._session.model, self._task, valid, range(len(valid)))
+            own: Evaluation = evaluate(
+                self._session.model, self._task, self._loss, valid, range(len(valid)), self._device
+            )
         return own.mean("accuracy")

@@ -1,0 +1,109 @@
+"""The device that a run trains on, and the dtype that its model computes in. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.config.settings import Device, Precision, TransportName
+from hocket.errors import UserError
+from hocket.session.engine import ReplicaEngine
+from hocket.training.run import RunConfig, build_engine
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from hocket.session.api import Loss
+    from hocket.transport.peer import Peer
+
+__all__ = ["choose_device", "device_of", "in_precision", "moved"]
+
+# What NVIDIA's driver offers, on Linux and within Windows.
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+
+
+def choose_device(run: RunConfig) -> Device:
+    """Return whether a run trains on the CPU or on CUDA; torch is imported only where there is a driver.
+
+    Raises:
+        UserError: CUDA was asked for, and cannot be used; says why.
+    """
+    if run.device is Device.CPU:
+        return Device.CPU
+    reason = _reason_against_cuda(run)
+    if reason is None:
+        return Device.CUDA
+    if run.device is Device.CUDA:
+        raise UserError(f"device: cuda: {reason}. Take device=cpu, or device=auto, which finds out")
+    return Device.CPU
+
+
+def _reason_against_cuda(run: RunConfig) -> str | None:
+    slots = [run.strategy, *(phase.strategy for phase in run.strategy.phases)]
+    if run.transport is TransportName.VIRTUAL and any(strategy.gradients for strategy in slots):
+        return "virtual ranks share autograd's one thread for it, and cannot wait for each other's gradients there"
+    if not isinstance(build_engine(run), ReplicaEngine):
+        return f"engine {run.engine.name} keeps its stages on the CPU"
+    return None if _has_cuda() else "torch finds no CUDA device here (`hocket doctor` says what there is)"
+
+
+def _has_cuda() -> bool:
+    if "+cpu" in version("torch") or not any(Path(driver).exists() for driver in _DRIVERS):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def device_of(run: RunConfig, peer: Peer) -> torch.device:
+    """Return this rank's device; a host's ranks take its GPUs in turns; collective."""
+    import torch
+
+    from hocket.session.ranks import local_rank
+
+    number = local_rank(peer)
+    if choose_device(run) is Device.CPU:
+        return torch.device("cpu")
+    return torch.device("cuda", number % torch.cuda.device_count())
+
+
+def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.device) -> Loss:
+    """Have `model` compute in a run's precision, in training and evaluation; return the loss that does, too.
+
+    Raises:
+        UserError: the engine does not call the model as a whole.
+    """
+    if run.precision is Precision.FLOAT32:
+        return loss
+    if not isinstance(build_engine(run), ReplicaEngine):
+        raise UserError(f"precision: {run.precision}: engine {run.engine.name} computes in float32 only")
+    import torch
+
+    def autocast() -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16)
+
+    forward = model.forward
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            return forward(*args, **kwargs)
+
+    model.forward = cast  # type: ignore[method-assign]  # of this object alone: names of parameters stay
+
+    def cast_loss(output: Tensor, target: Tensor) -> Tensor:
+        with autocast():
+            return loss(output, target)
+
+    return cast_loss
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch, any nesting of tuples, lists and dictionaries, with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    from torch import Tensor
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)
