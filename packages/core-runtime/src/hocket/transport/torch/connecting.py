@@ -31,7 +31,7 @@ from hocket.transport.torch.rendezvous import Rendezvous
 from hocket.transport.torch.store import StoreRanks
 from hocket.transport.waiting import wait
 
-__all__ = ["connect_all"]
+__all__ = ["Acceptor", "Meeting", "Place", "connect_all"]
 
 _HELLO = struct.Struct("<8sii32s")
 _MAGIC = b"hocket 1"
@@ -77,8 +77,8 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
         port, token = listener.getsockname()[1], secrets.token_hex(_PROOF_BYTES)
         told = ranks.gather(Place(network_host(), near, addresses, port, token))
         places = [Place(*place) for place in told]
-        meeting = _Meeting(rendezvous, bytes.fromhex(places[0].token))
-        with _Acceptor(meeting, listener) as acceptor:
+        meeting = Meeting(rendezvous, bytes.fromhex(places[0].token))
+        with Acceptor(meeting, listener) as acceptor:
             sockets = {rank: meeting.reach(rank, places) for rank in range(rendezvous.rank)}
             sockets |= acceptor.wait()
     for connection in sockets.values():
@@ -86,7 +86,7 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
     return sockets
 
 
-class _Meeting:
+class Meeting:
     """What both ends of a connection say.
 
     Args:
@@ -98,10 +98,11 @@ class _Meeting:
         self.rendezvous = rendezvous
         self.rank = rendezvous.rank
         self.end_s = time.monotonic() + rendezvous.timeout_s
-        self._token = token
+        self.token = token
 
-    def _proof(self, what: str, source: int, target: int) -> bytes:
-        return hmac.digest(self._token, f"{source} {what} {target}".encode(), hashlib.sha256)
+    def proof(self, what: str, source: int, target: int) -> bytes:
+        """Return what only a rank of the job can say, and only to this one."""
+        return hmac.digest(self.token, f"{source} {what} {target}".encode(), hashlib.sha256)
 
     def reach(self, rank: int, places: Sequence[Place]) -> socket.socket:
         """Return a connection to `rank`, by the first of its addresses that answers as it should."""
@@ -109,7 +110,7 @@ class _Meeting:
         while True:
             for address in self._addresses(place, places[self.rank].host):
                 try:
-                    return self._greet(rank, address, place.port)
+                    return self.greet(rank, address, place.port)
                 except OSError as error:
                     failures[address] = error.strerror or str(error)
             if time.monotonic() > self.end_s:
@@ -125,13 +126,18 @@ class _Meeting:
             return ["127.0.0.1", "::1", *place.addresses]
         return [self.rendezvous.host, *place.addresses] if place.near_store else list(place.addresses)
 
-    def _greet(self, rank: int, address: Address, port: int) -> socket.socket:
+    def greet(self, rank: int, address: Address, port: int) -> socket.socket:
+        """Return a connection to `rank` at an address.
+
+        Raises:
+            OSError: it is not reached, or somebody else is.
+        """
         connection = socket.create_connection((address, port), _CONNECTING_S)
         try:
             connection.settimeout(_GREETING_S)
-            connection.sendall(_HELLO.pack(_MAGIC, self.rank, rank, self._proof("calls", self.rank, rank)))
+            connection.sendall(_HELLO.pack(_MAGIC, self.rank, rank, self.proof("calls", self.rank, rank)))
             answer = _receive(connection, _PROOF_BYTES)
-            if not hmac.compare_digest(answer, self._proof("answers", rank, self.rank)):
+            if not hmac.compare_digest(answer, self.proof("answers", rank, self.rank)):
                 raise ConnectionRefusedError(0, "another process answers there")
         except BaseException:
             connection.close()
@@ -142,15 +148,15 @@ class _Meeting:
         """Return which rank has connected, having answered it; None for a stranger."""
         connection.settimeout(_GREETING_S)
         magic, source, target, proof = _HELLO.unpack(_receive(connection, _HELLO.size))
-        expected = self._proof("calls", source, self.rank)
+        expected = self.proof("calls", source, self.rank)
         known = hmac.compare_digest(proof, expected) and magic == _MAGIC
         if not known or target != self.rank or not self.rank < source < self.rendezvous.size:
             return None
-        connection.sendall(self._proof("answers", self.rank, source))
+        connection.sendall(self.proof("answers", self.rank, source))
         return int(source)
 
 
-class _Acceptor:
+class Acceptor:
     """Accepts the connections of the ranks after this one, in threads: a stranger that is silent holds up nobody.
 
     Args:
@@ -158,14 +164,14 @@ class _Acceptor:
         listener: the socket that they connect to.
     """
 
-    def __init__(self, meeting: _Meeting, listener: socket.socket) -> None:
+    def __init__(self, meeting: Meeting, listener: socket.socket) -> None:
         self._meeting = meeting
         self._listener = listener
         self._sockets: dict[int, socket.socket] = {}
         self._changed = threading.Condition()
         self._over = False
 
-    def __enter__(self) -> _Acceptor:
+    def __enter__(self) -> Acceptor:
         self._listener.settimeout(_LOOK_EVERY_S)
         threading.Thread(target=self._accept, name="hocket accepting", daemon=True).start()
         return self
