@@ -20,8 +20,10 @@ def check_run(run: RunConfig) -> Task:
     from hocket.config.optimizer import build_optimizer
     from hocket.config.scheduler import build_scheduler
     from hocket.session.refusals import check_optimizer_terms
+    from hocket.training.meters import meters_of
 
     task = build_task(run)
+    meters_of(task, None)
     build_engine(run)
     # Of two axes: some optimizers take only matrices.
     optimizer = build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])

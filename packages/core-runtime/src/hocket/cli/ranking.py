@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
-from hocket.pictures import new_figure
+from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
+from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
@@ -43,35 +44,8 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
     if peer.rank == 0:
         (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
-        if not _plot(folder / METRICS, folder / PICTURE, title):
-            print("no picture: pip install 'hocket-core[plot]'")
-
-
-def _plot(metrics: Path, picture: Path, title: str) -> bool:
-    """Draw `metrics` (JSON lines) into `picture` (PNG); return False where matplotlib is not installed."""
-    figure = new_figure(8, 4.5)
-    if figure is None:
-        return False
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    losses = figure.add_subplot()
-    for key, label, style in (("train_loss", "training loss", "-"), ("valid_loss", "validation loss", "o-")):
-        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-        if points:
-            losses.plot(*zip(*points, strict=True), style, label=label, markersize=4)
-    losses.set(xlabel="step", ylabel="loss", title=title)
-    accuracy = [
-        (row["step"], 100 * row["valid_accuracy"]) for row in rows if row.get("valid_accuracy") is not None
-    ]
-    lines = list(losses.get_lines())
-    if accuracy:
-        right = losses.twinx()
-        lines += right.plot(
-            *zip(*accuracy, strict=True), "s--", color="tab:green", markersize=4, label="accuracy"
-        )
-        right.set(ylabel="validation accuracy, %")
-    losses.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
-    figure.savefig(picture, dpi=120)
-    return True
+        if not draw(folder / METRICS, folder / PICTURE, title):
+            print(NO_PICTURE)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
 from hocket.training import NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
-from hocket.training.observer import TERMINAL_VARIABLE
+from hocket.training.observer import TERMINAL_VARIABLE, text_of_metrics
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.joining import launched_rank, launched_ranks, local_ranks
@@ -194,8 +194,6 @@ def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
 
 def _show_results(folder: Path) -> None:
     summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    accuracy = summary["valid_accuracy"]
-    found = f"validation accuracy {100 * accuracy:.2f} %, " if accuracy is not None else ""
     where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
     waited = summary[
@@ -203,8 +201,8 @@ def _show_results(folder: Path) -> None:
     ]  # None where no time has passed, as there may on the virtual clock
     waiting = "" if waited is None else f", {100 * waited:.0f} % of it waiting for other ranks"
     print(
-        f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: {found}validation loss "
-        f"{summary['valid_loss']:.4f} after {summary['steps']} steps in {summary['seconds']:.2g} s{clock}"
+        f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: validation "
+        f"{text_of_metrics(summary)} after {summary['steps']} steps in {summary['seconds']:.2g} s{clock}"
         f"{waiting if summary['ranks'] > 1 else ''}"
     )
     print(

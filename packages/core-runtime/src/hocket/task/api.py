@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -71,6 +73,13 @@ class Task(Configured, ABC):
 
         Returns:
             Scalars by name, such as `{"accuracy": number of correct answers}`; empty where, as in a
-            regression, the loss says it all.
+            regression, the loss says it all. Results call them `valid_accuracy` and the like.
+        """
+        return {}
+
+    def torchmetrics(self) -> Mapping[str, Any]:
+        """Return the metrics that are no means over samples: torchmetrics objects by name, or a MetricCollection.
+
+        Each evaluation takes copies of them, which see the outputs and targets of all ranks.
         """
         return {}

@@ -1,6 +1,16 @@
 """A whole training run of a task: the loop, its measurements and its reports."""
 
-__all__ = ["CHECKPOINTS", "CONFIG", "METRICS", "MODEL", "NEXT_CONFIG", "PICTURE", "SUMMARY", "TRACE_FILE"]
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG",
+    "METRICS",
+    "MODEL",
+    "NEXT_CONFIG",
+    "PICTURE",
+    "SUMMARY",
+    "TRACE_FILE",
+    "VALID",
+]
 
 #: The names of files in the folder of a run's results: its complete configuration, that of a run that has not begun to
 #: train yet, and what a run has given.
@@ -16,3 +26,6 @@ TRACE_FILE = "trace.json"
 
 #: The folder of a run's checkpoints in the folder of its results.
 CHECKPOINTS = "checkpoints"
+
+#: What the names of loss and metrics on held-out samples begin with in a run's results.
+VALID = "valid_"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from hocket.errors import ConfigError
+from hocket.messages import pack, unpack
 from hocket.task import Task
 from hocket.task.samples import BatchedSamples
 from hocket.training.devices import moved
+from hocket.training.meters import Meter, Value, meters_of, value_of
 
 if TYPE_CHECKING:
     from hocket.session.api import Loss, TrainingSession
@@ -24,26 +27,28 @@ _BATCH = 512
 
 @dataclass
 class Evaluation:
-    """Sums over samples, so that parts can be added.
+    """Sums over samples, so that parts can be added, and torchmetrics objects that have seen the samples.
 
     Attributes:
         samples: how many.
         loss: sum over samples.
         metrics: sums over samples, by name.
+        meters: the task's torchmetrics objects, by name.
     """
 
     samples: int
     loss: float
     metrics: dict[str, float]
+    meters: dict[str, Meter] = field(default_factory=dict)
 
-    @property
-    def mean_loss(self) -> float:
-        """Mean over samples."""
-        return self.loss / max(1, self.samples)
+    def values(self) -> dict[str, Value]:
+        """Return loss and metrics, by name: means over samples, and what torchmetrics computes.
 
-    def mean(self, name: str) -> float | None:
-        """Return a metric's mean over samples, None where the task has no such metric."""
-        return self.metrics[name] / max(1, self.samples) if name in self.metrics else None
+        Collective where the meters are.
+        """
+        sums = {"loss": self.loss, **self.metrics}
+        means = {name: total / max(1, self.samples) for name, total in sums.items()}
+        return means | {name: value_of(meter.compute()) for name, meter in self.meters.items()}
 
 
 def evaluate(
@@ -53,11 +58,20 @@ def evaluate(
     samples: Dataset[Any],
     indices: Sequence[int],
     device: torch.device,
+    meters: dict[str, Meter] | None = None,
 ) -> Evaluation:
-    """Evaluate `model`, which is on `device`, on the samples at `indices`, in evaluation mode."""
+    """Evaluate `model`, which is on `device`, on the samples at `indices`, in evaluation mode.
+
+    By meters of this rank, unless others are given.
+
+    Raises:
+        ConfigError: a metric has the name of the loss or of a torchmetrics object.
+    """
     training = model.training
     model.eval()
-    total = Evaluation(0, 0.0, {})
+    total = Evaluation(0, 0.0, {}, meters_of(task, None) if meters is None else meters)
+    for meter in total.meters.values():
+        meter.to(device)
     with torch.no_grad():
         for start in range(0, len(indices), _BATCH):
             chosen = list(indices[start : start + _BATCH])
@@ -66,24 +80,46 @@ def evaluate(
             total.samples += len(chosen)
             total.loss += float(loss(output, target)) * len(chosen)
             for name, value in task.metrics(output, target).items():
+                _check_name(name, total.meters, task)
                 total.metrics[name] = total.metrics.get(name, 0.0) + float(value)
+            for meter in total.meters.values():
+                meter.update(output, target)
     model.train(training)
     return total
 
 
 def evaluate_together(
     session: TrainingSession, task: Task, loss: Loss, samples: Any, device: torch.device
-) -> Evaluation:
-    """Evaluate one model that all ranks have, each on its share of the samples; collective."""
+) -> dict[str, Value]:
+    """Evaluate one model that all ranks have, each on its share of the samples, and return `Evaluation.values`.
+
+    Collective.
+    """
     mine = range(session.rank, len(samples), session.size)
-    part = evaluate(session.model, task, loss, samples, mine, device)
+    meters = meters_of(task, lambda tensor: _gather(session, tensor) if session.size > 1 else [tensor])
+    part = evaluate(session.model, task, loss, samples, mine, device, meters)
     parts = session.gather([part.samples, part.loss, part.metrics])
     names = part.metrics.keys() | {name for _, _, metrics in parts for name in metrics}
     return Evaluation(
         sum(count for count, _, _ in parts),
         sum(loss for _, loss, _ in parts),
         {name: sum(metrics.get(name, 0.0) for _, _, metrics in parts) for name in sorted(names)},
-    )
+        meters,
+    ).values()
+
+
+def _gather(session: TrainingSession, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of all ranks that have seen samples: those of others are empty, and of any dtype."""
+    told = [unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))]
+    return [each for each in told if each.numel()] or told
+
+
+def _check_name(name: str, meters: dict[str, Meter], task: Task) -> None:
+    if name == "loss" or name in meters:
+        taken = "the task's loss" if name == "loss" else "one of its torchmetrics objects"
+        raise ConfigError(
+            f"metrics() of task {type(task).__name__}: {name!r} is {taken} already: give it another name"
+        )
 
 
 def _batch(samples: Any, indices: list[int]) -> Any:

@@ -21,9 +21,10 @@ from hocket.session.attach import attach
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
-from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE
+from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, VALID
 from hocket.training.devices import device_of, in_precision, moved
-from hocket.training.evaluation import Evaluation, evaluate, evaluate_together
+from hocket.training.evaluation import evaluate, evaluate_together
+from hocket.training.meters import Value
 from hocket.training.observer import observer_for
 from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
@@ -222,50 +223,52 @@ class _Run:
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
         session = self._session
-        row: dict[str, object] = {
-            "epoch": epoch,
-            "step": session.step,
-            "seconds": self._seconds(),
-            "train_loss": self._mean_loss(),
-        }
+        row: dict[str, object] = {"epoch": epoch, "step": session.step, "seconds": self._seconds()}
+        row |= self._of_ranks()
         if last_of_epoch:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
-        row["bytes_sent"] = session.counters.bytes_sent
-        row["exposed_wait_s"] = session.counters.exposed_wait_s
         self._last_row = row
         if self._results:
             self._results.write(row)
         if self._observer:
             self._observer.row(row)
 
-    def _mean_loss(self) -> float:
-        told = self._session.gather([self._losses.loss, self._losses.samples])
+    def _of_ranks(self) -> dict[str, object]:
+        """Training loss, bytes and waits: means over samples and over ranks, and the smallest and largest rank's."""
+        counters, own = self._session.counters, self._losses
+        told = self._session.gather([own.loss, own.samples, counters.bytes_sent, counters.exposed_wait_s])
         self._losses = _Losses()
-        total: float = sum(loss for loss, _ in told)
-        samples: float = sum(samples for _, samples in told)
-        return total / max(1, samples)
+        losses, samples, sent, waits = zip(*told, strict=True)
+        means = [loss / of_rank for loss, of_rank in zip(losses, samples, strict=True) if of_rank]
+        values = {"train_loss": sum(losses) / max(1, sum(samples))}
+        for name, of_ranks in (("train_loss", means), ("bytes_sent", sent), ("exposed_wait_s", waits)):
+            values.setdefault(name, sum(of_ranks) / max(1, len(of_ranks)))
+            values |= {f"{name}_min": min(of_ranks, default=0.0), f"{name}_max": max(of_ranks, default=0.0)}
+        return {**values}
 
     def _seconds(self) -> float:
         """Seconds of training so far, without the evaluations."""
         return self._session.peer.clock.now() - self._start_s - self._pause_s
 
-    def _validate(self) -> dict[str, float | None]:
+    def _validate(self) -> dict[str, Value]:
         start_s = self._session.peer.clock.now()
         with self._session.consensus():
             found = evaluate_together(self._session, self._task, self._loss, self._data.valid, self._device)
         self._pause_s += self._session.peer.clock.now() - start_s
-        return {"valid_loss": found.mean_loss, "valid_accuracy": found.mean("accuracy")}
+        return {f"{VALID}{name}": value for name, value in found.items()}
 
     def _summary(self) -> dict[str, object]:
         session, seconds, row = self._session, self._seconds(), self._last_row
-        accuracies = session.gather(self._own_accuracy(row))
-        times = session.gather([session.counters.exposed_wait_s, session.counters.under_way_s])
         counters = session.counters
+        told = session.gather([counters.exposed_wait_s, counters.under_way_s, counters.bytes_sent])
+        exposed_s, under_way_s, bytes_sent = (
+            sum(of_rank) / session.size for of_rank in zip(*told, strict=True)
+        )
         outcomes, active, staleness = zip(
             *session.gather([counters.outcomes, counters.active, counters.staleness_max]), strict=True
         )
-        exposed_s, under_way_s = (sum(of_rank) / session.size for of_rank in zip(*times, strict=True))
+        validated = {name: value for name, value in row.items() if name.startswith(VALID)}
         return {
             "recipe": self._run.strategy.name,
             "task": self._run.task.name,
@@ -276,25 +279,28 @@ class _Run:
             "seconds": seconds,
             "steps_per_second": session.step / seconds if seconds > 0 else None,
             "train_loss": row["train_loss"],
-            "valid_loss": row["valid_loss"],
-            "valid_accuracy": row["valid_accuracy"],
-            "valid_accuracy_ranks": accuracies,
-            "bytes_sent_per_step": session.counters.bytes_sent / max(1, session.step),
+            **validated,
+            **self._of_replicas(validated),
+            "bytes_sent_per_step": bytes_sent / max(1, session.step),
             "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
+            "exposed_wait_fraction_ranks": [
+                waited_s / seconds if seconds > 0 else None for waited_s, _, _ in told
+            ],
             "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
             "consensus_distance": row["consensus_distance"],
             "active_mean": sum(active) / sum(outcomes) if any(outcomes) else None,
             "staleness_max": max(staleness),
         }
 
-    def _own_accuracy(self, row: dict[str, Any]) -> float | None:
-        """This replica's own accuracy on all held-out samples."""
-        if self._session.replicas_equal:
-            accuracy: float | None = row["valid_accuracy"]
-            return accuracy
-        valid: Any = self._data.valid
-        with self._session.replica():
-            own: Evaluation = evaluate(
-                self._session.model, self._task, self._loss, valid, range(len(valid)), self._device
-            )
-        return own.mean("accuracy")
+    def _of_replicas(self, validated: dict[str, object]) -> dict[str, list[object]]:
+        """Every replica's own loss and metrics on all held-out samples, by rank."""
+        own = validated
+        if not self._session.replicas_equal:
+            valid: Any = self._data.valid
+            with self._session.replica():
+                found = evaluate(
+                    self._session.model, self._task, self._loss, valid, range(len(valid)), self._device
+                )
+            own = {f"{VALID}{name}": value for name, value in found.values().items()}
+        told = self._session.gather(own)
+        return {f"{name}_ranks": [of_rank[name] for of_rank in told] for name in own}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Lines", "ProgressBar", "observer_for"]
+from hocket.training import VALID
+
+__all__ = ["Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 
 #: Set by the parent process where its own output is a terminal: a rank's never is under mpiexec.
 TERMINAL_VARIABLE = "HOCKET_TERMINAL"
@@ -73,7 +76,18 @@ def observer_for(rank: int, steps: int) -> Lines | ProgressBar | None:
 def _text(row: dict[str, Any], steps: int) -> str:
     text = f"epoch {row['epoch']}  step {row['step']}/{steps}  training loss {row['train_loss']:.4f}"
     if row.get("valid_loss") is not None:
-        text += f"  validation loss {row['valid_loss']:.4f}"
-    if row.get("valid_accuracy") is not None:
-        text += f"  accuracy {100 * row['valid_accuracy']:.2f} %"
+        text += f"  validation {text_of_metrics(row)}"
     return f"{text}  ({row['seconds']:.1f} s)"
+
+
+def text_of_metrics(values: Mapping[str, Any]) -> str:
+    """Write loss and metrics on held-out samples, those that are numbers."""
+    found = {
+        name.removeprefix(VALID).replace("_", " "): value
+        for name, value in values.items()
+        if name.startswith(VALID) and isinstance(value, float)
+    }
+    told = [
+        f"{n} {100 * value:.2f} %" if n == "accuracy" else f"{n} {value:.4f}" for n, value in found.items()
+    ]
+    return ", ".join(told)
