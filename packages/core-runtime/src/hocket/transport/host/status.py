@@ -162,7 +162,7 @@ class HostStatus(Status):
         return self.board is None or not set(self._ranks) <= set(self.board.ranks)
 
     def others(self) -> list[RankStatus]:
-        """Return what is known of the group's other ranks: those of this host."""
+        """Return what is known of the group's other ranks: at least those of this host."""
         return (
             [] if self.board is None else [told for told in self.board.others() if told.rank in self._ranks]
         )
@@ -181,9 +181,14 @@ class HostStatus(Status):
             self.board.write(RankState.COMPUTING)
 
     def describe(self) -> str:
-        elsewhere = len(set(self._ranks) - set(self.board.ranks)) if self.board is not None else 0
-        told = [summarise(self.others()), f"{elsewhere} ranks are on other hosts" if elsewhere else ""]
+        others = self.others()
+        elsewhere = len(self._unknown(others)) if self.board is not None else 0
+        told = [summarise(others), f"{elsewhere} ranks are on other hosts" if elsewhere else ""]
         return "; ".join(filter(None, told))
+
+    def _unknown(self, others: Sequence[RankStatus]) -> set[int]:
+        """Return the group's ranks of which nothing is known."""
+        return set(self._ranks) - {self._rank} - {told.rank for told in others}
 
     def describe_stall(self, site: WaitSite, outcome: str) -> str:
         """Return a sentence on this rank's wait at `site` that does not end."""
@@ -201,8 +206,8 @@ class HostStatus(Status):
         """
         others = self.others()
         elsewhere = [told for told in others if told.state is RankState.WAITING and told.lane != lane]
-        # On other hosts somebody may compute.
-        if self.board is None or self.spans_hosts or not elsewhere:
+        # Somebody of whom nothing is known may compute.
+        if self.board is None or self._unknown(others) or not elsewhere:
             return False
         step, since_s = self.board.step, max(told.since_s for told in elsewhere)
         return (

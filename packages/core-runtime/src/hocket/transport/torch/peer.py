@@ -21,6 +21,7 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
 from hocket.transport.request import FunctionRequest, Request
+from hocket.transport.torch.board import JobBoard
 from hocket.transport.torch.connecting import connect_all
 from hocket.transport.torch.connection import Kind
 from hocket.transport.torch.lane import TorchLane
@@ -42,13 +43,9 @@ class TorchPeer(HostPeer):
         path: tells the group from all others of the job, the same on all of its ranks.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
-
-    Attributes:
-        store: where the ranks have met, which this one may have to keep open.
     """
 
     transport = "torch"
-    store: StoreRanks | None = None
 
     def __init__(
         self,
@@ -141,13 +138,23 @@ class TorchPeer(HostPeer):
 
 
 class TorchFailures(Failures):
-    """The ranks whose connections have been closed without a word."""
+    """The ranks whose connections have been closed without a word.
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    Args:
+        wire: the connections.
+        board: that this rank tells of its state while it looks.
+        store: that rank 0 may run.
+    """
+
+    def __init__(self, wire: Wire, board: JobBoard | None = None, store: StoreRanks | None = None) -> None:
+        self._wire, self._board, self._store = wire, board, store
 
     def dead(self) -> list[int]:
         self._wire.advance()
+        if self._board is not None:
+            self._board.tell_what_lasts()
+        if self._store is not None and 0 in self._wire.lost:
+            self._store.give_up()
         return self._wire.lost
 
 
@@ -173,20 +180,16 @@ def join(rendezvous: Rendezvous) -> TorchPeer:
 
 def _open_world(rendezvous: Rendezvous) -> TorchPeer:
     """Connect this rank with all others."""
-    ranks = range(rendezvous.size)
-    if rendezvous.size == 1:
-        return _world(Wire(0, {}, _end), None, ranks)
-    place = StoreRanks(open_store(rendezvous), rendezvous)
-    sockets = connect_all(place, rendezvous)
-    wire = Wire(rendezvous.rank, sockets, _end)
-    world = _world(wire, StatusBoard(rendezvous.rank, place.gather), ranks)
-    world.store = place  # which may be this rank's to run
-    return world
-
-
-def _world(wire: Wire, board: StatusBoard | None, ranks: Sequence[int]) -> TorchPeer:
     note_rank()
-    return TorchPeer(wire, board, ranks, "world", Progress(wire.advance), TorchFailures(wire))
+    rank, size = rendezvous.rank, rendezvous.size
+    if size == 1:
+        wire = Wire(0, {}, _end)
+        return TorchPeer(wire, None, [0], "world", Progress(wire.advance), TorchFailures(wire))
+    store = StoreRanks(open_store(rendezvous), rendezvous)
+    wire = Wire(rank, connect_all(store, rendezvous), _end)
+    board = JobBoard(rank, size, store)
+    failures = TorchFailures(wire, board, store)  # which keep the store open, if this rank runs it
+    return TorchPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
 
 
 def _end(code: int) -> NoReturn:

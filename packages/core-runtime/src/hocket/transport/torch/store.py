@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -75,7 +77,7 @@ def _refusal(rendezvous: Rendezvous, what: str, cause: str) -> UserError:
 
 
 class StoreRanks:
-    """Gathers values through a store, round after round.
+    """What ranks tell each other through a store; it is given up where it is gone, with the rank that ran it.
 
     Args:
         store: all ranks'.
@@ -86,6 +88,7 @@ class StoreRanks:
         self._store = store
         self._rendezvous = rendezvous
         self._round = 0
+        self._gone = False
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value`, which JSON can hold, by rank; collective.
@@ -103,6 +106,30 @@ class StoreRanks:
             lambda outcome: f"{self._describe_missing(keys)}: {outcome}",
         )
         return [json.loads(told) for told in self._store.multi_get(keys)]
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a value there for the others; microseconds."""
+        if not self._gone:
+            with self._giving_up():
+                self._store.set(key, value)
+
+    def get(self, keys: list[str]) -> list[bytes]:
+        """Return values that have been left, none where the store is gone."""
+        if not self._gone:
+            with self._giving_up():
+                return list(self._store.multi_get(keys))
+        return []
+
+    def give_up(self) -> None:
+        """Use the store no more."""
+        self._gone = True
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            self._gone = True
 
     def _describe_missing(self, keys: list[str]) -> str:
         place = self._rendezvous

@@ -1,0 +1,79 @@
+"""The status board of a job over several hosts: the store holds what the ranks of others cannot read in memory.
+
+A wait goes there when it has lasted a second; each step, and what is about the job's end, at once. On one host nothing
+does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+from hocket.transport.host import StatusBoard
+from hocket.transport.status import RankState, RankStatus
+from hocket.transport.torch.store import StoreRanks
+
+__all__ = ["JobBoard"]
+
+_TELL_AFTER_S = 1.0
+_READ_EVERY_S = 0.5
+
+
+class JobBoard(StatusBoard):
+    """The entries of all ranks of a job; collective.
+
+    Args:
+        rank: this rank in the job.
+        size: how many there are.
+        store: where they have met.
+    """
+
+    def __init__(self, rank: int, size: int, store: StoreRanks) -> None:
+        self._store = store
+        self._read_s = -math.inf
+        self._told = RankStatus(rank, time.monotonic(), 0, RankState.COMPUTING)
+        self._elsewhere: list[int] = []
+        self._read: list[RankStatus] = []
+        store.set(_key(rank), _entry(self._told))
+        super().__init__(rank, store.gather)
+        self._elsewhere = [other for other in range(size) if other != rank and other not in self._pages]
+
+    def write(self, state: RankState, lane: str = "", what: str = "") -> None:
+        super().write(state, lane, what)
+        brief = state is RankState.WAITING or (state, self.step) == (self._told.state, self._told.step)
+        if self._elsewhere and not brief:
+            self._tell()
+
+    def tell_what_lasts(self) -> None:
+        """Tell the other hosts of this rank's state, if it has lasted."""
+        if self._elsewhere:
+            own = self.own()
+            if own.since_s != self._told.since_s and time.monotonic() - own.since_s > _TELL_AFTER_S:
+                self._tell()
+
+    def _tell(self) -> None:
+        self._told = self.own()
+        self._store.set(_key(self._rank), _entry(self._told))
+
+    def others(self) -> list[RankStatus]:
+        if self._elsewhere and time.monotonic() - self._read_s > _READ_EVERY_S:
+            told = self._store.get([_key(rank) for rank in self._elsewhere])
+            self._read = [_row(rank, entry) for rank, entry in zip(self._elsewhere, told, strict=False)]
+            self._read_s = time.monotonic()
+        return sorted([*super().others(), *self._read], key=lambda row: row.rank)
+
+
+def _key(rank: int) -> str:
+    return f"status/{rank}"
+
+
+def _entry(row: RankStatus) -> str:
+    since_s = time.time() - (time.monotonic() - row.since_s)
+    return json.dumps([since_s, row.step, row.state, row.lane, row.what])
+
+
+def _row(rank: int, entry: bytes) -> RankStatus:
+    since_s, step, state, lane, what = json.loads(entry)
+    ago_s = max(0.0, time.time() - since_s)  # another host's clock
+    return RankStatus(rank, time.monotonic() - ago_s, step, RankState(state), lane, what)
