@@ -18,7 +18,7 @@ from hocket.session.session import Session
 #: The digits' 1442 samples: 8 steps make an epoch, whose last one not all ranks have samples for.
 COMMON = ("-n", "3", "--transport", "virtual", "batch_size=65", "log_every=3")
 TIMES = {"seconds", "steps_per_second", "exposed_wait_fraction", "overlap_share", "exposed_wait_s"}
-TIMES |= {"exposed_wait_s_min", "exposed_wait_s_max", "exposed_wait_fraction_ranks"}
+TIMES |= {"wait_share", "wait_share_min", "wait_share_max", "exposed_wait_fraction_ranks"}
 
 
 class Cut(BaseException):

@@ -20,7 +20,7 @@ from hocket.session.session import Session
 ARGUMENTS = ("dpsgd", "-n", "2", "--transport", "virtual", "epochs=3", "checkpoint.every=7")
 #: What depends on when a run was made.
 TIMES = {"seconds", "steps_per_second", "exposed_wait_fraction", "overlap_share", "exposed_wait_s"}
-TIMES |= {"exposed_wait_s_min", "exposed_wait_s_max", "exposed_wait_fraction_ranks"}
+TIMES |= {"wait_share", "wait_share_min", "wait_share_max", "exposed_wait_fraction_ranks"}
 
 
 class Cut(BaseException):

@@ -20,6 +20,10 @@ _FIRST_SPEAKS_S = 2.0
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml")
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
+_REPORT = click.option(
+    "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
+)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hocket")
@@ -43,6 +47,7 @@ def cli() -> None:
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
 @click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
+@_REPORT
 def run(
     target: str,
     overrides: tuple[str, ...],
@@ -51,6 +56,7 @@ def run(
     out: Path | None,
     resume: bool,
     trace: bool,
+    report: bool,
 ) -> None:
     """Train a task with a recipe, or as a file says.
 
@@ -63,7 +69,7 @@ def run(
     """
     from hocket.cli.running import run_command
 
-    sys.exit(run_command(target, overrides, ranks, transport, out, trace, resume))
+    sys.exit(run_command(target, overrides, ranks, transport, out, trace, report, resume))
 
 
 @cli.command()
@@ -74,8 +80,14 @@ def run(
     "--transport", type=click.Choice(["mpi", "virtual"]), help="What moves bytes; default: what did."
 )
 @click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
+@_REPORT
 def resume(
-    folder: Path, overrides: tuple[str, ...], ranks: int | None, transport: str | None, trace: bool
+    folder: Path,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    transport: str | None,
+    trace: bool,
+    report: bool,
 ) -> None:
     """Continue the run in FOLDER from its newest checkpoint.
 
@@ -88,7 +100,7 @@ def resume(
     """
     from hocket.cli.running import resume_command
 
-    sys.exit(resume_command(folder, overrides, ranks, transport, trace))
+    sys.exit(resume_command(folder, overrides, ranks, transport, trace, report))
 
 
 @cli.command()
@@ -133,6 +145,31 @@ def plan(
 
         assert run.ranks is not None
         analysis_command(run.strategy, run.ranks, compare, picture)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be given several times."
+)
+@click.option(
+    "--target", metavar="NAME=VALUE", help="Show seconds and bytes until a metric has first reached a value."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for a page with figures, index.html.",
+)
+def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None, out: Path | None) -> None:
+    """Compare the runs in folders: metrics, time, bytes, waiting; means over runs that differ by their seeds only.
+
+    \b
+    hocket compare runs/sgd runs/agd --target accuracy=0.95
+    hocket compare runs/* --metric valid_loss --metric overlap_share --out comparison
+    """
+    from hocket.cli.comparing import compare_command
+
+    compare_command(runs, metrics, target, out)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, options_metavar="")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from hocket.cli.comparing import write_report
 from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.training import METRICS, PICTURE, SUMMARY
@@ -46,6 +47,8 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
         if not draw(folder / METRICS, folder / PICTURE, title):
             print(NO_PICTURE)
+        if run.report:
+            write_report(folder, title)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
 from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
@@ -33,6 +34,7 @@ def run_command(
     transport: str | None,
     out: Path | None,
     trace: bool,
+    report: bool,
     resume: bool,
 ) -> int:
     """Carry out `hocket run` and return the exit status.
@@ -41,10 +43,10 @@ def run_command(
         UserError: whatever is wrong with what was asked for.
     """
     if not resume:
-        return _carry_out(_with_options(load_run(target, overrides), transport, trace), ranks, out)
+        return _carry_out(_with_options(load_run(target, overrides), transport, trace, report), ranks, out)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
-    return resume_command(out, overrides, ranks, transport, trace, target)
+    return resume_command(out, overrides, ranks, transport, trace, report, target)
 
 
 def resume_command(
@@ -53,6 +55,7 @@ def resume_command(
     ranks: int | None,
     transport: str | None,
     trace: bool,
+    report: bool,
     target: str | None = None,
 ) -> int:
     """Carry out `hocket resume`, or `hocket run TARGET --resume`, and return the exit status.
@@ -65,15 +68,17 @@ def resume_command(
         check_asked(target, folder)
     if launched_ranks() is not None:
         run = with_ranks(run, ranks, overrides)  # what the launcher was asked for is newer than the folder
-    return _carry_out(_with_options(run, transport, trace), ranks, folder, resume=True)
+    return _carry_out(_with_options(run, transport, trace, report), ranks, folder, resume=True)
 
 
-def _with_options(run: RunConfig, transport: str | None, trace: bool) -> RunConfig:
+def _with_options(run: RunConfig, transport: str | None, trace: bool, report: bool) -> RunConfig:
     if transport is not None:
         run = replace(run, transport=TransportName(transport))
     if run.transport is TransportName.TORCH:
         raise UserError("transport torch is not available in this version; there are mpi and virtual")
-    return replace(run, trace=trace or run.trace)
+    if report or run.report:
+        require_plotly("--report" if report else "report")
+    return replace(run, trace=trace or run.trace, report=report or run.report)
 
 
 def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: bool = False) -> int:

@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 __all__ = ["format_bytes", "format_seconds", "show_table"]
 
+# What stands between two columns, and around them: spaces, or lines with a space on each side.
+_PLAIN_GAP = 2
+_DRAWN_GAP = 4
+_NARROWEST = 12
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+
+def show_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    width: int | None = None,
+) -> None:
     """Print a table.
 
     Args:
         headers: the columns' names.
         rows: as many cells each as there are columns.
         numbers: the columns that are aligned at the right.
+        width: how many characters a line has at most: the columns that do not fit follow in further tables, below the
+            first column again. None for as many as there are.
     """
-    if sys.stdout.isatty():
-        _show_rich(headers, rows, numbers)
-        return
+    drawn = sys.stdout.isatty()
     lines = [list(headers), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for place, part in enumerate(_parts(lines, width, _DRAWN_GAP if drawn else _PLAIN_GAP)):
+        if place and not drawn:
+            print()
+        (_show_rich if drawn else _show_plain)(part[0], part[1:], numbers)
+
+
+def _parts(lines: list[list[str]], width: int | None, gap: int) -> list[list[list[str]]]:
+    """Return tables of at most `width` characters whose columns are those of one table of `lines`."""
+    if width is None:
+        return [lines]
+    first, *others = (list(column) for column in zip(*lines, strict=True))
+    first = [textwrap.fill(cell, max(width // 3, _NARROWEST), break_on_hyphens=False) for cell in first]
+    parts = [[first]]
+    for column in others:
+        if len(parts[-1]) > 1 and sum(map(_width, (*parts[-1], column))) + gap * (len(parts[-1]) + 1) > width:
+            parts.append([first])
+        parts[-1].append(column)
+    return [[list(line) for line in zip(*part, strict=True)] for part in parts]
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(len(line) for cell in column for line in cell.split("\n"))
+
+
+def _show_plain(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
+    lines = [headers, *rows]
+    widths = [_width(column) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = (
-            cell.rjust(width) if header in numbers else cell.ljust(width)
-            for cell, width, header in zip(line, widths, headers, strict=True)
-        )
-        print("  ".join(cells).rstrip())
+        for parts in zip_longest(*(cell.split("\n") for cell in line), fillvalue=""):
+            cells = (
+                cell.rjust(width) if header in numbers else cell.ljust(width)
+                for cell, width, header in zip(parts, widths, headers, strict=True)
+            )
+            print("  ".join(cells).rstrip())
 
 
 def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:

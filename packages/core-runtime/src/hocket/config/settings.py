@@ -96,6 +96,7 @@ class RunSettings:
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
         log_every: steps between two lines of metrics, 1 or more.
         trace: write `trace.json`, what every rank did when, beside the other results.
+        report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: when the run is saved.
         on_nonfinite: what to do about NaN or Inf.
         steps: stop after so many, 1 or more; null to run all epochs.
@@ -123,6 +124,7 @@ class RunSettings:
     timeout_s: float = 300.0
     log_every: int = 10
     trace: bool = False
+    report: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR
     steps: int | None = None

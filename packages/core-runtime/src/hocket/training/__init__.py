@@ -20,6 +20,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 PICTURE = "metrics.png"
+REPORT = "report.html"
 
 #: What the trace of a run is called in the folder of its results.
 TRACE_FILE = "trace.json"

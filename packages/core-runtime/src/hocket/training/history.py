@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.training import VALID
 
-__all__ = ["Point", "Row", "metric_names", "points", "read_rows", "wait_shares"]
+__all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows"]
 
 #: A line of `metrics.jsonl`.
 Row = Mapping[str, Any]
@@ -26,29 +26,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def points(rows: Sequence[Row], name: str) -> list[Point]:
     """Return the rows in which `name` is a number, with it."""
-    return [(row, float(row[name])) for row in rows if _is_number(row.get(name))]
+    return [(row, float(row[name])) for row in rows if is_number(row.get(name))]
 
 
 def metric_names(rows: Sequence[Row]) -> list[str]:
     """Return the names of the metrics on held-out samples that are numbers, the loss first."""
-    names = [name for row in rows for name in row if name.startswith(VALID) and _is_number(row[name])]
+    names = [name for row in rows for name in row if name.startswith(VALID) and is_number(row[name])]
     return list(dict.fromkeys(names))
 
 
-def wait_shares(rows: Sequence[Row], name: str = "exposed_wait_s") -> list[Point]:
-    """Return the share of the seconds since the row before in which a rank waited for others.
-
-    Args:
-        rows: a run's.
-        name: `exposed_wait_s`, the mean over ranks, or its `_min` or `_max`.
-    """
-    shares, earlier_s, earlier_wait_s = [], 0.0, 0.0
-    for row, wait_s in points(rows, name):
-        if row["seconds"] > earlier_s:
-            shares.append((row, (wait_s - earlier_wait_s) / (row["seconds"] - earlier_s)))
-            earlier_s, earlier_wait_s = row["seconds"], wait_s
-    return shares
-
-
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Say whether a value is a number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -34,11 +34,18 @@ __all__ = ["save_model", "train"]
 
 
 @dataclass
-class _Losses:
-    """The training loss since the last line of metrics, over this rank's samples."""
+class _SinceRow:
+    """What has come in on this rank since the last line of metrics.
+
+    Attributes:
+        loss: sum over samples.
+        samples: how many.
+        waited_s: how many seconds it had waited until then.
+    """
 
     loss: float = 0.0
     samples: int = 0
+    waited_s: float = 0.0
 
     def add(self, loss: float, samples: int) -> None:
         self.loss += loss * samples
@@ -120,10 +127,10 @@ class _Run:
         num_samples = len(cast(Sized, data.train))
         self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
         self._done_in_epoch = 0
-        self._losses = _Losses()
+        self._since_row = _SinceRow()
         self._start_s = session.peer.clock.now()
         self._pause_s = 0.0
-        self._last_row: dict[str, object] = {}
+        self._last_row: dict[str, Any] = {}
         if resume:
             self._resume()
         epochs = run.epochs - session.epochs.ended
@@ -172,7 +179,7 @@ class _Run:
                 for scheduler in self._schedulers:
                     scheduler.step()
                 if result is not None and session.weight:
-                    self._losses.add(float(result.loss), len(batch[1]))
+                    self._since_row.add(float(result.loss), len(batch[1]))
                 self._done_in_epoch += 1
                 ends_run = session.step >= self._steps
                 yield epoch + 1, ends_run or self._done_in_epoch == self._per_epoch
@@ -198,7 +205,8 @@ class _Run:
         resumed = self._session.load(self._checkpoints, run=self)
         if not resumed.exact:
             # Other ranks read other samples: the epoch begins again.
-            self._done_in_epoch, self._losses = 0, _Losses()
+            self._done_in_epoch = 0
+            self._since_row = _SinceRow(waited_s=self._session.counters.exposed_wait_s)
         if self._session.rank == 0:
             assert self._results is not None
             self._results.resume_after(resumed.step)
@@ -207,7 +215,7 @@ class _Run:
     def state_dict(self) -> dict[str, object]:
         return {
             "done_in_epoch": self._done_in_epoch,
-            "losses": asdict(self._losses),
+            "since_row": asdict(self._since_row),
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
             "seconds": self._seconds(),
             "last_row": self._last_row,
@@ -215,16 +223,16 @@ class _Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done_in_epoch = state["done_in_epoch"]
-        self._losses = _Losses(**state["losses"])
+        self._since_row = _SinceRow(**state["since_row"])
         for scheduler, own in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(own)
         self._start_s = self._session.peer.clock.now() - state["seconds"]
         self._last_row = state["last_row"]
 
     def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
-        session = self._session
-        row: dict[str, object] = {"epoch": epoch, "step": session.step, "seconds": self._seconds()}
-        row |= self._of_ranks()
+        session, seconds = self._session, self._seconds()
+        row: dict[str, object] = {"epoch": epoch, "step": session.step, "seconds": seconds}
+        row |= self._of_ranks(seconds - self._last_row.get("seconds", 0.0))
         if last_of_epoch:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
@@ -234,18 +242,22 @@ class _Run:
         if self._observer:
             self._observer.row(row)
 
-    def _of_ranks(self) -> dict[str, object]:
+    def _of_ranks(self, passed_s: float) -> dict[str, float | None]:
         """Training loss, bytes and waits: means over samples and over ranks, and the smallest and largest rank's."""
-        counters, own = self._session.counters, self._losses
-        told = self._session.gather([own.loss, own.samples, counters.bytes_sent, counters.exposed_wait_s])
-        self._losses = _Losses()
-        losses, samples, sent, waits = zip(*told, strict=True)
-        means = [loss / of_rank for loss, of_rank in zip(losses, samples, strict=True) if of_rank]
-        values = {"train_loss": sum(losses) / max(1, sum(samples))}
-        for name, of_ranks in (("train_loss", means), ("bytes_sent", sent), ("exposed_wait_s", waits)):
-            values.setdefault(name, sum(of_ranks) / max(1, len(of_ranks)))
-            values |= {f"{name}_min": min(of_ranks, default=0.0), f"{name}_max": max(of_ranks, default=0.0)}
-        return {**values}
+        counters, own = self._session.counters, self._since_row
+        waited_s = counters.exposed_wait_s
+        share = (waited_s - own.waited_s) / passed_s if passed_s > 0 else None
+        told = self._session.gather([own.loss, own.samples, counters.bytes_sent, waited_s, share])
+        self._since_row = _SinceRow(waited_s=waited_s)
+        losses, samples, sent, waits, shares = zip(*told, strict=True)
+        means = [loss / count for loss, count in zip(losses, samples, strict=True) if count]
+        return {
+            **_spread("train_loss", means),
+            "train_loss": sum(losses) / max(1, sum(samples)),
+            **_spread("bytes_sent", sent),
+            "exposed_wait_s": sum(waits) / len(waits),
+            **_spread("wait_share", [share for share in shares if share is not None]),
+        }
 
     def _seconds(self) -> float:
         """Seconds of training so far, without the evaluations."""
@@ -304,3 +316,14 @@ class _Run:
             own = {f"{VALID}{name}": value for name, value in found.values().items()}
         told = self._session.gather(own)
         return {f"{name}_ranks": [of_rank[name] for of_rank in told] for name in own}
+
+
+def _spread(name: str, of_ranks: Sequence[float]) -> dict[str, float | None]:
+    """Return the mean over ranks, and the smallest and the largest rank's; None where no rank has any."""
+    if not of_ranks:
+        return dict.fromkeys((name, f"{name}_min", f"{name}_max"))
+    return {
+        name: sum(of_ranks) / len(of_ranks),
+        f"{name}_min": min(of_ranks),
+        f"{name}_max": max(of_ranks),
+    }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hocket.pictures import new_figure
 from hocket.training import VALID
-from hocket.training.history import Point, Row, metric_names, points, read_rows, wait_shares
+from hocket.training.history import Point, Row, metric_names, points, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, Callable[[Axes], None]]:
     for name in metric_names(rows)[1:]:
         found = points(rows, name)
         panels[f"validation {name.removeprefix(VALID)}"] = lambda axes, found=found: _line(axes, found, "o-")  # type: ignore[misc]
-    sent, waits = points(rows, "bytes_sent"), wait_shares(rows)
+    sent, waits = points(rows, "bytes_sent"), points(rows, "wait_share")
     if any(value for _, value in sent):
         panels[_SENT] = lambda axes: _line(axes, sent, scale=1e-6)
     if any(value for _, value in waits):
@@ -67,9 +67,9 @@ def _draw_losses(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_waits(axes: Axes, rows: Sequence[Row]) -> None:
-    _line(axes, wait_shares(rows), label="mean of ranks", scale=100)
+    _line(axes, points(rows, "wait_share"), label="mean of ranks", scale=100)
     for end, style in (("min", ":"), ("max", "--")):
-        _line(axes, wait_shares(rows, f"exposed_wait_s_{end}"), style, label=f"{end} of ranks", scale=100)
+        _line(axes, points(rows, f"wait_share_{end}"), style, label=f"{end} of ranks", scale=100)
 
 
 def _line(

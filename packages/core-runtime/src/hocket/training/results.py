@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from hocket.training import CONFIG, METRICS, MODEL, NEXT_CONFIG, PICTURE, SUMMARY, TRACE_FILE
+from hocket.training import CONFIG, METRICS, MODEL, NEXT_CONFIG, PICTURE, REPORT, SUMMARY, TRACE_FILE
 
 __all__ = ["Results"]
 
@@ -33,7 +33,7 @@ class Results:
         """Put this run in the place of an earlier one, the first time; called when a step has ended."""
         if self._metrics is not None:
             return
-        outdated = [SUMMARY, MODEL, PICTURE] if self._traces else [SUMMARY, MODEL, PICTURE, TRACE_FILE]
+        outdated = [SUMMARY, MODEL, PICTURE, REPORT, *([] if self._traces else [TRACE_FILE])]
         for name in outdated:
             (self._folder / name).unlink(missing_ok=True)
         next_config = self._folder / NEXT_CONFIG

@@ -1,0 +1,131 @@
+"""`hocket compare`: runs side by side, as a table and as a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from hocket.checkpoint.folder import complete
+from hocket.cli.table import show_table
+from hocket.comparison.group import group_by_seed
+from hocket.comparison.measure import measures, parse_target
+from hocket.comparison.record import Record, read_record, read_records
+from hocket.errors import UserError, some
+from hocket.training import CHECKPOINTS, REPORT
+
+__all__ = ["compare_command", "require_plotly", "write_report"]
+
+_PAGE = "index.html"
+
+
+def compare_command(
+    folders: Sequence[Path], metrics: Sequence[str], target: str | None, out: Path | None
+) -> None:
+    """Carry out `hocket compare`.
+
+    Raises:
+        UserError: a folder that is no run, a metric that a run has not, a page that cannot be written.
+    """
+    if out is not None:
+        require_plotly("--out")
+    records = read_records(folders)
+    aim = parse_target(target, records) if target is not None else None
+    columns = measures(records, metrics, aim)
+    groups = group_by_seed(records)
+    notes = _notes(records)
+    for note in notes:
+        print(f"hocket: {note}", file=sys.stderr)
+    if aim is not None:
+        print(f"target: {aim}")
+    show_table(
+        ["run", *(column.name for column in columns)],
+        [[group.label, *(column.cell(group) for column in columns)] for group in groups],
+        numbers=[column.name for column in columns],
+        width=shutil.get_terminal_size().columns,
+    )
+    if any(len(group.records) > 1 for group in groups):
+        print("mean ± standard deviation over runs that differ by their seeds only")
+    if out is not None:
+        from hocket.comparison.page import comparison_page
+
+        _write(out / _PAGE, lambda: comparison_page(groups, columns, aim, notes), "--out")
+        print(f"page: {os.path.relpath(out / _PAGE)}")
+
+
+def write_report(folder: Path, title: str) -> None:
+    """Write the page of one run that has ended into its folder."""
+    from hocket.comparison.page import run_page
+
+    record = read_record(folder, folder.resolve().name)
+    _write(folder / REPORT, lambda: run_page(record, measures([record], (), None), title), "--report")
+
+
+def require_plotly(option: str) -> None:
+    """Refuse what needs a page where pages cannot be made.
+
+    Raises:
+        UserError: plotly is not installed.
+    """
+    if find_spec("plotly") is None:
+        raise UserError(
+            f"{option} draws with plotly, which is not installed: pip install 'hocket-core[plot]'"
+        )
+
+
+def _write(path: Path, make: Callable[[], str], option: str) -> None:
+    """Write a page.
+
+    Raises:
+        UserError: it cannot be written; names the option that asked for it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """Return what makes a comparison less than it seems."""
+    notes = []
+    tasks = _by(records, lambda record: json.dumps(record.task, sort_keys=True))
+    if len(tasks) > 1:
+        told = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
+        notes.append(f"the runs are of different tasks, whose metrics do not compare ({told})")
+    clocks = _by(records, lambda record: str(record.config["transport"] == "virtual"))
+    if len(clocks) > 1:
+        told = "; ".join(f"{each[0].config['transport']}: {_labels(each)}" for each in clocks)
+        notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
+    for record in records:
+        if record.summary is None:
+            cure = f"continue it with `hocket resume {record.folder}`" if _saved(record) else "begin it anew"
+            notes.append(
+                f"{record.folder} has not ended: its numbers are those until step {record.steps}; if it was "
+                f"interrupted, {cure}"
+            )
+    return notes
+
+
+def _saved(record: Record) -> bool:
+    return bool(complete(record.folder / CHECKPOINTS))
+
+
+def _by(records: Sequence[Record], key: Callable[[Record], str]) -> list[list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(key(record), []).append(record)
+    return list(found.values())
+
+
+def _labels(records: Sequence[Record]) -> str:
+    return some([record.label for record in records])
+
+
+def _task(record: Record) -> str:
+    fields = ", ".join(f"{key}={value}" for key, value in record.task.items() if key != "name")
+    return f"{record.task['name']} ({fields})" if fields else str(record.task["name"])

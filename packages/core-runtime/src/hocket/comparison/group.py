@@ -1,0 +1,125 @@
+"""Groups of runs that differ by their seeds only, and means and spreads over them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from statistics import fmean, stdev
+
+from hocket.comparison.record import Record
+
+__all__ = ["Curve", "Group", "Spread", "group_by_seed"]
+
+#: What does not change a run's numbers, as keys of its configuration.
+_REPORTING = ("seed", "name", "description", "source", "recipe", "trace", "report", "checkpoint", "timeout_s")
+
+# What is left of names such as `agd-seed=0` and `agd-seed=1` when their ends are taken away.
+_LOOSE_END = re.compile(r"[\s,;/_.=-]*(seed)?[\s,;/_.=-]*$")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number of several runs.
+
+    Attributes:
+        mean: over those that have it.
+        deviation: the standard deviation of a sample; 0 where one run has it.
+        count: how many have it.
+    """
+
+    mean: float
+    deviation: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over steps, seconds or bytes: means, and where the runs (or the ranks of one run) lie."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by their seeds only, one at least."""
+
+    label: str
+    records: Sequence[Record]
+
+    def spread(self, measure: Callable[[Record], float | None]) -> Spread | None:
+        """Return a measure's mean and spread over the runs; None where no run has it."""
+        values = [value for value in map(measure, self.records) if value is not None]
+        if not values:
+            return None
+        return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+
+    def curve(self, name: str, over: str) -> Curve:
+        """Return a metric's mean over the runs, and one standard deviation to both sides.
+
+        Args:
+            name: as `Record.series` takes it.
+            over: `step`, `seconds` or `bytes_sent`; the runs' mean, too.
+        """
+        runs = [{row["step"]: (row[over], value) for row, value in r.series(name)} for r in self.records]
+        steps = [step for step in runs[0] if all(step in run for run in runs)]
+        x = [fmean(run[step][0] for run in runs) for step in steps]
+        spreads = [[run[step][1] for run in runs] for step in steps]
+        mean = [fmean(values) for values in spreads]
+        wide = [stdev(values) if len(values) > 1 else 0.0 for values in spreads]
+        ends = list(zip(mean, wide, strict=True))
+        return Curve(x, mean, [at - off for at, off in ends], [at + off for at, off in ends])
+
+    def ranks_curve(self, name: str, over: str) -> Curve:
+        """Return a metric of a run over its ranks: their mean, the smallest and the largest."""
+        [record] = self.records
+        mean, low, high = (
+            {row["step"]: (row[over], value) for row, value in record.series(name + end)}
+            for end in ("", "_min", "_max")
+        )
+        steps = [step for step in mean if step in low and step in high]
+        return Curve(
+            [mean[step][0] for step in steps],
+            *([values[step][1] for step in steps] for values in (mean, low, high)),
+        )
+
+
+def group_by_seed(records: Sequence[Record]) -> list[Group]:
+    """Put runs together that have ended and differ by their seeds only, in the order in which they are given."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        # A mean over a whole run and a part of one would be the mean of nothing.
+        key = _settings(record) if record.summary is not None else str(record.folder)
+        found.setdefault(key, []).append(record)
+    labels = _distinct([_label(members) for members in found.values()])
+    return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
+
+
+def _settings(record: Record) -> str:
+    settings = {key: value for key, value in record.config.items() if key not in _REPORTING}
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _label(records: Sequence[Record]) -> str:
+    first = records[0]
+    if len(records) == 1:
+        return first.label if first.summary is not None else f"{first.label} (until step {first.steps})"
+    shared = _LOOSE_END.sub("", _common_start([record.label for record in records]))
+    return f"{shared or first.config.get('name') or 'run'} ({len(records)} seeds)"
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in columns)
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    return [
+        label if labels.count(label) == 1 else f"{label} {labels[:place].count(label) + 1}"
+        for place, label in enumerate(labels)
+    ]

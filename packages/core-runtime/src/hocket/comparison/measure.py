@@ -1,0 +1,162 @@
+"""Measures of runs, which are the columns of a comparison."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hocket.comparison.group import Group, Spread
+from hocket.comparison.record import Record
+from hocket.errors import UserError
+from hocket.training.history import metric_names
+
+__all__ = ["Measure", "Target", "measures", "parse_target"]
+
+_TARGET = re.compile(r"(?P<name>[^<>=]+)(?P<relation><=|>=|=)(?P<value>.+)")
+
+
+#: Units, from the largest on, with what they are worth.
+_Units = Sequence[tuple[str, float]]
+
+_PLAIN: _Units = (("", 1.0),)
+_PERCENT: _Units = (("%", 0.01),)
+_SECONDS: _Units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+_BYTES: _Units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+_DIGITS = 4
+# Beyond these, numbers are written with exponents.
+_SMALLEST, _LARGEST = 1e-4, 1e7
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column.
+
+    Attributes:
+        name: its header.
+        of: a run's number; None where it has none.
+        units: what it is written in.
+    """
+
+    name: str
+    of: Callable[[Record], float | None]
+    units: _Units = _PLAIN
+
+    def cell(self, group: Group) -> str:
+        """Return a group's mean as text, with the standard deviation over its seeds."""
+        found = group.spread(self.of)
+        if found is None:
+            return "-"
+        of = len(group.records)
+        return self._write(found) + ("" if found.count == of else f" ({found.count} of {of})")
+
+    def _write(self, found: Spread) -> str:
+        """Write mean and deviation in the same unit, to the same place, four digits of the mean."""
+        unit, size = next((u for u in self.units if abs(found.mean) >= u[1]), self.units[-1])
+        mean, deviation = found.mean / size, found.deviation / size
+        told = [mean] if found.count == 1 else [mean, deviation]
+        if mean == 0 or not _SMALLEST <= abs(mean) < _LARGEST:
+            text = " ± ".join(f"{each:.{_DIGITS}g}" for each in told)
+        else:
+            places = max(0, _DIGITS - 1 - math.floor(math.log10(abs(mean))))
+            text = " ± ".join(f"{each:.{places}f}" for each in told)
+        return f"{text} {unit}".rstrip()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A value of a metric that runs are to reach.
+
+    Attributes:
+        name: the metric's.
+        value: what is to be reached.
+        rising: whether larger values are better.
+    """
+
+    name: str
+    value: float
+    rising: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.value:g} or {'more' if self.rising else 'less'}"
+
+    def first(self, record: Record, key: str) -> float | None:
+        """Return the number `key` in the first row of a run that reaches the target; None where none does."""
+        for row, value in record.series(self.name):
+            if value >= self.value if self.rising else value <= self.value:
+                return float(row[key])
+        return None
+
+
+def parse_target(text: str, records: Sequence[Record]) -> Target:
+    """Read `NAME=VALUE`; where larger values are better, is seen from what most runs do; `>=` or `<=` say it.
+
+    Raises:
+        UserError: it has another form, or a run has no such metric.
+    """
+    parts = _TARGET.fullmatch(text)
+    try:
+        value = float(parts["value"]) if parts else None
+    except ValueError:
+        value = None
+    if parts is None or value is None:
+        raise UserError(f"--target {text!r}: not of the form NAME=VALUE, such as valid_accuracy=0.95")
+    name = _resolved(parts["name"].strip(), records)
+    if not any(record.series(name) for record in records):
+        raise UserError(f"--target {text!r}: {name} is in the summaries alone, where it has no time")
+    return Target(
+        name, value, parts["relation"] == ">=" or (parts["relation"] == "=" and _rises(name, records))
+    )
+
+
+def _rises(name: str, records: Sequence[Record]) -> bool:
+    """Say whether a metric rises between its first and its last value in most of the runs."""
+    series = [[value for _, value in record.series(name)] for record in records]
+    rises = [values[-1] > values[0] for values in series if len(values) > 1 and values[-1] != values[0]]
+    return 2 * sum(rises) > len(rises) if rises else "loss" not in name
+
+
+def measures(records: Sequence[Record], metrics: Sequence[str], target: Target | None) -> list[Measure]:
+    """Return what a comparison shows of runs.
+
+    Args:
+        records: the runs.
+        metrics: names of what is asked for; empty for all metrics on held-out samples that all runs have.
+        target: adds the seconds and bytes to it.
+
+    Raises:
+        UserError: a run has no such metric.
+    """
+    asked = [_resolved(name, records) for name in metrics] or _common(records)
+    return [
+        *(Measure(name, lambda record, name=name: record.last(name)) for name in asked),  # type: ignore[misc]
+        *(_to(target) if target else ()),
+        Measure("time", lambda record: record.seconds, _SECONDS),
+        Measure("steps/s", lambda record: _ratio(record.steps, record.seconds)),
+        Measure("bytes/step", lambda record: _ratio(record.last("bytes_sent"), record.steps), _BYTES),
+        Measure("waited", lambda record: _ratio(record.last("exposed_wait_s"), record.seconds), _PERCENT),
+        Measure("distance", lambda record: record.last("consensus_distance")),
+    ]
+
+
+def _resolved(name: str, records: Sequence[Record]) -> str:
+    first, *_ = [record.resolve(name) for record in records]
+    return first
+
+
+def _common(records: Sequence[Record]) -> list[str]:
+    found = [metric_names(record.rows) for record in records]
+    return [name for name in found[0] if all(name in names for names in found)]
+
+
+def _to(target: Target) -> list[Measure]:
+    return [
+        Measure("time to target", lambda record: target.first(record, "seconds"), _SECONDS),
+        Measure("bytes to target", lambda record: target.first(record, "bytes_sent"), _BYTES),
+    ]
+
+
+def _ratio(one: float | None, other: float) -> float | None:
+    return one / other if one is not None and other > 0 else None

@@ -1,0 +1,141 @@
+"""A run's folder, read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hocket.errors import UserError, some, suggest
+from hocket.training import CONFIG, METRICS, SUMMARY, VALID
+from hocket.training.history import Point, Row, is_number, points, read_rows
+
+__all__ = ["Record", "is_run", "read_record", "read_records"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run's folder holds.
+
+    Attributes:
+        folder: where it lies.
+        label: what tables and figures call the run.
+        config: its complete configuration.
+        rows: the lines of its metrics, one at least.
+        summary: None where the run has not ended.
+    """
+
+    folder: Path
+    label: str
+    config: dict[str, Any]
+    rows: Sequence[Row]
+    summary: dict[str, Any] | None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        return float(self.rows[-1]["seconds"])
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended."""
+        return int(self.rows[-1]["step"])
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks trained."""
+        return int(self.config["ranks"])
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The task's name and fields."""
+        task: dict[str, Any] = self.config["task"]
+        return task
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The metrics that it has: numbers in its rows and its summary."""
+        found = [name for row in (*self.rows, self.summary or {}) for name in row if is_number(row[name])]
+        return [name for name in dict.fromkeys(found) if name not in ("epoch", "step")]
+
+    def series(self, name: str) -> list[Point]:
+        """Return a metric over the run."""
+        return points(self.rows, name)
+
+    def last(self, name: str) -> float | None:
+        """Return a metric's last value; None where there is none."""
+        found = points([*self.rows, self.summary or {}], name)
+        return found[-1][1] if found else None
+
+    def resolve(self, name: str) -> str:
+        """Return a metric's full name, for one that leaves out `valid_`.
+
+        Raises:
+            UserError: the run has no such metric; says which it has.
+        """
+        for full in (name, VALID + name):
+            if full in self.names:
+                return full
+        raise UserError(
+            f"{self.folder} has no metric {name!r}; there are: {', '.join(self.names)}.{suggest(name, self.names)}"
+        )
+
+
+def read_records(folders: Sequence[Path]) -> list[Record]:
+    """Read runs, and label each by what its path does not have in common with the others'.
+
+    Raises:
+        UserError: a folder holds no run, or is named twice.
+    """
+    paths = [Path(os.path.abspath(folder)) for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(f"{os.path.relpath(path)} is named {paths.count(path)} times")
+    shared = os.path.commonpath([path.parent for path in paths])
+    return [
+        read_record(folder, os.path.relpath(path, shared))
+        for folder, path in zip(folders, paths, strict=True)
+    ]
+
+
+def read_record(folder: Path, label: str) -> Record:
+    """Read a run's folder.
+
+    Raises:
+        UserError: it holds no run, or one that has no metrics yet.
+    """
+    if not is_run(folder):
+        raise UserError(f"{folder} holds no run: {_reason(folder)}")
+    try:
+        rows = read_rows(folder / METRICS)
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        summary_path = folder / SUMMARY
+        summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.exists() else None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise UserError(f"{folder}: cannot be read: {told}") from error
+    if not rows:
+        raise UserError(f"{folder}: the run has no metrics: it was interrupted before its first line of them")
+    return Record(folder, label, config, rows, summary)
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder holds a run, ended or not."""
+    return (folder / METRICS).is_file() and (folder / CONFIG).is_file()
+
+
+def _reason(folder: Path) -> str:
+    if not folder.exists():
+        return "there is no such folder"
+    if not folder.is_dir():
+        return "it is a file"
+    within = [str(each) for each in sorted(folder.iterdir()) if is_run(each)]
+    if within:
+        return f"name those in it: {some(within)}"
+    return f"it has no {METRICS if (folder / CONFIG).is_file() else CONFIG}"

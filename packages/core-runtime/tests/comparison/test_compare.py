@@ -1,0 +1,155 @@
+"""`hocket compare`: its numbers are those of the runs' files, nothing is cut, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+#: Carries out a command: its status and what it printed.
+Hocket = Callable[..., Any]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summaries(runs: Path, recipe: str) -> list[dict[str, Any]]:
+    return [json.loads((runs / f"{recipe}-{seed}" / "summary.json").read_text()) for seed in range(3)]
+
+
+def table(text: str) -> dict[str, dict[str, str]]:
+    """Return cells by run and column, of tables below each other."""
+    cells: dict[str, dict[str, str]] = {}
+    for part in text.split("\n\n"):
+        header, *lines = (line for line in part.splitlines() if "  " in line)
+        columns = [column for column in header.split("  ") if column]
+        for line in lines:
+            name, *values = (cell.strip() for cell in line.split("  ") if cell.strip())
+            cells.setdefault(name, {}).update(zip((c.strip() for c in columns[1:]), values, strict=True))
+    return cells
+
+
+def test_means_and_spreads_over_seeds(runs: Path, hocket: Hocket) -> None:
+    folders = sorted(map(str, runs.iterdir()))
+    ended = hocket("compare", *folders, "--metric", "accuracy", "--metric", "overlap_share")
+    assert ended.status == 0
+    assert all(len(line) <= 80 for line in ended.out.splitlines())
+    cells = table(ended.out)
+    assert list(cells) == ["dpsgd (3 seeds)", "sgd (3 seeds)"]
+    for recipe in ("sgd", "dpsgd"):
+        found, of_recipe = summaries(runs, recipe), cells[f"{recipe} (3 seeds)"]
+        for column, key, scale in (
+            ("valid_accuracy", "valid_accuracy", 1),
+            ("waited", "exposed_wait_fraction", 100),
+            ("bytes/step", "bytes_sent_per_step", 1e-3),
+            ("distance", "consensus_distance", 1),
+        ):
+            values = [scale * each[key] for each in found]
+            mean, deviation = (float(part.split()[0]) for part in of_recipe[column].split("±"))
+            assert mean == pytest.approx(fmean(values), rel=2e-3), column
+            assert deviation == pytest.approx(stdev(values), rel=2e-2, abs=1e-2 * mean), column
+    assert "valid_loss" not in cells["sgd (3 seeds)"]
+
+
+def test_a_target_is_reached_in_the_first_row_that_has_it(runs: Path, hocket: Hocket) -> None:
+    rows = [row for row in rows_of(runs / "sgd-0") if "valid_loss" in row]
+    middle = rows[1]
+    for name, relation in (("loss", "="), ("valid_loss", "<="), ("accuracy", "="), ("valid_accuracy", ">=")):
+        full = name if name.startswith("valid") else f"valid_{name}"
+        ended = hocket("compare", str(runs / "sgd-0"), "--target", f"{name}{relation}{middle[full]}")
+        cells = table(ended.out.split("\n", 1)[1])["sgd-0"]
+        assert ended.out.startswith(f"target: {full} of ")
+        assert float(cells["time to target"].split()[0]) == pytest.approx(1e3 * middle["seconds"], rel=1e-3)
+        assert float(cells["bytes to target"].split()[0]) == pytest.approx(
+            1e-6 * middle["bytes_sent"], rel=1e-3
+        )
+    never = hocket("compare", str(runs / "sgd-0"), str(runs / "dpsgd-0"), "--target", "accuracy=2")
+    assert table(never.out.split("\n", 1)[1])["sgd-0"]["time to target"] == "-"
+
+
+def test_long_names_are_folded(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    name = "a_run_whose_name_" + "goes_on_and_" * 8
+    for each in ("one", "two"):
+        shutil.copytree(runs / f"{'sgd' if each == 'one' else 'dpsgd'}-0", tmp_path / (name + each))
+    ended = hocket("compare", *map(str, tmp_path.iterdir()))
+    assert all(len(line) <= 80 for line in ended.out.splitlines())
+    assert (name + "one").replace("_", "") in "".join(
+        line.split("  ")[0].replace("_", "") for line in ended.out.splitlines()
+    )
+
+
+def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    for seed in range(3):
+        shutil.copytree(runs / f"sgd-{seed}", tmp_path / str(seed))
+    (tmp_path / "1" / "summary.json").unlink()
+    metrics = tmp_path / "1" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2])[:-5])  # a part of a line
+    ended = hocket("compare", *(str(tmp_path / str(seed)) for seed in range(3)))
+    step = rows_of(runs / "sgd-1")[0]["step"]
+    assert ended.err.startswith(
+        f"hocket: {tmp_path / '1'} has not ended: its numbers are those until step {step}"
+    )
+    assert ended.err.endswith("begin it anew\n")
+    assert list(table(ended.out)) == ["sgd (2 seeds)", f"1 (until step {step})"]
+    metrics.write_text("")
+    ended = hocket("compare", str(tmp_path / "1"))
+    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
+    assert "interrupted before its first line" in ended.err
+
+
+def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    shutil.copytree(runs / "sgd-0", tmp_path / "other")
+    config = tmp_path / "other" / "config.yaml"
+    changed = config.read_text().replace("hidden: 128", "hidden: 64")
+    config.write_text(changed.replace("transport: virtual", "transport: mpi"))
+    ended = hocket("compare", str(runs / "sgd-0"), str(tmp_path / "other"))
+    assert ended.status == 0
+    tasks, clocks = ended.err.splitlines()
+    assert "the runs are of different tasks, whose metrics do not compare" in tasks
+    assert "hidden=128" in tasks
+    assert "hidden=64" in tasks
+    assert "seconds on the virtual clock do not compare" in clocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["absent"], "absent holds no run: there is no such folder"),
+        (["empty"], "empty holds no run: it has no config.yaml"),
+        (["file"], "file holds no run: it is a file"),
+        (["RUNS"], "holds no run: name those in it: "),
+        (["RUN", "RUN"], "is named 2 times"),
+        (["RUN", "--metric", "valid_acuracy"], "has no metric 'valid_acuracy'; there are: seconds, train_loss, "),
+        (["RUN", "--metric", "valid_acuracy"], "Did you mean 'valid_accuracy'?"),
+        (["RUN", "--target", "accuracy"], "--target 'accuracy': not of the form NAME=VALUE"),
+        (["RUN", "--target", "accuracy=high"], "--target 'accuracy=high': not of the form NAME=VALUE"),
+        (["RUN", "--target", "f1=0.5"], "has no metric 'f1'"),
+        (["RUN", "--target", "staleness_max=0.5"], "is in the summaries alone"),
+        (["RUN", "--out", "file/within"], "--out file/within: cannot be written: Not a directory"),
+        (["broken"], "broken: cannot be read: "),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    arguments: list[str],
+    expected: str,
+    runs: Path,
+    hocket: Hocket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("file").touch()
+    shutil.copytree(runs / "sgd-0", "broken")
+    Path("broken/metrics.jsonl").write_text("{\n")
+    places = {"RUNS": str(runs), "RUN": str(runs / "sgd-0")}
+    ended = hocket("compare", *(places.get(argument, argument) for argument in arguments))
+    assert ended.status == 2
+    [line] = ended.err.splitlines()
+    assert expected in line

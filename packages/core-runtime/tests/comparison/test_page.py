@@ -1,0 +1,118 @@
+"""Pages, looked at in a browser that reaches no network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.cli import comparing
+
+#: Carries out a command: its status and what it printed.
+Hocket = Callable[..., Any]
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SIZE = (1300, 1500)
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser: install one of {', '.join(BROWSERS)}")
+    return found
+
+
+def look(browser: str, page: Path, way: str) -> subprocess.CompletedProcess[str]:
+    """Open a page, let its scripts end, and return what it became (`--dump-dom`) or draw it (`--screenshot=FILE`)."""
+    command = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=8000",
+    ]
+    command += [
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--enable-logging=stderr",
+        f"--user-data-dir={page.parent}/user",
+    ]
+    command += [f"--window-size={SIZE[0]},{SIZE[1]}", way, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    assert "CONSOLE" not in done.stderr, (
+        done.stderr
+    )  # a script's error, or something that the page has not in itself
+    return done
+
+
+def curves(dom: str) -> int:
+    """Return how many lines are drawn, without the legends' examples."""
+    return len(re.findall(r'<path class="js-line"', dom))
+
+
+def share_of_colour(picture: Path, colour: tuple[int, int, int]) -> float:
+    from matplotlib.image import imread
+
+    pixels: Any = imread(picture)
+    return float((abs(pixels[..., :3] * 255 - colour).max(axis=-1) < 3).mean())
+
+
+def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) -> None:
+    ended = hocket(
+        "compare", *sorted(map(str, runs.iterdir())), "--out", str(tmp_path), "--target", "accuracy=0.8"
+    )
+    assert ended.status == 0, ended.err
+    page = tmp_path / "index.html"
+    dom = look(browser, page, "--dump-dom").stdout
+    # Waits, bytes and distance; training loss, validation loss and accuracy over steps, seconds and bytes; two groups.
+    assert curves(dom) >= (3 + 3 * 3) * 2
+    for text in (
+        "dpsgd (3 seeds)",
+        "sgd (3 seeds)",
+        "Target: valid_accuracy of 0.8 or more",
+        "MB sent per rank",
+    ):
+        assert text in dom
+    look(browser, page, f"--screenshot={tmp_path / 'page.png'}")
+    for of_group in ((99, 110, 250), (239, 85, 59)):
+        assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
+
+
+def test_a_run(hocket: Hocket, browser: str, tmp_path: Path) -> None:
+    late = "delays={name: fixed, ranks: [2], seconds: 0.01}"
+    arguments = ("-n", "3", "--transport", "virtual", "epochs=2", "compute={step_s: 0.01}", late)
+    # A name that is HTML is text.
+    out = tmp_path / "<b>run"
+    assert hocket("run", "sgp", *arguments, "--report", "--out", str(out)).status == 0
+    page = out / "report.html"
+    dom = look(browser, page, "--dump-dom").stdout
+    assert curves(dom) >= 3 + 3 * 3
+    for text in ("digits, sgp, 3 ranks", "&lt;b&gt;run", "The ranks at the end", "name: gossip"):
+        assert text in dom
+    assert "<b>run" not in dom
+    assert hocket("run", "sgp", *arguments, "--out", str(out)).status == 0
+    assert not page.exists()  # of an earlier run
+
+
+def test_without_plotly_nothing_is_begun(
+    runs: Path, hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "find_spec", lambda name: None)
+    out = tmp_path / "out"
+    for arguments, option in (
+        (("compare", str(runs / "sgd-0"), "--out", str(out)), "--out"),
+        (("run", "sgd", "--report", "--out", str(out)), "--report"),
+        (("run", "sgd", "report=true", "--out", str(out)), "report"),
+    ):
+        ended = hocket(*arguments)
+        told = (
+            f"hocket: {option} draws with plotly, which is not installed: pip install 'hocket-core[plot]'\n"
+        )
+        assert (ended.status, ended.out, ended.err) == (2, "", told)
+    assert not out.exists()
