@@ -18,7 +18,6 @@ from torch import nn
 import hocket
 from hocket.checkpoint.folder import complete
 from hocket.training.startup import defer_dynamo
-from hocket.transport.launching import note_pid
 
 __all__ = ["RANKS", "STRATEGIES", "trained"]
 
@@ -69,7 +68,6 @@ def _main(folder: Path, strategy: str) -> None:
     defer_dynamo()
     torch.set_num_threads(1)
     peer = hocket.join()
-    note_pid(peer.rank)
     (folder / f"joined-{peer.rank}").touch()
     np.save(folder / f"{peer.rank}.npy", trained(strategy, folder / "checkpoints"))
 

@@ -19,7 +19,7 @@ from trial import Run, Toy
 
 import hocket
 from hocket.plan.plan import plan
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.network import NetworkModel
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["free_port", "init_gloo", "medians", "run_ranks"]

@@ -32,8 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 from mechanism_list import MECHANISMS, Case, Mechanism, Model, Where
 
-from hocket.transport import launching
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import gather
+from hocket.transport.rank_process import ALLOCATOR
 
 if TYPE_CHECKING:
     from torch import nn
@@ -252,12 +254,12 @@ def run_job(
 
 def _on_one_host(program: list[str], ranks: int, folder: Path) -> int:
     environment = {"OMP_NUM_THREADS": "1"}
-    return launching.launch(launching.find_mpiexec(), ranks, program, folder=folder, environment=environment)
+    return launch(find_mpiexec(), ranks, program, folder=folder, environment=environment)
 
 
 def _on_hosts(program: list[str], ranks: int, folder: Path) -> int:
     lab = [sys.executable, str(NETLAB), "--hosts", str(ranks), "--rate", SLOW_LINK, "run", "-n", str(ranks)]
-    environment = {**launching._ALLOCATOR, **os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**ALLOCATOR, **os.environ, "OMP_NUM_THREADS": "1"}
     told = subprocess.run(
         [*lab, "--", *program], env=environment, capture_output=True, text=True, check=False
     )

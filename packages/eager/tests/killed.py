@@ -14,7 +14,9 @@ import numpy as np
 from hocket.errors import PeerLostError
 from hocket.progress import ThreadProgress
 from hocket.transport import mpi
-from hocket.transport.launching import find_mpiexec, launch, note_pid
+from hocket.transport.job_notes import note_pid
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.reduction import TreeSum
 from hocket_eager import PartialAllreduce
 from hocket_eager.send_buffer import SendBuffer

@@ -30,7 +30,8 @@ from torch.nn.functional import cross_entropy
 import hocket
 from hocket.session.api import Loss
 from hocket.transport import join
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 from hocket_eapipe import Balance, Pipeline
 from hocket_eapipe.memory import TensorBytes

@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from hocket.topology.api import Topology as Topology
     from hocket.transport.host import sync as sync
     from hocket.transport.lane import Lane as Lane
-    from hocket.transport.launching import find_mpiexec as find_mpiexec
     from hocket.transport.launching import launch as launch
+    from hocket.transport.mpiexec import find_mpiexec as find_mpiexec
     from hocket.transport.network import NetworkModel as NetworkModel
     from hocket.transport.network import recursive_doubling_cost as recursive_doubling_cost
     from hocket.transport.network import ring_cost as ring_cost
@@ -204,7 +204,7 @@ _HOMES = {
     "Neighbours": "hocket.topology.api",
     "Topology": "hocket.topology.api",
     "Lane": "hocket.transport.lane",
-    "find_mpiexec": "hocket.transport.launching",
+    "find_mpiexec": "hocket.transport.mpiexec",
     "launch": "hocket.transport.launching",
     "NetworkModel": "hocket.transport.network",
     "recursive_doubling_cost": "hocket.transport.network",

@@ -14,7 +14,7 @@ from hocket.cli import doctor
 from hocket.cli.doctor import Verdict, examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
 from hocket.errors import UserError
 from hocket.transport.host import memory
-from hocket.transport.launching import Mpiexec
+from hocket.transport.mpiexec import Mpiexec
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hocket.cli.main import main
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
 HOCKET_SCRIPT = Path(sys.executable).with_name("hocket")
@@ -63,7 +63,7 @@ def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (["absent.yaml"], "absent.yaml: cannot read the file: No such file or directory"),
         (["sgd", "steps"], "override 'steps': not of the form KEY=VALUE, such as gradients.0.overlap=backward"),
         (["sgd", "epochs=[1"], "override 'epochs=[1': line 1, column 3: not valid YAML: ..."),
-        (["sgd", "transport=torch"], "transport torch is not available in this version; there are mpi and virtual"),
+        (["sgd", "transport=gloo"], "override 'transport=gloo': transport: ... one of mpi, torch, virtual or null"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -221,7 +221,9 @@ class TestUnderALauncher:
         ended = hocket("run", "sgd", "--transport", "virtual", cwd=tmp_path, command=command)
         assert ended.returncode == 2
         [message] = [line for line in ended.stderr.splitlines() if line.startswith("hocket:")]
-        assert message.endswith("starts ranks for transport mpi, not virtual: leave out the launcher")
+        assert message.endswith(
+            "starts ranks for transport mpi, not virtual: leave out the launcher, or the transport"
+        )
 
 
 def test_mistakes_are_told_in_a_process_in_which_another_library_listens_for_errors(

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import find_mpiexec, launch
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import find_mpiexec
 
 if __name__ == "__main__":
     ranks, folder, *program = sys.argv[1:]

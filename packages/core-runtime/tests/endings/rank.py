@@ -15,7 +15,6 @@ from hocket.errors import ConfigError
 from hocket.transport import join
 from hocket.transport.faults import Faults, KillAt
 from hocket.transport.lane import Lane
-from hocket.transport.launching import note_pid
 
 _FOR_EVER = 10**9
 # Elements of float64 that the ranks of a host sum in their shared memory, without a call of MPI.
@@ -44,7 +43,6 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
     peer = join()
     if how == "kill":
         peer = Faults(kill=KillAt(rank=int(who), step=3)).wrap(peer)
-    note_pid(peer.rank)
     peer.timeout_s = float(timeout_s)
     numel = _LARGE if how == "large" else 1000
     lane, other = peer.lane("gradients.0[0]", 8 * numel), peer.lane("session")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
     from conftest import Job, Start

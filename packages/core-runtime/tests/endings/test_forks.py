@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 pytestmark = [
     pytest.mark.mpi,

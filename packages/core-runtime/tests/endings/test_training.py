@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hocket.transport.launching import PID_FOLDER_VARIABLE, find_mpiexec
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE
+from hocket.transport.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
     from conftest import Job, Start

@@ -12,7 +12,7 @@ from typing import Any
 import ddp_cases
 import pytest
 
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 

@@ -19,7 +19,7 @@ from toys import Batch, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
 from hocket.errors import ExchangeTimeoutError, UserError
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 
 def steps(session: Any, data: Any) -> int:

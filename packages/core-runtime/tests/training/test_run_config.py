@@ -54,7 +54,7 @@ def test_every_key_has_a_default() -> None:
     assert run == RunConfig(
         name="sgd", description=run.description, source=run.source, strategy=compose("sgd")
     )
-    assert (run.transport, run.on_nonfinite) == (TransportName.MPI, OnNonfinite.ERROR)
+    assert (run.transport, run.on_nonfinite) == (None, OnNonfinite.ERROR)
     assert (run.task.name, run.optimizer.name, run.batch_size, run.steps) == ("digits", "sgd", 32, None)
 
 
@@ -150,7 +150,7 @@ _SETTINGS = st.fixed_dictionaries(
         "steps": st.none() | st.integers(1, 10**9),
         "timeout_s": st.floats(min_value=1e-9, max_value=1e9) | st.integers(1, 10**6),
         "log_every": st.integers(1, 10**9),
-        "transport": st.sampled_from(list(TransportName)),
+        "transport": st.sampled_from([None, *TransportName]),
         "on_nonfinite": st.sampled_from(["error", "skip"]),
     },
 )

@@ -13,10 +13,12 @@ from typing import NoReturn
 import pytest
 
 from hocket.cli import ranking, running
+from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError
 from hocket.training.run import RunConfig
 from hocket.transport import join, joining
-from hocket.transport.joining import launched_rank, launched_ranks, local_ranks, unknown_launcher
+from hocket.transport.joining import chosen_transport, launched, launched_rank
+from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World
 
@@ -36,36 +38,51 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_outside_of_a_launcher_there_is_one_rank() -> None:
-    assert launched_ranks() is None
-    assert (launched_rank(), local_ranks()) == (0, 1)
+    assert launched() is None
+    assert launched_rank() == 0
     assert isinstance(join(), SinglePeer)
-
-
-@pytest.mark.parametrize(
-    ("variable", "launcher"),
-    [
-        ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
-        ("PMI_SIZE", "MPICH's mpiexec"),
-        ("WORLD_SIZE", "torchrun"),
-        ("SLURM_STEP_NUM_TASKS", "srun"),
-    ],
-)
-def test_launchers_are_told_apart(variable: str, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "8")
-    assert launched_ranks() == (launcher, 8)
-    monkeypatch.setenv(variable, "1")
-    assert launched_ranks() is None
-    assert isinstance(join(), SinglePeer)
-    monkeypatch.setenv(variable, "eight")
-    with pytest.raises(UserError, match=rf"^{variable}='eight' in the environment is no number of ranks$"):
-        launched_ranks()
 
 
 def test_a_promise_of_one_rank_hides_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`srun --pty bash`, and torchrun in it; a left-over WORLD_SIZE=1, and srun."""
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert launched_ranks() == ("srun", 4)
+    """A left-over WORLD_SIZE=1, and srun."""
+    for variable, value in (("WORLD_SIZE", "1"), ("RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")):
+        monkeypatch.setenv(variable, value)
+    assert launched() is None
+    assert isinstance(join(), SinglePeer)
+    for variable, value in (
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_PROCID", "3"),
+        ("SLURM_STEP_NODELIST", "a"),
+    ):
+        monkeypatch.setenv(variable, value)
+    found = launched()
+    assert found is not None
+    assert (found.launcher, found.size, launched_rank()) == ("srun", 4, 3)
+
+
+def test_a_launcher_that_is_not_understood_is_rank_0_for_who_only_wants_to_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "eight")
+    with pytest.raises(UserError):
+        join()
+    assert launched_rank() == 0
+
+
+def test_mpi_is_chosen_where_it_is_installed_and_ranks_can_meet_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {can: Launched("it", 0, 2, transports=can) for can in [("mpi",), ("torch",), ("mpi", "torch")]}
+    monkeypatch.setattr(joining, "find_spec", lambda name: object())
+    assert [chosen_transport(launched) for launched in found.values()] == ["mpi", "torch", "mpi"]
+    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    assert [chosen_transport(launched) for launched in found.values()] == ["mpi", "torch", "torch"]
+    assert chosen_transport(found["mpi", "torch"], "mpi") == "mpi"
+    with pytest.raises(
+        UserError,
+        match=r"^it starts ranks for transport torch, not mpi: leave out the launcher, or the transport$",
+    ):
+        chosen_transport(found["torch",], "mpi")
 
 
 @pytest.mark.parametrize("transport", ["mpi", "virtual"])
@@ -86,8 +103,7 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
         running.run_command(
             "sgd",
             ("task=digits",),
-            ranks=2,
-            transport=transport,
+            WantedRanks(2, transport=transport),
             out=tmp_path / "out",
             resume=False,
             trace=False,
@@ -95,42 +111,19 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
     assert begun == [2]
 
 
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        (
-            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
-            ["MV2_COMM_WORLD_RANK=0", "MV2_COMM_WORLD_SIZE=4"],
-        ),
-        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, ["FLUX_JOB_SIZE=2", "FLUX_TASK_RANK=0"]),
-        ({"PMIX_RANK": "3"}, ["PMIX_RANK=3"]),
-        ({"PALS_RANKID": "1"}, ["PALS_RANKID=1"]),
-        ({"RANK": "0", "WORLD_SIZE": "1", "BATCH_SIZE": "32", "OMPI_UNIVERSE_SIZE": "8"}, []),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, []),  # an sbatch script is no rank
-        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, []),
-    ],
-)
+@pytest.mark.parametrize("variables", [{"PMIX_RANK": "3"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}])
 def test_one_rank_in_what_looks_like_a_job_is_told(
-    variables: dict[str, str],
-    found: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert unknown_launcher() == found
     joining._warn_of_strangers.cache_clear()
     for _ in range(2):
         assert isinstance(join(), SinglePeer)
     messages = [record.getMessage() for record in caplog.records]
+    found = looks_launched(variables)
     assert len(messages) == bool(found)
     assert all(text in message for message in messages for text in found)
-
-
-def test_a_rank_knows_its_number_before_mpi_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
-    assert (launched_rank(), local_ranks()) == (3, 4)
 
 
 def test_without_mpi_a_promise_of_ranks_is_an_error() -> None:
@@ -142,7 +135,9 @@ def test_without_mpi_a_promise_of_ranks_is_an_error() -> None:
         OMPI_COMM_WORLD_SIZE="4",
     )
     assert message.startswith("Open MPI's mpiexec started 4 ranks, but MPI cannot be used (")
-    assert message.endswith("): pip install 'hocket-core[mpi]'")
+    assert (
+        "): pip install 'hocket-core[mpi]', or start them with `hocket launch --transport torch`" in message
+    )
 
 
 def test_a_virtual_rank_joins_its_own_world(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ import pytest
 
 from hocket.errors import UserError
 from hocket.transport import launching
-from hocket.transport.launching import Mpiexec, find_mpiexec, launch, note_pid, threads_per_rank
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_pid, processes_of
+from hocket.transport.launching import launch
+from hocket.transport.mpiexec import Mpiexec, find_mpiexec
+from hocket.transport.rank_process import threads_per_rank
 
 PYTHON = sys.executable
 
@@ -131,10 +134,10 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_leaves_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(launching.PID_FOLDER_VARIABLE, raising=False)
+    monkeypatch.delenv(PID_FOLDER_VARIABLE, raising=False)
     note_pid(2)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setenv(launching.PID_FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(PID_FOLDER_VARIABLE, str(tmp_path))
     note_pid(2)
     assert (tmp_path / str(os.getpid())).read_text() == "2"
 
@@ -164,7 +167,7 @@ def test_a_launcher_that_does_not_end_the_job_is_killed(
     monkeypatch.setattr(launching, "_TERMINATION_TIMEOUT_S", 1.0)
     # What a rank does in `end_job`, but for the call that Open MPI's launcher once did not heed.
     program = (
-        "from hocket.transport.launching import note_ending; import time; note_ending(3); time.sleep(600)"
+        "from hocket.transport.job_notes import note_ending; import time; note_ending(3); time.sleep(600)"
     )
     launcher = elsewhere / "mpiexec"
     launcher.write_text('#!/bin/sh\ntrap "" TERM\nshift 4\n"$@"\n')  # -bind-to none -n 1
@@ -173,7 +176,7 @@ def test_a_launcher_that_does_not_end_the_job_is_killed(
     assert launch(Mpiexec(str(launcher), "mpich", ""), 1, [PYTHON, "-c", program], folder=tmp_path) == 3
     assert time.monotonic() - begun_s < 60
     assert "hocket: mpiexec did not end the job within 1 s, and was killed" in capfd.readouterr().err
-    assert launching._processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.mpi
@@ -183,7 +186,7 @@ def test_a_rank_that_outlives_a_dead_one_is_ended(
     monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 1.0)
     # The other one never looks at whom it has lost.
     program = (
-        "import os, signal, time; from hocket.transport.launching import note_pid; from mpi4py import MPI;"
+        "import os, signal, time; from hocket.transport.job_notes import note_pid; from mpi4py import MPI;"
         "rank = MPI.COMM_WORLD.rank; note_pid(rank); MPI.COMM_WORLD.Barrier();"
         "rank and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)"
     )
@@ -192,7 +195,7 @@ def test_a_rank_that_outlives_a_dead_one_is_ended(
     assert time.monotonic() - begun_s < 60
     assert "hocket: rank 1 on " in (told := capfd.readouterr().err)
     assert " was killed by SIGKILL" in told
-    assert launching._processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_launcher_that_takes_no_notice_of_a_rank_that_ended(
@@ -200,7 +203,7 @@ def test_a_launcher_that_takes_no_notice_of_a_rank_that_ended(
 ) -> None:
     monkeypatch.setattr(launching, "_OUTLIVING_TIMEOUT_S", 0.0)
     monkeypatch.setattr(launching, "_TERMINATION_TIMEOUT_S", 1.0)
-    program = "from hocket.transport.launching import note_pid; note_pid(0)"
+    program = "from hocket.transport.job_notes import note_pid; note_pid(0)"
     launcher = elsewhere / "mpiexec"
     launcher.write_text('#!/bin/sh\ntrap "" TERM\nshift 4\n"$@" &\nexec sleep 600\n')
     launcher.chmod(0o755)

@@ -14,7 +14,7 @@ from piece_cases import in_small_pieces
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 
 HERE = Path(__file__).parent
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hocket import __version__
 from hocket.errors import UserError
-from hocket.transport.launching import Mpiexec, find_mpiexec
+from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 
 __all__ = ["Finding", "Verdict", "doctor_command", "examine"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hocket import __version__
+from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
 from hocket.training.startup import defer_dynamo
 
@@ -34,12 +35,15 @@ def cli() -> None:
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
+@click.option(
+    "-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, the hosts', or 1."
+)
 @click.option(
     "--transport",
-    type=click.Choice(["mpi", "virtual"]),
-    help="What moves bytes; default: the file's, or mpi.",
+    type=click.Choice(["mpi", "torch", "virtual"]),
+    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
 )
+@rank_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -53,6 +57,8 @@ def run(
     overrides: tuple[str, ...],
     ranks: int | None,
     transport: str | None,
+    hosts: str | None,
+    mpi_args: tuple[str, ...],
     out: Path | None,
     resume: bool,
     trace: bool,
@@ -60,16 +66,52 @@ def run(
 ) -> None:
     """Train a task with a recipe, or as a file says.
 
-    Outside of a launcher this starts its own ranks; inside mpiexec it joins.
+    Outside of a launcher this starts its own ranks; inside mpiexec, torchrun and srun it joins.
 
     \b
     hocket run sgd -n 4
+    hocket run sgd --hosts a:4,b:4
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
     hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
     """
     from hocket.cli.running import run_command
 
-    sys.exit(run_command(target, overrides, ranks, transport, out, trace, report, resume))
+    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
+    sys.exit(run_command(target, overrides, wanted, out, trace, report, resume))
+
+
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the hosts' places.")
+@click.option(
+    "--transport",
+    type=click.Choice(["mpi", "torch"]),
+    help="What the ranks meet over; default: mpi where it is installed, else torch.",
+)
+@rank_options
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
+@click.argument("script", metavar="SCRIPT.py|PROGRAM")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
+def launch(
+    ranks: int | None,
+    transport: str | None,
+    hosts: str | None,
+    mpi_args: tuple[str, ...],
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Start a script of your own on ranks, as `hocket run` starts its own.
+
+    Ranks share the cores, outlive one that dies, and end with one line that says why.
+
+    \b
+    hocket launch -n 4 train.py --lr 0.1
+    hocket launch --hosts a:4,b:4 train.py
+    """
+    from hocket.cli.launching import launch_command
+
+    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
+    sys.exit(launch_command(wanted, script, arguments, module=module))
 
 
 @cli.command()
@@ -77,8 +119,11 @@ def run(
 @_OVERRIDES
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: as many as before.")
 @click.option(
-    "--transport", type=click.Choice(["mpi", "virtual"]), help="What moves bytes; default: what did."
+    "--transport",
+    type=click.Choice(["mpi", "torch", "virtual"]),
+    help="What moves bytes; default: as before.",
 )
+@rank_options
 @click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
 @_REPORT
 def resume(
@@ -86,6 +131,8 @@ def resume(
     overrides: tuple[str, ...],
     ranks: int | None,
     transport: str | None,
+    hosts: str | None,
+    mpi_args: tuple[str, ...],
     trace: bool,
     report: bool,
 ) -> None:
@@ -100,7 +147,8 @@ def resume(
     """
     from hocket.cli.running import resume_command
 
-    sys.exit(resume_command(folder, overrides, ranks, transport, trace, report))
+    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
+    sys.exit(resume_command(folder, overrides, wanted, trace, report))
 
 
 @cli.command()

@@ -67,7 +67,7 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     task = check_run(run)
 
     # A plan is for ranks of one host.
-    shared_bytes = SMALLEST_BYTES if run.transport is TransportName.MPI else math.inf
+    shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
     model = _model(task)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)

@@ -1,4 +1,4 @@
-"""One rank of a run, as `hocket run` starts it: `mpiexec python -m hocket.cli.ranking CONFIG FOLDER [--resume]`."""
+"""One rank of a run, as `hocket run` starts it: `python -m hocket.cli.ranking CONFIG FOLDER [--resume]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
-from hocket.transport.launching import note_pid
 from hocket.transport.virtual import World
 
 __all__ = ["run_rank", "run_virtual"]
@@ -25,8 +24,7 @@ __all__ = ["run_rank", "run_virtual"]
 
 def run_rank(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""
-    peer = join()
-    note_pid(peer.rank)
+    peer = join(run.transport)
     _train(run, peer, folder, resume)
     peer.close()
 

@@ -7,22 +7,25 @@ import json
 import os
 import shutil
 import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hocket.checkpoint.folder import complete
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
+from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
-from hocket.training import NEXT_CONFIG, SUMMARY, TRACE_FILE
+from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
 from hocket.training.observer import TERMINAL_VARIABLE, text_of_metrics
 from hocket.training.run import RunConfig, load_run
-from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.joining import launched_rank, launched_ranks, local_ranks
-from hocket.transport.launching import find_mpiexec, launch, threads_per_rank
+from hocket.transport.joining import chosen_transport, launched, launched_rank
+from hocket.transport.launchers import Launched
+from hocket.transport.launching import Starter
+from hocket.transport.rank_process import threads_per_rank
 
 __all__ = ["resume_command", "run_command"]
 
@@ -30,8 +33,7 @@ __all__ = ["resume_command", "run_command"]
 def run_command(
     target: str,
     overrides: tuple[str, ...],
-    ranks: int | None,
-    transport: str | None,
+    wanted: WantedRanks,
     out: Path | None,
     trace: bool,
     report: bool,
@@ -42,18 +44,19 @@ def run_command(
     Raises:
         UserError: whatever is wrong with what was asked for.
     """
-    if not resume:
-        return _carry_out(_with_options(load_run(target, overrides), transport, trace, report), ranks, out)
+    if not (resume or _was_restarted(out)):
+        command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
+        run = _with_options(load_run(target, overrides), wanted, trace, report)
+        return _carry_out(run, wanted, out, command)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
-    return resume_command(out, overrides, ranks, transport, trace, report, target)
+    return resume_command(out, overrides, wanted, trace, report, target)
 
 
 def resume_command(
     folder: Path,
     overrides: tuple[str, ...],
-    ranks: int | None,
-    transport: str | None,
+    wanted: WantedRanks,
     trace: bool,
     report: bool,
     target: str | None = None,
@@ -66,38 +69,64 @@ def resume_command(
     run = load_resumed(folder, overrides)
     if target is not None and launched_rank() == 0:
         check_asked(target, folder)
-    if launched_ranks() is not None:
-        run = with_ranks(run, ranks, overrides)  # what the launcher was asked for is newer than the folder
-    return _carry_out(_with_options(run, transport, trace, report), ranks, folder, resume=True)
+    if launched() is not None:
+        # What the launcher was asked for is newer than the folder.
+        run = with_ranks(run, wanted.ranks, overrides)
+    command = ["resume", str(folder), *overrides]
+    return _carry_out(_with_options(run, wanted, trace, report), wanted, folder, command, resume=True)
 
 
-def _with_options(run: RunConfig, transport: str | None, trace: bool, report: bool) -> RunConfig:
-    if transport is not None:
-        run = replace(run, transport=TransportName(transport))
-    if run.transport is TransportName.TORCH:
-        raise UserError("transport torch is not available in this version; there are mpi and virtual")
+def _was_restarted(out: Path | None) -> bool:
+    """Return whether torchrun starts the job again, after one that has left a checkpoint."""
+    found = launched()
+    return found is not None and found.restarts > 0 and out is not None and bool(complete(out / CHECKPOINTS))
+
+
+def _with_options(run: RunConfig, wanted: WantedRanks, trace: bool, report: bool) -> RunConfig:
+    if wanted.transport is not None:
+        run = replace(run, transport=TransportName(wanted.transport))
+    if run.transport is TransportName.VIRTUAL and wanted.hosts:
+        raise UserError(
+            "virtual ranks are threads of one process: leave out --hosts, or name another --transport"
+        )
     if report or run.report:
         require_plotly("--report" if report else "report")
     return replace(run, trace=trace or run.trace, report=report or run.report)
 
 
-def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: bool = False) -> int:
-    launched = launched_ranks()
-    if launched is not None:
-        return _join(run, ranks or run.ranks, out, resume, *launched)
-    run = replace(run, ranks=ranks or run.ranks or 1)
+def _carry_out(
+    run: RunConfig, wanted: WantedRanks, out: Path | None, command: Sequence[str], *, resume: bool = False
+) -> int:
+    """Be a rank, or start the ranks.
+
+    Args:
+        run: with the options of the command line.
+        wanted: the ranks that were asked for.
+        out: the folder for results, if one is named.
+        command: what `hocket` was asked for, but for its options.
+        resume: whether the run in the folder goes on.
+    """
+    found = launched()
+    if found is not None:
+        return _join(run, wanted.ranks or run.ranks, out, resume, found)
+    wanted = replace(wanted, ranks=wanted.ranks or run.ranks, transport=run.transport)
+    run = replace(run, ranks=wanted.size or 1)
     assert run.ranks is not None
     run.check_size(run.ranks)
+    starter = None
+    if run.ranks > 1 and run.transport is not TransportName.VIRTUAL:
+        options = [*(["--trace"] if run.trace else []), *(["--report"] if run.report else [])]
+        starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options])
     device = choose_device(run)
     folder = folder_of(out, run)
-    _announce(run, folder, run.ranks, device)
+    _announce(run, folder, starter.transport if starter else TransportName.VIRTUAL, run.ranks, device)
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
     status = 1
     with prepared(folder, run, resume):
         try:
-            status = _start(run, folder, resume)
+            status = _start(run, folder, resume, starter)
         finally:
             if status != 0 and run.trace:
                 _show_left_trace(folder)
@@ -106,16 +135,17 @@ def _carry_out(run: RunConfig, ranks: int | None, out: Path | None, *, resume: b
     return status
 
 
-def _announce(run: RunConfig, folder: Path, local: int, device: Device) -> None:
+def _announce(run: RunConfig, folder: Path, transport: str, local: int, device: Device) -> None:
     """Say what is started, before torch is imported and ranks have joined.
 
     Args:
         run: with its number of ranks.
         folder: of the results.
+        transport: what the ranks meet over.
         local: how many of the ranks are on this host.
         device: what they train on.
     """
-    where, each = f"{run.ranks} ranks over {run.transport.value}", " each"
+    where, each = f"{run.ranks} ranks over {transport}", " each"
     if run.ranks == 1:
         where, each = "one rank", ""
     told = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
@@ -127,18 +157,18 @@ def _announce(run: RunConfig, folder: Path, local: int, device: Device) -> None:
     )
 
 
-def _start(run: RunConfig, folder: Path, resume: bool) -> int:
+def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None) -> int:
     """Carry the run out here, or on ranks of its own, and return the exit status."""
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
 
         run_virtual(run, folder, resume=resume)
-    elif run.ranks == 1:
+    elif starter is None:
         from hocket.cli.ranking import run_rank
 
         run_rank(run, folder, resume=resume)
     else:
-        return _launch(run, folder, resume)
+        return _launch(run, folder, resume, starter)
     return 0
 
 
@@ -151,33 +181,28 @@ def _show_left_trace(folder: Path) -> None:
         print(f"hocket: the trace of what the ranks did until then: {os.path.relpath(path)}", file=sys.stderr)
 
 
-def _join(
-    run: RunConfig, asked: int | None, out: Path | None, resume: bool, launcher: str, promised: int
-) -> int:
+def _join(run: RunConfig, asked: int | None, out: Path | None, resume: bool, found: Launched) -> int:
     """Be one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
 
-    if asked is not None and asked != promised:
+    if asked is not None and asked != found.size:
         raise UserError(
-            f"{launcher} started {promised} ranks, but {asked} were asked for: leave out -n and `ranks`"
+            f"{found.launcher} started {found.size} ranks, but {asked} were asked for: leave out -n and `ranks`"
         )
-    if run.transport is not TransportName.MPI:
-        raise UserError(
-            f"{launcher} starts ranks for transport mpi, not {run.transport}: leave out the launcher"
-        )
-    run = replace(run, ranks=promised)
-    run.check_size(promised)
+    transport = chosen_transport(found, run.transport)
+    run = replace(run, ranks=found.size)
+    run.check_size(found.size)
     folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
-    if launched_rank() == 0:
-        _announce(run, folder, local_ranks(), choose_device(run))
+    if found.rank == 0:
+        _announce(run, folder, transport, found.local_size, choose_device(run))
 
     import torch
 
     from hocket.transport import join
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_per_rank(local_ranks()))
-    first = join().rank == 0
+        torch.set_num_threads(threads_per_rank(found.local_size))
+    first = join(transport).rank == 0
     with prepared(folder, run, resume) if first else contextlib.nullcontext():
         run_rank(run, folder, resume=resume)
     if first:
@@ -185,16 +210,14 @@ def _join(
     return 0
 
 
-def _launch(run: RunConfig, folder: Path, resume: bool) -> int:
+def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter) -> int:
     environment = {}
     if sys.stdout.isatty():
         environment = {TERMINAL_VARIABLE: "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += ["--resume"] if resume else []
     assert run.ranks is not None
-    with job_folder(Path(tempfile.gettempdir())) as pids, shared_job_folder() as variables:
-        environment |= variables
-        return launch(find_mpiexec(), run.ranks, program, folder=pids, environment=environment)
+    return launch_here(starter, run.ranks, program, environment)
 
 
 def _show_results(folder: Path) -> None:

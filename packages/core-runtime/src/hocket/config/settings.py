@@ -90,7 +90,8 @@ class RunSettings:
         batch_size: samples per rank and step, 1 or more.
         seed: of the model, the data's order and every draw; 0 or more.
         ranks: how many to start, 1 or more; null where the launcher says.
-        transport: what moves bytes between ranks.
+        transport: what moves bytes between ranks; null for what the launcher is for, else MPI where it is installed,
+            and torch where it is not.
         device: where the model is trained.
         precision: in which dtype it computes.
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
@@ -118,7 +119,7 @@ class RunSettings:
     batch_size: int = 32
     seed: int = 0
     ranks: int | None = None
-    transport: TransportName = TransportName.MPI
+    transport: TransportName | None = None
     device: Device = Device.AUTO
     precision: Precision = Precision.FLOAT32
     timeout_s: float = 300.0

@@ -21,7 +21,7 @@ from typing import Any
 
 from hocket.training.startup import defer_dynamo
 from hocket.transport.job_folder import job_folder, shared_job_folder
-from hocket.transport.launching import find_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["Job"]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hocket.transport.job_notes import has_noted_ending
+
 __all__ = ["JobOutput", "Report"]
 
 # More lines than these between two rules are somebody's own.
@@ -46,7 +48,7 @@ class Report:
 
     Attributes:
         folder: holds a file for each rank that has joined, named by its process number, with the rank.
-        ranks: how many the job has.
+        ranks: how many the job has on this host.
         cause: a sentence; empty where no rank died so.
         told: whether a rank has given a reason of its own.
         noticed: what another rank said of a dead one; empty where none did.
@@ -79,17 +81,23 @@ class Report:
             self._aborted = True  # what the other ranks die of is its doing
             self.status = self.status or int(aborted[1])
         elif signalled := _SIGNALLED.search(line):
-            who, name = f"rank {signalled[1]}", signalled[2]
-            numbers = [number for number in signal.Signals if signal.strsignal(number) == name]
-            if numbers:
-                self._killed(who, log[1], numbers[0])
-            else:
-                self._tell(f"{who} on {log[1]} was killed by a signal ({name})")
-            if not self._all_have_joined():
-                self.end()  # those that start would wait for it for ever: nobody tells them within MPI_Init
+            by = [number for number in range(1, signal.NSIG) if signal.strsignal(number) == signalled[2]]
+            self.rank_was_killed(int(signalled[1]), log[1], by[0] if by else 0)
         elif exited := _EXITED.search(line):
-            self._left(exited[1], exited[2])
-            self.end()
+            self.rank_left(int(exited[1]), int(exited[2]))
+
+    def rank_was_killed(self, rank: int, host: str, number: int) -> None:
+        """Take in that a signal, 0 for an unknown one, has killed a rank; the others end by themselves if they know."""
+        self._killed(f"rank {rank}", host, number)
+        if not self._all_have_joined():
+            self.end()  # those that start would wait for it for ever: nobody tells them within MPI_Init
+
+    def rank_left(self, rank: int, code: int) -> None:
+        """Take in that a rank has ended with another exit status than 0, and end the others."""
+        self.status = self.status or code
+        if not has_noted_ending(self.folder):  # it, or the one that it follows, has told why
+            self._left(rank, code)
+        self.end()
 
     def _all_have_joined(self) -> bool:
         return len([*self.folder.glob("[0-9]*")]) >= self.ranks
@@ -100,7 +108,7 @@ class Report:
         if killed := _KILLED.search(text):
             self._killed(f"rank {killed[1]}", killed[2], int(killed[3]))
         elif left := _LEFT.search(text):
-            self._left(left[1], left[2])
+            self._left(int(left[1]), int(left[2]))
         elif mpich := _MPICH.search(text):
             process, host, code = mpich[1], mpich[2], int(mpich[3])
             file = self.folder / process
@@ -114,13 +122,13 @@ class Report:
             return bool(_ABORTED.search(text) or _UNTESTED.search(text))
         return True
 
-    def _left(self, rank: str, code: str) -> None:
-        self.status = self.status or int(code)
+    def _left(self, rank: int, code: int) -> None:
+        self.status = self.status or code
         self._tell(f"rank {rank} ended with exit code {code}")
 
     def _killed(self, who: str, host: str, number: int) -> None:
         self.status = self.status or 128 + number
-        name = signal.Signals(number).name
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number or '?'}"
         hint = " (out of memory? the kernel's log would tell)" if number == signal.SIGKILL else ""
         self._tell(f"{who} on {host} was killed by {name}{hint}")
 

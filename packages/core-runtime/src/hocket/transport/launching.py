@@ -1,39 +1,36 @@
-"""Start ranks with the mpiexec of the installed MPI, and say in one line why they ended."""
+"""Start ranks, and say in one line why they ended."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Protocol, TextIO
 
 from hocket.errors import UserError
+from hocket.transport.hosts import Host, are_here
+from hocket.transport.job_notes import (
+    PID_FOLDER_VARIABLE,
+    ask_ranks,
+    has_noted_ending,
+    note_host,
+    noted_status,
+    processes_of,
+    some_have_died,
+)
 from hocket.transport.job_output import JobOutput, Report
+from hocket.transport.mpiexec import Mpiexec, find_mpiexec
+from hocket.transport.rank_process import variables_of_ranks
 
-__all__ = [
-    "Mpiexec",
-    "PID_FOLDER_VARIABLE",
-    "find_mpiexec",
-    "launch",
-    "note_ending",
-    "note_leaving",
-    "note_pid",
-    "threads_per_rank",
-]
-
-#: Names the folder in which ranks leave their process numbers, for launchers that report these only.
-PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
+__all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
 
 # Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds
 # (5.0.11, in MPI_Abort, once in thousands of jobs).
@@ -43,13 +40,6 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 _ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Ranks give up after 25 s by themselves, and Kubernetes kills after 30.
 _SAVING_TIMEOUT_S = 27.0
-_PR_SET_PDEATHSIG = 1
-_FIRST_WITH_ULFM = 5
-# A user's own choice of where Open MPI's files go: it takes no second one.
-_EVERYBODYS_FOLDER = "PRTE_MCA_prte_tmpdir_base"
-_LAUNCHERS = "launcher"
-_ENDING = "ending"
-_LEFT = "left-"
 # Seconds that ranks may take to end by themselves after one has died: they are told at once, and then agree on who says
 # so. Open MPI's launcher has been seen to wait for ever (5.0.11, once in hundreds of jobs killed).
 _OUTLIVING_TIMEOUT_S = 20.0
@@ -58,124 +48,52 @@ _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
 
 
-@dataclass(frozen=True)
-class Mpiexec:
-    """An mpiexec and whose it is.
-
-    Attributes:
-        path: the program.
-        vendor: `openmpi` or `mpich`.
-        version: its own first line.
-    """
-
-    path: str
-    vendor: str
-    version: str
+class Job(Protocol):
+    """Ranks that run, as a process is one for `subprocess`."""
 
     @property
-    def tells_of_deaths(self) -> bool:
-        """Whether it can leave the other ranks alive when one has died, and have them told: Open MPI 5's ULFM."""
-        version = re.search(r"(\d+)\.\d+", self.version)
-        return self.vendor == "openmpi" and version is not None and int(version[1]) >= _FIRST_WITH_ULFM
+    def stdout(self) -> IO[bytes] | None: ...
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+    @property
+    def returncode(self) -> int | None: ...
 
-    def command(
-        self, ranks: int, program: Sequence[str], *, folder: Path | None = None, outliving: bool = False
-    ) -> list[str]:
-        """Return the command that starts `ranks` ranks of `program` here, also more than there are cores.
-
-        Args:
-            ranks: how many.
-            program: the command of one rank.
-            folder: for the launcher's own files, where it has any; its default is the system's temporary folder.
-                Open MPI's names them by its process number alone, leaves them there when it is killed, and does not
-                start where it finds some ("listener thread failed to start"): numbers come again.
-            outliving: when a rank has died leave the others alive, if it can have them told. It then says more
-                than a reader wants, in lines that `JobOutput` keeps.
-        """
-        if self.vendor == "openmpi":
-            # Ranks are not bound to cores: a rank's threads would all share its one.
-            options = ["--oversubscribe", "--bind-to", "none"]
-            if os.geteuid() == 0:
-                options.append("--allow-run-as-root")
-            if folder is not None and _EVERYBODYS_FOLDER not in os.environ:
-                options += ["--prtemca", "prte_local_tmpdir_base", str(folder)]
-            if outliving and self.tells_of_deaths:
-                # Silent about what a rank died of, unless asked.
-                options += ["--with-ft", "ulfm", "--prtemca", "odls_base_verbose", "5"]
-                options += ["--prtemca", "errmgr_base_verbose", "5"]
-        else:
-            options = ["-bind-to", "none"]
-        return [self.path, *options, "-n", str(ranks), *program]
+    def wait(self, timeout: float, /) -> object: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
 
 
-def find_mpiexec() -> Mpiexec:
-    """Return the mpiexec beside this Python, or else the first on PATH.
+class Starter(Protocol):
+    """Who starts ranks: an mpiexec, or this process itself.
 
-    Raises:
-        UserError: there is none, or it is neither Open MPI's nor MPICH's.
+    Attributes:
+        transport: what the ranks meet over.
+        hosts: where they run; none for this host.
     """
-    beside = Path(sys.executable).parent / "mpiexec"
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if path is None:
-        raise UserError(
-            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport virtual, "
-            "which needs none"
-        )
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    text = (told.stdout + told.stderr).strip()
-    if "Open MPI" in text or "prterun" in text or "PRRTE" in text:
-        return Mpiexec(path, "openmpi", text.splitlines()[0])
-    if "HYDRA" in text:
-        version = re.search(r"Version:\s*(\S+)", text)
-        return Mpiexec(path, "mpich", f"MPICH {version.group(1) if version else ''}".strip())
-    raise UserError(
-        f"{path} is neither Open MPI's nor MPICH's: {text.splitlines()[0] if text else 'it says nothing'}"
-    )
+
+    @property
+    def transport(self) -> str: ...
+    @property
+    def hosts(self) -> Sequence[Host]: ...
+
+    def start(
+        self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report, /
+    ) -> Job: ...
 
 
-# glibc gives freed memory back to the system as soon as 40 MB lie together, and a step frees all gradients: 100 MB of
-# them cost 25 to 60 ms of page faults in the next step, or none, as it happens. So ranks keep what they free, and what
-# is new comes in pages of 2 MB where the system has them: a heap that others cut up still grows for dozens of steps.
-# Other C libraries ignore these. The mapping threshold is the largest that glibc takes; setting either of the first two
-# ends its own guesses.
-_ALLOCATOR = {
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-
-
-def threads_per_rank(local_ranks: int) -> int:
-    """Return how many compute threads each of a host's ranks may use: its share of the cores, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
-
-
-def note_pid(rank: int) -> None:
-    """Leave this process's number where `launch` finds it."""
-    folder = os.environ.get(PID_FOLDER_VARIABLE)
-    if folder:
-        (Path(folder) / str(os.getpid())).write_text(str(rank))
-
-
-def note_leaving() -> None:
-    """Leave word for `launch` that this process has come to its end as the other ranks have."""
-    folder = os.environ.get(PID_FOLDER_VARIABLE)
-    if folder:
-        with contextlib.suppress(OSError):
-            (Path(folder) / f"{_LEFT}{os.getpid()}").touch()
-
-
-def note_ending(code: int) -> None:
-    """Leave word for `launch` that this process is about to have the launcher end the job, with this exit status."""
-    folder = os.environ.get(PID_FOLDER_VARIABLE)
-    if folder:
-        # The first one's counts. On another host the folder may not be there.
-        with contextlib.suppress(OSError), open(Path(folder) / _ENDING, "x") as file:
-            file.write(str(code))
+def usable_mpiexec() -> Mpiexec | None:
+    """Return the mpiexec whose ranks can meet over MPI; None where mpi4py or an mpiexec is missing."""
+    if find_spec("mpi4py") is None:
+        return None
+    try:
+        return find_mpiexec()
+    except UserError:
+        return None
 
 
 def launch(
-    mpiexec: Mpiexec,
+    starter: Starter,
     ranks: int,
     program: Sequence[str],
     *,
@@ -184,43 +102,37 @@ def launch(
 ) -> int:
     """Run `program` on `ranks` ranks and return the exit status.
 
-    What the launcher prints about a rank that failed is replaced by one line that names the rank. Ranks share the
+    What a launcher prints about a rank that failed is replaced by one line that names the rank. Ranks share the
     cores (OMP_NUM_THREADS), keep memory that they free for their next step, and ask for large pages, unless the
     environment says otherwise.
 
     Args:
-        mpiexec: as `find_mpiexec` returns it.
+        starter: an `Mpiexec`, or `OwnRanks` for ranks that meet over transport `torch`.
         ranks: how many.
         program: the command of one rank.
         folder: an existing folder for the ranks' process numbers and the launcher's own files.
         environment: variables to add.
     """
-    variables = {
-        **_ALLOCATOR,
-        "OMP_NUM_THREADS": str(threads_per_rank(ranks)),
-        **os.environ,  # what the user has set counts
-        PID_FOLDER_VARIABLE: str(folder),
-        **(environment or {}),
-    }
-    # In a process group of its own: a terminal's Ctrl-C comes here, and is passed on once.
-    job = subprocess.Popen(
-        mpiexec.command(ranks, program, folder=folder / _LAUNCHERS, outliving=True),
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        process_group=0,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 (it takes no lock, and no thread of ours runs yet)
-    )
+    hosts = starter.hosts
+    here, most = ranks, ranks
+    if hosts:
+        here = sum(host.ranks for host in hosts if are_here([host]))
+        most = max(host.ranks for host in hosts)
+    variables = {**variables_of_ranks(most), PID_FOLDER_VARIABLE: str(folder), **(environment or {})}
+    note_host(folder)
+    report = Report(folder, here)
+    job = starter.start(ranks, program, variables, report)
     ended_by = _JobEnd(job)
-    report = Report(folder, ranks, end=ended_by.terminate)
+    report.end = ended_by.terminate
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
         for theirs, rule, ours in ((job.stdout, "=", sys.stdout), (job.stderr, "-", sys.stderr))
+        if theirs is not None
     ]
     for reader in readers:
         reader.start()
-    interrupted = _wait(ended_by, report)
+    ask = (lambda: ask_ranks(folder, ranks)) if here == ranks else (lambda: _ask_all(job))
+    interrupted = _wait(ended_by, report, ask)
     if job.returncode != 0 or report.status != 0:
         _end_stragglers(folder)
     for reader in readers:
@@ -231,7 +143,7 @@ def launch(
     if interrupted is not None and not came_to_its_end:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
         return 128 + interrupted
-    status = report.status or _told_status(folder / _ENDING) or _as_shells_say(job.returncode)
+    status = report.status or noted_status(folder) or _as_shells_say(job.returncode)
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
@@ -239,10 +151,10 @@ def launch(
     return status
 
 
-def _end_with_parent() -> None:
-    """Have the launcher, and so its ranks, ended when this process is killed; Linux only."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _ask_all(job: Job) -> bool:
+    """Have the launcher pass a request to end on to the ranks of all hosts."""
+    job.send_signal(signal.SIGUSR1)
+    return True
 
 
 def _writer(stream: TextIO) -> Callable[[str], None]:
@@ -253,16 +165,9 @@ def _writer(stream: TextIO) -> Callable[[str], None]:
     return write
 
 
-def _told_status(ending: Path) -> int:
-    """Return the exit status with which a rank has ended the job, 0 if none has."""
-    try:
-        return int(ending.read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _as_shells_say(status: int) -> int:
+def _as_shells_say(status: int | None) -> int:
     """Return a process's exit status, where `subprocess` gives the negative number of the signal that killed it."""
+    status = status or 0
     return status if status >= 0 else 128 - status
 
 
@@ -273,7 +178,7 @@ class _JobEnd:
         launcher: the process that started the ranks.
     """
 
-    def __init__(self, launcher: subprocess.Popen[bytes]) -> None:
+    def __init__(self, launcher: Job) -> None:
         self.launcher = launcher
         self._terminate_s = self._kill_s = math.inf
 
@@ -301,11 +206,16 @@ class _JobEnd:
             self.terminate()
 
 
-def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
+def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.Signals | None:
     """Wait for the job's end; return the signal that came meanwhile, if any.
 
     End the job on Ctrl-C or a closed terminal. On SIGTERM or SIGUSR1 ask the ranks to end, and end the job where they
     do not. End it too where a rank has left word that it ends the job, and where one has died and the others stay.
+
+    Args:
+        job: to wait for.
+        report: what has become of the ranks.
+        pass_on: passes a request to end on to them, or returns False where it cannot.
     """
     received: list[signal.Signals] = []
 
@@ -317,7 +227,7 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
         if received:
             return
         received.append(signal.Signals(number))
-        if _ask_ranks(report.folder, report.ranks):
+        if pass_on():
             job.terminate_after(_SAVING_TIMEOUT_S)
         else:
             job.terminate()
@@ -333,9 +243,9 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
                 break
             except subprocess.TimeoutExpired:
                 job.look()
-                if (report.folder / _ENDING).exists() and not job.terminated:
+                if has_noted_ending(report.folder) and not job.terminated:
                     job.terminate()  # Open MPI's takes 5 s and more to end the others, with ULFM
-                elif report.cause or _some_have_died(report.folder):
+                elif report.cause or some_have_died(report.folder):
                     job.terminate_after(_OUTLIVING_TIMEOUT_S)
     finally:
         for number, handler in previous.items():
@@ -343,42 +253,10 @@ def _wait(job: _JobEnd, report: Report) -> signal.Signals | None:
     return received[0] if received else None
 
 
-def _noted_pids(folder: Path) -> list[int]:
-    """Return the process numbers that ranks have left, see `note_pid`."""
-    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
-
-
-def _some_have_died(folder: Path) -> bool:
-    """Return whether a rank on this host has ended before its script's end, or its launcher has taken no notice."""
-    return any(
-        _is_unreaped(process)
-        or not (Path(f"/proc/{process}").exists() or (folder / f"{_LEFT}{process}").exists())
-        for process in _noted_pids(folder)
-    )
-
-
-def _is_unreaped(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False
-
-
-def _ask_ranks(folder: Path, ranks: int) -> bool:
-    """Pass a request to end on to the ranks; return False where they have not all begun, or are on other hosts."""
-    processes = _noted_pids(folder)
-    if len(processes) < ranks:
-        return False
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGUSR1)
-    return True
-
-
 def _end_stragglers(folder: Path) -> None:
     """End what is left of a job whose launcher has ended: Open MPI's may leave before its ranks have."""
     deadline_s = time.monotonic() + _STRAGGLING_TIMEOUT_S
-    while left := _processes_of(folder):
+    while left := processes_of(folder):
         late = time.monotonic() > deadline_s
         for process in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -386,14 +264,3 @@ def _end_stragglers(folder: Path) -> None:
         if late:
             return
         time.sleep(_STRAGGLING_POLL_S)
-
-
-def _processes_of(folder: Path) -> list[int]:
-    """Return the processes of this host that were started with this folder for their numbers."""
-    mark = f"{PID_FOLDER_VARIABLE}={folder}".encode()
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from hocket.transport.launching import PID_FOLDER_VARIABLE
+from hocket.transport.job_notes import PID_FOLDER_VARIABLE
 
 __all__ = ["Listener", "requests"]
 

@@ -27,7 +27,7 @@ from hocket.errors import (
 from hocket.transport.forks import is_fork
 from hocket.transport.host.peer import HostPeer
 from hocket.transport.host.status import StatusBoard
-from hocket.transport.launching import note_ending, note_leaving
+from hocket.transport.job_notes import note_ending, note_leaving
 from hocket.transport.status import RankState, RankStatus, summarise
 
 __all__ = ["Endings", "announce"]

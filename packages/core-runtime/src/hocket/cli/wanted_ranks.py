@@ -1,0 +1,135 @@
+"""The ranks that the command line asks for: how many, on which hosts, over which transport, and who starts them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hocket.errors import UserError
+from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
+from hocket.transport.job_folder import job_folder, shared_job_folder
+from hocket.transport.launching import Starter, launch, usable_mpiexec
+from hocket.transport.mpiexec import find_mpiexec
+from hocket.transport.own_ranks import OwnRanks
+
+__all__ = ["WantedRanks", "launch_here", "rank_options"]
+
+_MASTER_PORT = 29500
+
+
+def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that `WantedRanks.of` takes, but for `-n` and `--transport`."""
+    hosts = click.option(
+        "--hosts",
+        metavar="a:8,b:8|4x8|FILE",
+        help="Where ranks run, and how many on each host; a hostfile has a line `a slots=8` for each.",
+    )
+    arguments = click.option(
+        "--mpi-arg", "mpi_args", multiple=True, metavar="WORDS", help="More for mpiexec; may be repeated."
+    )
+    return hosts(arguments(command))
+
+
+@dataclass(frozen=True)
+class WantedRanks:
+    """What `-n`, `--hosts`, `--transport` and `--mpi-arg` ask for.
+
+    Attributes:
+        ranks: how many; None for as many as the hosts have places, or as something else says.
+        hosts: with their places; none for this host.
+        transport: `mpi`, `torch` or `virtual`; None for MPI where it is installed, else torch.
+        mpi_args: more options of mpiexec.
+    """
+
+    ranks: int | None = None
+    hosts: tuple[Host, ...] = ()
+    transport: str | None = None
+    mpi_args: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, ranks: int | None, hosts: str | None, transport: str | None, mpi_args: Sequence[str]
+    ) -> WantedRanks:
+        """Read the options.
+
+        Raises:
+            UserError: the hosts are none.
+        """
+        words = tuple(word for text in mpi_args for word in shlex.split(text))
+        return cls(ranks, parse_hosts(hosts) if hosts else (), transport, words)
+
+    @property
+    def size(self) -> int | None:
+        """How many ranks there will be; None where nobody has said.
+
+        Raises:
+            UserError: the hosts have not so many places.
+        """
+        return sum(host.ranks for host in self._shared()) if self.hosts else self.ranks
+
+    def starter(self, command: Sequence[str]) -> Starter:
+        """Return who starts the ranks.
+
+        Args:
+            command: of each rank, for what is to be done where nobody can start them from here.
+
+        Raises:
+            UserError: there is no mpiexec, or no way to the hosts; says what to start there.
+        """
+        hosts = self._shared()
+        mpiexec = None
+        if self.transport is None:
+            mpiexec = usable_mpiexec()
+        elif self.transport == "mpi":
+            mpiexec = find_mpiexec()
+        elsewhere = not are_here(hosts) or len(hosts) > 1
+        if mpiexec is not None:
+            if elsewhere and not all(host.name for host in hosts):
+                raise UserError("mpiexec needs the hosts' names, such as --hosts a:8,b:8")
+            return replace(mpiexec, hosts=hosts if elsewhere else (), arguments=self.mpi_args)
+        if self.mpi_args:
+            raise UserError(
+                "--mpi-arg is for mpiexec, and these ranks meet over transport torch: leave it out"
+            )
+        if elsewhere:
+            lines = "\n".join(_lines(hosts, command))
+            raise UserError(
+                f"ranks of transport torch are not started on other hosts from here: start this\n{lines}"
+            )
+        return OwnRanks()
+
+    def _shared(self) -> tuple[Host, ...]:
+        return share_out(self.hosts, self.ranks) if self.hosts else ()
+
+
+def _lines(hosts: Sequence[Host], command: Sequence[str]) -> list[str]:
+    """Return what starts ranks of a command on other hosts: in a Slurm job one line, else one for each host."""
+    if "SLURM_JOB_ID" in os.environ:
+        ranks = sum(host.ranks for host in hosts)
+        return [f"srun --nodes {len(hosts)} --ntasks {ranks} {shlex.join(command)}"]
+    program = shlex.join(command[1:] if command[0] == sys.executable else ["--no-python", *command])
+    first = hosts[0].name or "FIRST_HOST"
+    meeting = f"--master-addr {first} --master-port {_MASTER_PORT}"
+    return [
+        f"on {host.name or f'host {number}'}: torchrun --nnodes {len(hosts)} --node-rank {number} "
+        f"--nproc-per-node {host.ranks} {meeting} {program}"
+        for number, host in enumerate(hosts)
+    ]
+
+
+def launch_here(
+    starter: Starter, ranks: int, program: Sequence[str], environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a program on ranks, with folders for what must not outlive them, and return the exit status."""
+    with job_folder(Path(tempfile.gettempdir())) as folder, shared_job_folder() as variables:
+        return launch(
+            starter, ranks, program, folder=folder, environment={**variables, **(environment or {})}
+        )

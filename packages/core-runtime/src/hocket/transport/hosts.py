@@ -1,0 +1,111 @@
+"""Hosts and how many ranks each gets, as users write them: `a:8,b:8`, `4x8`, or the name of a hostfile."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket.errors import UserError
+
+__all__ = ["Host", "are_here", "parse_hosts", "share_out"]
+
+_FORMS = "a:8,b:8, or 4x8 (4 hosts of 8), or a file with a line `a slots=8` for each"
+_GRID = re.compile(r"(\d+)x(\d+)")
+# A name, or an address of IPv6 in brackets; and how many ranks.
+_ENTRY = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]+)(?::(\d+))?")
+_LINE = re.compile(_ENTRY.pattern + r"(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host, and how many ranks run on it.
+
+    Attributes:
+        name: as other hosts call it; empty where only numbers were given.
+        ranks: how many.
+    """
+
+    name: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.ranks}"
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Return the hosts that a text names, each with its places for ranks: 1 where it does not say.
+
+    Args:
+        text: `a:8,b:8`; `4x8`; or the name of a hostfile, as Open MPI's (`a slots=8`) or MPICH's (`a:8`) mpiexec
+            reads it.
+
+    Raises:
+        UserError: it is none of these; says where.
+    """
+    if (grid := _GRID.fullmatch(text)) is not None:
+        hosts, where = [Host("", int(grid[2]))] * int(grid[1]), f"hosts {text!r}"
+    elif (path := Path(text)).is_file():
+        hosts, where = _of_file(path), f"hostfile {text}"
+    else:
+        hosts, where = [_entry(part, f"hosts {text!r}") for part in text.split(",")], f"hosts {text!r}"
+    if not hosts or any(host.ranks < 1 for host in hosts):
+        raise UserError(f"{where}: a host has 1 rank or more")
+    names = [host.name for host in hosts if host.name]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{where}: {', '.join(twice)} is named twice: give it one number")
+    return tuple(hosts)
+
+
+def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
+    """Return the hosts with as many ranks as are started: one host is filled after the other; None fills all.
+
+    Raises:
+        UserError: there are not so many places.
+    """
+    places = sum(host.ranks for host in hosts)
+    left = places if ranks is None else ranks
+    if left > places:
+        raise UserError(
+            f"-n {ranks}, but the hosts have places for {places} ranks: give them more, such as "
+            f"{hosts[0].name or 'a'}:{-(-left // len(hosts))}"
+        )
+    shared = []
+    for host in hosts:
+        if left > 0:
+            shared.append(Host(host.name, min(host.ranks, left)))
+        left -= host.ranks
+    return tuple(shared)
+
+
+def are_here(hosts: Sequence[Host]) -> bool:
+    """Return whether all ranks are to run on this host; so they are where no host is named."""
+    own = socket.gethostname()
+    here = {"localhost", "127.0.0.1", "::1", "[::1]", own, own.partition(".")[0]}
+    return all(host.name in here for host in hosts)
+
+
+def _of_file(path: Path) -> list[Host]:
+    hosts = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        found = _LINE.fullmatch(text)
+        if found is None:
+            raise UserError(
+                f"hostfile {path}, line {number}: {text!r} is not of the form `a slots=8` or `a:8`"
+            )
+        hosts.append(Host(found[1], int(found[2] or found[3] or 1)))
+    return hosts
+
+
+def _entry(text: str, where: str) -> Host:
+    found = _ENTRY.fullmatch(text.strip())
+    if found is None or "/" in text:
+        missing = ", and there is no such file" if "/" in text else ""
+        raise UserError(f"{where}: {text!r} is no host{missing}; write {_FORMS}")
+    return Host(found[1], int(found[2] or 1))

@@ -1,0 +1,122 @@
+"""What ranks and who started them tell each other by files in a folder of the job: process numbers and endings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+
+__all__ = [
+    "PID_FOLDER_VARIABLE",
+    "ask_ranks",
+    "has_noted_ending",
+    "note_ending",
+    "note_host",
+    "note_leaving",
+    "note_pid",
+    "noted_pids",
+    "noted_status",
+    "processes_of",
+    "some_have_died",
+]
+
+#: Names the folder in which ranks leave their process numbers.
+PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
+
+_ENDING = "ending"
+_LEFT = "left-"
+_HOST = "host"
+
+
+def note_host(folder: Path) -> None:
+    """Leave this host's name: ranks of others, which may have the same folder, leave nothing there."""
+    (folder / _HOST).write_text(socket.gethostname())
+
+
+def note_pid(rank: int) -> None:
+    """Leave this process's number where `launch` finds it."""
+    _leave(str(os.getpid()), str(rank))
+
+
+def note_leaving() -> None:
+    """Leave word for `launch` that this process has come to its end as the other ranks have."""
+    _leave(f"{_LEFT}{os.getpid()}", "")
+
+
+def note_ending(code: int) -> None:
+    """Leave word for `launch` that this process is about to end the job, with this exit status."""
+    folder = os.environ.get(PID_FOLDER_VARIABLE)
+    if folder:
+        # The first one's counts. On another host the folder may not be there.
+        with contextlib.suppress(OSError), open(Path(folder) / _ENDING, "x") as file:
+            file.write(str(code))
+
+
+def _leave(name: str, text: str) -> None:
+    folder = Path(os.environ.get(PID_FOLDER_VARIABLE, ""))
+    with contextlib.suppress(OSError):
+        if folder.name and not _is_elsewhere(folder):
+            (folder / name).write_text(text)
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    host = folder / _HOST
+    return host.exists() and host.read_text() != socket.gethostname()
+
+
+def has_noted_ending(folder: Path) -> bool:
+    """Return whether a rank has left word that it ends the job."""
+    return (folder / _ENDING).exists()
+
+
+def noted_status(folder: Path) -> int:
+    """Return the exit status with which a rank has ended the job, 0 if none has."""
+    try:
+        return int((folder / _ENDING).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def noted_pids(folder: Path) -> list[int]:
+    """Return the process numbers that ranks have left, see `note_pid`."""
+    return [int(file.name) for file in folder.iterdir() if file.name.isdigit()]
+
+
+def some_have_died(folder: Path) -> bool:
+    """Return whether a rank on this host has ended before its script's end, or its launcher has taken no notice."""
+    return any(
+        _is_unreaped(process)
+        or not (Path(f"/proc/{process}").exists() or (folder / f"{_LEFT}{process}").exists())
+        for process in noted_pids(folder)
+    )
+
+
+def _is_unreaped(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+def ask_ranks(folder: Path, ranks: int) -> bool:
+    """Pass a request to end on to this host's ranks; return False where they have not all begun."""
+    processes = noted_pids(folder)
+    if len(processes) < ranks:
+        return False
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR1)
+    return True
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Return the processes of this host that were started with this folder for their numbers."""
+    mark = f"{PID_FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found

@@ -1,0 +1,231 @@
+"""Which launcher has started this process, and where its ranks can meet: read from environment variables, purely."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hocket.errors import UserError
+from hocket.transport.torch import Rendezvous, parse_ports
+
+__all__ = ["PORTS_VARIABLE", "Launched", "find_launched", "looks_launched"]
+
+#: Names the ports on which ranks may listen, for instance 20000-20100, where a firewall lets no others pass.
+PORTS_VARIABLE = "HOCKET_PORTS"
+
+# Above those that Linux hands out by itself.
+_SLURM_PORTS = range(61440, 65536)
+
+# Where a size is not called as its rank is.
+_SIZES = {"FLUX_TASK_RANK": "FLUX_JOB_SIZE", "MPIRUN_RANK": "MPIRUN_NPROCS", "PMIX_RANK": "PMIX_SIZE"}
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher tells one of the ranks that it has started.
+
+    Attributes:
+        launcher: its name, for messages.
+        rank: this process.
+        size: how many ranks it has started.
+        local_rank: this process among those of its host.
+        local_size: how many of them this host has; 1 where the launcher does not say.
+        transports: over which its ranks can meet, the best first: `mpi`, `torch`.
+        rendezvous: where they meet over `torch`; None where they cannot.
+        restarts: how often the launcher has started the job again.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    transports: tuple[str, ...] = ("mpi",)
+    rendezvous: Rendezvous | None = None
+    restarts: int = 0
+
+
+def find_launched(environment: Environment) -> Launched | None:
+    """Return what the innermost launcher says; None outside one, and where it has started one rank.
+
+    One rank is what a shell within a job has, or what somebody has left in the environment. So it hides no launcher,
+    but for torchrun, which leaves nothing behind.
+
+    Args:
+        environment: as `os.environ`.
+
+    Raises:
+        UserError: a variable does not hold a number, or one that belongs to another is missing; names it.
+    """
+    for find in (_torchrun, _open_mpi, _mpich, _by_hand, _srun):
+        found = find(environment)
+        if found is not None:
+            return found if found.size > 1 else None
+    return None
+
+
+def looks_launched(environment: Environment) -> list[str]:
+    """Return the variables, with their values, by which a process looks like one of several ranks, if it does."""
+    numbers = {name: int(value) for name, value in environment.items() if value.isdigit()}
+    ranks = {name: rank for name, rank in numbers.items() if re.fullmatch(r"(.+_)?RANK(ID)?", name)}
+    found = {name for name, rank in ranks.items() if rank > 0}
+    for name, rank in ranks.items():
+        for size in (name.removesuffix("ID").removesuffix("RANK") + "SIZE", _SIZES.get(name, "")):
+            if numbers.get(size, 0) > max(1, rank):
+                found |= {name, size}
+    return [f"{name}={numbers[name]}" for name in sorted(found)]
+
+
+def _torchrun(environment: Environment) -> Launched | None:
+    # A program that one of its ranks starts has the variables, too, and may have started ranks itself.
+    run = environment.get("TORCHELASTIC_RUN_ID")
+    if run is None or "RANK" not in environment:
+        return None
+    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT")
+    # What an earlier attempt has stored is still there.
+    return _by_torch(environment, "torchrun", f"hocket/{run}/{restarts}", restarts)
+
+
+def _open_mpi(environment: Environment) -> Launched | None:
+    size = _number(environment, "OMPI_COMM_WORLD_SIZE")
+    if size < 2:
+        return None
+    rank, local_rank, local_size = (
+        _number(environment, f"OMPI_COMM_WORLD_{name}", default)
+        for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_SIZE", 1))
+    )
+    return _by_mpi(environment, Launched("Open MPI's mpiexec", rank, size, local_rank, local_size))
+
+
+def _mpich(environment: Environment) -> Launched | None:
+    size = _number(environment, "PMI_SIZE")
+    if size < 2:
+        return None
+    rank = _number(environment, "PMI_RANK")
+    srun = _srun(environment)
+    if srun is not None and (srun.size, srun.rank) == (size, rank):
+        return srun  # with --mpi=pmi2
+    local_rank, local_size = (
+        _number(environment, "MPI_LOCALRANKID"),
+        _number(environment, "MPI_LOCALNRANKS", 1),
+    )
+    return _by_mpi(environment, Launched("MPICH's mpiexec", rank, size, local_rank, local_size))
+
+
+def _by_hand(environment: Environment) -> Launched | None:
+    """Take in torch's env://, as Lightning, accelerate, Kubeflow and `hocket launch` have it, too."""
+    if _number(environment, "WORLD_SIZE") < 2 or "RANK" not in environment:
+        return None
+    return _by_torch(environment, "whoever set RANK and WORLD_SIZE", "hocket")
+
+
+def _srun(environment: Environment) -> Launched | None:
+    size = _number(environment, "SLURM_STEP_NUM_TASKS")
+    if size < 2 or "SLURM_PROCID" not in environment:
+        return None
+    rank = _number(environment, "SLURM_PROCID")
+    node = _number(environment, "SLURM_NODEID")
+    counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    host, port = _chosen_meeting(environment) or _slurms_meeting(environment)
+    return Launched(
+        "srun",
+        rank,
+        size,
+        _number(environment, "SLURM_LOCALID"),
+        counts[node] if node < len(counts) else 1,
+        # Without a process manager's interface each of MPI's ranks would believe to be alone.
+        ("mpi", "torch") if {"PMIX_RANK", "PMI_RANK"} & environment.keys() else ("torch",),
+        _rendezvous(environment, rank, size, host, port, "hocket"),
+    )
+
+
+def _by_torch(environment: Environment, launcher: str, prefix: str, restarts: int = 0) -> Launched:
+    rank, size = _required(environment, "RANK", launcher), _required(environment, "WORLD_SIZE", launcher)
+    meeting = _chosen_meeting(environment)
+    if meeting is None:
+        raise UserError(
+            f"{launcher} started {size} ranks, but MASTER_ADDR and MASTER_PORT do not say where they meet: set both, "
+            "or unset RANK and WORLD_SIZE where this is no rank"
+        )
+    return Launched(
+        launcher,
+        rank,
+        size,
+        _number(environment, "LOCAL_RANK"),
+        _number(environment, "LOCAL_WORLD_SIZE", 1),
+        ("torch",),
+        _rendezvous(environment, rank, size, *meeting, prefix),
+        restarts,
+    )
+
+
+def _by_mpi(environment: Environment, launched: Launched) -> Launched:
+    """Add where the ranks of an mpiexec can meet without MPI, if somebody has said where."""
+    meeting = _chosen_meeting(environment)
+    if meeting is None:
+        return launched
+    rank, size = launched.rank, launched.size
+    there = _rendezvous(environment, rank, size, *meeting, "hocket")
+    return Launched(
+        launched.launcher, rank, size, launched.local_rank, launched.local_size, ("mpi", "torch"), there
+    )
+
+
+def _rendezvous(
+    environment: Environment, rank: int, size: int, host: str, port: int, prefix: str
+) -> Rendezvous:
+    if not rank < size:
+        raise UserError(f"rank {rank} of {size} in the environment: ranks are 0 to {size - 1}")
+    of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = rank == 0 and not of_agent
+    return Rendezvous(rank, size, host, port, prefix, serves, _ports(environment))
+
+
+def _ports(environment: Environment) -> range | None:
+    return parse_ports(environment[PORTS_VARIABLE]) if PORTS_VARIABLE in environment else None
+
+
+def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
+    host = environment.get("MASTER_ADDR")
+    return (host, _number(environment, "MASTER_PORT")) if host and "MASTER_PORT" in environment else None
+
+
+def _slurms_meeting(environment: Environment) -> tuple[str, int]:
+    """Return the step's first host, and a port that other steps hardly have."""
+    ports = _ports(environment) or _SLURM_PORTS
+    job, step = (_number(environment, name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return _first_host(environment.get("SLURM_STEP_NODELIST", "")), ports[(job + step) % len(ports)]
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first name of Slurm's list, such as `gpu[003-007,12],login1`."""
+    first = re.match(r"(?:[^,\[]|\[[^]]*\])+", nodes)
+    if first is None:
+        raise UserError(f"SLURM_STEP_NODELIST={nodes!r} in the environment names no host")
+    return re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Return how many ranks each host has, from Slurm's way to write it, such as `4(x2),3`."""
+    counts = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def _required(environment: Environment, name: str, launcher: str) -> int:
+    if name not in environment:
+        raise UserError(f"{launcher} started this process, but there is no {name} in the environment")
+    return _number(environment, name)
+
+
+def _number(environment: Environment, name: str, default: int = 0) -> int:
+    value = environment.get(name)
+    if value is None:
+        return default
+    if not value.isdigit():
+        raise UserError(f"{name}={value!r} in the environment is no number")
+    return int(value)

@@ -1,0 +1,87 @@
+"""Hosts and their places, as users write them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import UserError
+from hocket.transport.hosts import Host, are_here, parse_hosts, share_out
+
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True)
+
+
+@given(st.dictionaries(NAMES, st.integers(1, 99), min_size=1))
+def test_what_is_written_is_read(places: dict[str, int]) -> None:
+    hosts = tuple(Host(name, ranks) for name, ranks in places.items())
+    assert parse_hosts(",".join(map(str, hosts))) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", (Host("a", 1),)),
+        ("gpu-01.lab:8, gpu-02.lab", (Host("gpu-01.lab", 8), Host("gpu-02.lab", 1))),
+        ("2x8", (Host("", 8), Host("", 8))),
+        ("10.0.0.1:2,[fe80::1%eth0]:3", (Host("10.0.0.1", 2), Host("[fe80::1%eth0]", 3))),
+    ],
+)
+def test_the_forms(text: str, hosts: tuple[Host, ...]) -> None:
+    assert parse_hosts(text) == hosts
+
+
+def test_a_hostfile_of_either_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hosts").write_text(
+        "# ours\na slots=8\nb:4  # half of it is somebody else's\n\nc\nd slots = 2 max_slots=4\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert parse_hosts("hosts") == (Host("a", 8), Host("b", 4), Host("c", 1), Host("d", 2))
+    (tmp_path / "hosts").write_text("a slots=8\nb 8\n")
+    with pytest.raises(UserError, match=r"^hostfile hosts, line 2: 'b 8' is not of the form `a slots=8` or"):
+        parse_hosts("hosts")
+    (tmp_path / "hosts").write_text("# none\n")
+    with pytest.raises(UserError, match=r"^hostfile hosts: a host has 1 rank or more$"):
+        parse_hosts("hosts")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:0", "hosts 'a:0': a host has 1 rank or more"),
+        ("0x8", "hosts '0x8': a host has 1 rank or more"),
+        ("a:4,a:4", "hosts 'a:4,a:4': a is named twice: give it one number"),
+        ("a:b", "hosts 'a:b': 'a:b' is no host; write a:8,b:8, or 4x8"),
+        ("a,,b", "hosts 'a,,b': '' is no host"),
+        ("./hosts", "hosts './hosts': './hosts' is no host, and there is no such file"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_hosts(text)
+    assert str(refused.value).startswith(message)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.data())
+def test_hosts_are_filled_one_after_the_other(places: list[int], data: st.DataObject) -> None:
+    hosts = [Host(f"h{number}", ranks) for number, ranks in enumerate(places)]
+    assert share_out(hosts, None) == tuple(hosts)
+    ranks = data.draw(st.integers(1, sum(places)))
+    shared = share_out(hosts, ranks)
+    assert sum(host.ranks for host in shared) == ranks
+    assert list(shared[:-1]) == hosts[: len(shared) - 1]
+    assert 0 < shared[-1].ranks <= hosts[len(shared) - 1].ranks
+
+
+def test_too_many_ranks_for_the_places() -> None:
+    with pytest.raises(UserError, match=r"^-n 9, but the hosts have places for 4 ranks: .* such as a:5$"):
+        share_out(parse_hosts("a:2,b:2"), 9)
+
+
+def test_this_host_is_known_by_its_names() -> None:
+    assert are_here(parse_hosts("localhost:4"))
+    assert are_here(parse_hosts(socket.gethostname()))
+    assert not are_here(parse_hosts("localhost:4,elsewhere:4"))

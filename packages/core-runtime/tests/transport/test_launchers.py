@@ -1,0 +1,201 @@
+"""Which launcher a process has, from environments that real ones have set, and from any others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hocket.errors import UserError
+from hocket.transport.launchers import Launched, find_launched, looks_launched
+from hocket.transport.torch import Rendezvous
+
+#: What ranks were given by Open MPI 5.0.11, torchrun (torch 2.13) and Slurm 22.05, a rank for each case.
+RECORDED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "environments.json").read_text())
+
+TORCHRUN = RECORDED["torchrun"]
+MPIEXEC = RECORDED["mpiexec"]
+SRUN = RECORDED["srun"]
+
+
+def found(environment: dict[str, str]) -> Launched:
+    launched = find_launched(environment)
+    assert launched is not None
+    return launched
+
+
+def test_torchrun() -> None:
+    prefix = f"hocket/{TORCHRUN['TORCHELASTIC_RUN_ID']}/0"
+    there = Rendezvous(1, 2, "localhost", int(TORCHRUN["MASTER_PORT"]), prefix)
+    assert found(TORCHRUN) == Launched("torchrun", 1, 2, 1, 2, ("torch",), there)
+
+
+def test_what_an_attempt_of_torchrun_has_stored_is_none_of_the_next_ones() -> None:
+    again = found({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert again.restarts == 2
+    assert again.rendezvous is not None
+    assert again.rendezvous.prefix.endswith("/2")
+
+
+def test_rank_0_holds_the_store_where_no_agent_does() -> None:
+    own = {**TORCHRUN, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    for environment, serves in (
+        ({**TORCHRUN, "RANK": "0"}, False),
+        (own, True),
+        ({**own, "RANK": "1"}, False),
+    ):
+        rendezvous = found(environment).rendezvous
+        assert rendezvous is not None
+        assert rendezvous.serves is serves
+
+
+def test_mpiexec() -> None:
+    assert found(MPIEXEC) == Launched("Open MPI's mpiexec", 1, 2, 1, 2, ("mpi",))
+    assert found(
+        {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    ) == Launched("MPICH's mpiexec", 3, 4, 1, 2, ("mpi",))
+
+
+def test_ranks_of_an_mpiexec_can_do_without_mpi_where_somebody_says_where_they_meet() -> None:
+    launched = found({**MPIEXEC, "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
+    assert launched.transports == ("mpi", "torch")
+    assert launched.rendezvous == Rendezvous(1, 2, "a", 29500, "hocket")
+
+
+def test_env() -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    assert found(environment) == Launched(
+        "whoever set RANK and WORLD_SIZE",
+        0,
+        3,
+        0,
+        1,
+        ("torch",),
+        Rendezvous(0, 3, "a", 29500, "hocket", True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "transports"), [("srun", ("torch",)), ("srun --mpi=pmi2", ("mpi", "torch"))]
+)
+def test_srun(case: str, transports: tuple[str, ...]) -> None:
+    """3 ranks, 2 of them on node0; the last one."""
+    launched = found(RECORDED[case])
+    assert (launched.launcher, launched.rank, launched.size) == ("srun", 2, 3)
+    assert (launched.local_rank, launched.local_size) == (0, 1)
+    assert launched.transports == transports
+    assert launched.rendezvous is not None
+    assert launched.rendezvous.host == "node0"
+    assert not launched.rendezvous.serves
+
+
+def test_the_steps_of_a_job_meet_at_different_ports() -> None:
+    ports = [found({**SRUN, "SLURM_STEP_ID": step}).rendezvous for step in ("0", "1")]
+    assert ports[0] is not None
+    assert ports[1] is not None
+    assert ports[0].port != ports[1].port
+    allowed = found({**SRUN, "HOCKET_PORTS": "20000-20003"}).rendezvous
+    assert allowed is not None
+    assert allowed.port in range(20000, 20004)
+    assert allowed.ports == range(20000, 20004)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node[0-1]", "node0"),
+        ("gpu[003-007,12],login1", "gpu003"),
+        ("a", "a"),
+        ("a-1,b-2", "a-1"),
+        ("rack[1-2]n[05,9]", "rack1n05"),
+    ],
+)
+def test_slurms_first_host(nodes: str, first: str) -> None:
+    rendezvous = found({**SRUN, "SLURM_STEP_NODELIST": nodes}).rendezvous
+    assert rendezvous is not None
+    assert rendezvous.host == first
+
+
+def test_the_batch_script_of_a_slurm_job_is_no_rank() -> None:
+    assert find_launched(RECORDED["sbatch"]) is None
+
+
+@pytest.mark.parametrize("case", ["mpiexec in sbatch", "torchrun in srun"])
+def test_the_innermost_counts(case: str) -> None:
+    """The daemons of mpiexec, and torchrun itself, were started by srun, whose variables are in every rank."""
+    assert int(RECORDED[case]["SLURM_STEP_NUM_TASKS"]) > 1
+    launched = found(RECORDED[case])
+    assert launched.launcher == ("torchrun" if "torchrun" in case else "Open MPI's mpiexec")
+    assert launched.size == 4
+
+
+@given(st.lists(st.sampled_from(["torchrun", "mpiexec", "srun"]), unique=True, min_size=1))
+def test_the_order_does_not_depend_on_what_else_there_is(cases: list[str]) -> None:
+    environment = {name: value for case in cases for name, value in RECORDED[case].items()}
+    innermost = min(cases, key=["torchrun", "mpiexec", "srun"].index)
+    assert found(environment).launcher == found(RECORDED[innermost]).launcher
+
+
+def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
+    assert find_launched({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "eight"}, "OMPI_COMM_WORLD_SIZE='eight' in the environment is no number"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0"},
+            "whoever set RANK and WORLD_SIZE started 2 ranks, but MASTER_ADDR and",
+        ),
+        ({**TORCHRUN, "RANK": "5"}, "rank 5 of 2 in the environment: ranks are 0 to 1"),
+        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='' in the environment names no host"),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http' in the environment is no number"),
+    ],
+)
+def test_what_is_refused(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        find_launched(changed)
+    assert str(refused.value).startswith(message)
+
+
+VARIABLES = sorted(
+    {name for environment in RECORDED.values() for name in environment} | {"PMI_RANK", "PMI_SIZE"}
+)
+VALUES = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "a", "node[0-3]", "2(x2),1", "True"]))
+
+
+@given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))
+def test_any_environment_is_understood_or_refused_with_a_reason(environment: dict[str, str]) -> None:
+    launched = None
+    with contextlib.suppress(UserError):
+        launched = find_launched(environment)
+    if launched is not None:
+        assert launched.size > 1
+        assert launched.local_rank >= 0
+        assert ("torch" in launched.transports) is (launched.rendezvous is not None)
+        if launched.rendezvous is not None:
+            assert (launched.rendezvous.rank, launched.rendezvous.size) == (launched.rank, launched.size)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
+            ["MV2_COMM_WORLD_RANK=0", "MV2_COMM_WORLD_SIZE=4"],
+        ),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, ["FLUX_JOB_SIZE=2", "FLUX_TASK_RANK=0"]),
+        ({"PMIX_RANK": "3"}, ["PMIX_RANK=3"]),
+        ({"PALS_RANKID": "1"}, ["PALS_RANKID=1"]),
+        ({"RANK": "0", "WORLD_SIZE": "1", "BATCH_SIZE": "32", "OMPI_UNIVERSE_SIZE": "8"}, []),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, []),  # an sbatch script is no rank
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}, []),
+    ],
+)
+def test_what_looks_like_a_rank(variables: dict[str, str], found: list[str]) -> None:
+    assert looks_launched(variables) == found
