@@ -27,6 +27,18 @@ _PREFIX = "netlab-"
 _REMOVAL_TIMEOUT_S = 10.0
 _ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
+# How Open MPI's mpiexec comes from one host to the others, wherever it is called.
+_MPI = {
+    # Daemons are started by entering a host instead of by ssh, all from where mpiexec is.
+    "PRTE_MCA_plm_ssh_agent": "sh {folder}/agent",
+    "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+    "PRTE_MCA_prte_if_include": links.NETWORK,
+    # Memory within a host, TCP between hosts, and nothing that would know that all is one machine.
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_btl_tcp_if_include": links.NETWORK,
+}
+
 # What makes a process one of another host's: its network, its name, its shared memory. The name is what MPI
 # tells hosts apart by, and a shared memory in common would let ranks find short cuts that hosts do not have.
 # Everything else, also all files, is the machine's. The machine's shared memory is kept at the lab's `shm`, for
@@ -40,13 +52,13 @@ exec ip netns exec {name}-$host unshare --uts --ipc --mount sh -c '
     mount --bind {folder}/hosts /etc/hosts &&
     {{ [ -d {folder}/shm/{name}-$host ] || mount --bind /dev/shm {folder}/shm; }} &&
     mount --bind {folder}/shm/{name}-$host /dev/shm &&
-    export NETLAB_HOST=$host &&
+    export NETLAB_HOST=$host {mpi} &&
     exec "$@"' "$host" "$@"
 """
 
-# Called as ssh is: with a host's name and words for its shell.
+# Called as ssh is: with a host's name, which ends in its number, and words for its shell.
 _AGENT = """\
-host=${{1##*-}}
+host=${{1##*[!0-9]}}
 shift
 exec sh {folder}/enter "$host" sh -c "$*"
 """
@@ -77,11 +89,6 @@ class Lab:
         """Where its record and its scripts are."""
         return _FOLDER / self.key
 
-    @property
-    def agent(self) -> str:
-        """The command that MPI starts its daemons with. Through sh: /run is often mounted noexec."""
-        return f"sh {self.folder / 'agent'}"
-
     def hostname(self, host: int) -> str:
         """Return the name of a host, which is also its namespace's."""
         return f"{self.name}-{host}"
@@ -104,7 +111,9 @@ class Lab:
             f"{links.address(host)} {self.hostname(host)} host{host}\n" for host in range(self.hosts)
         )
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + names)
-        values = {"name": self.name, "folder": self.folder}
+        # Through sh: /run is often mounted noexec. Double quotes, as the script has single ones.
+        mpi = " ".join(f'{name}="{value.format(folder=self.folder)}"' for name, value in _MPI.items())
+        values = {"name": self.name, "folder": self.folder, "mpi": mpi}
         (self.folder / "enter").write_text(_ENTER.format(**values))
         (self.folder / "agent").write_text(_AGENT.format(**values))
         (self.folder / "shm").mkdir()

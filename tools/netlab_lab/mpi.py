@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 from netlab_lab.lab import Lab
-from netlab_lab.links import NETWORK
 from netlab_lab.system import NetlabError
 
 __all__ = ["find_mpiexec", "mpiexec_command", "ranks_per_host"]
@@ -46,25 +45,9 @@ def mpiexec_command(mpiexec: str, lab: Lab, ranks: int, options: list[str], comm
         for host, count in enumerate(ranks_per_host(ranks, lab.hosts))
         if count
     ]
-    settings = {
-        # Daemons are started by entering a host instead of by ssh, all from here, and reach one another by
-        # the lab's network. Their session folders are removed with the lab.
-        "--prtemca": {
-            "plm_ssh_agent": lab.agent,
-            "plm_ssh_no_tree_spawn": "1",
-            "prte_if_include": NETWORK,
-            "prte_tmpdir_base": str(lab.folder),
-        },
-        # Memory within a host, TCP between hosts, and nothing that would know that all is one machine.
-        "--mca": {"pml": "ob1", "btl": "self,sm,tcp", "btl_tcp_if_include": NETWORK},
-    }
-    told = [
-        word
-        for kind, values in settings.items()
-        for name, value in values.items()
-        for word in (kind, name, value)
-    ]
     return [
-        *(mpiexec, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *told, *options),
+        *(mpiexec, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+        # Session folders are removed with the lab.
+        *("--prtemca", "prte_tmpdir_base", str(lab.folder), *options),
         *("--host", ",".join(places), "--map-by", "slot", "-n", str(ranks), *command),
     ]

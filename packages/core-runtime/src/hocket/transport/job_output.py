@@ -27,6 +27,8 @@ _REMARK = re.compile(
 )
 # How a launcher's lines begin.
 _BEGINNINGS = tuple("-=[AYTP\0")
+# How a rank's own begin.
+_OURS = "hocket: "
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 _LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
@@ -168,7 +170,9 @@ class JobOutput:
         *lines, self._pending = (self._pending + self._decode(data)).split("\n")
         for line in lines:
             self._take(f"{line}\n")
-        begun_otherwise = self._pending[:1] not in _BEGINNINGS
+        begun_otherwise = self._pending[:1] not in _BEGINNINGS and not _OURS.startswith(
+            self._pending[: len(_OURS)]
+        )
         if self._pending and not self._paragraph and (self._in_line or begun_otherwise):
             self._in_line = True
             self._write(self._pending)
@@ -186,7 +190,7 @@ class JobOutput:
             self._report.noticed = noticed[1]
             return
         self._report.saved |= bare.startswith("hocket: asked to end: ")
-        self._report.told |= bare.startswith(("hocket: ", "Traceback "))
+        self._report.told |= bare.startswith((_OURS, "Traceback "))
         if _LOG.match(bare):
             self._report.hear(bare)
         elif self._in_line:

@@ -62,21 +62,25 @@ class RankProcesses:
         self._report = report
         self._failed = 0
         self._kill_s: float | None = None
-        reading, writing = os.pipe()
-        self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
         common = {**variables, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         common |= {"MASTER_ADDR": _HOST, "MASTER_PORT": str(_free_port())}
         self._processes: list[subprocess.Popen[bytes]] = []
+        reading, writing = os.pipe()
+        self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
         try:
             for rank in range(ranks):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 self._processes.append(_begin(program, {**common, **own}, writing))
         except BaseException:
             self.kill()
+            for process in self._processes:
+                process.wait()
+            self.stderr.close()
             raise
         finally:
             os.close(writing)
-        self._left = dict(enumerate(self._processes))
+        # By the descriptor that tells of its end; its number may be another process's by then.
+        self._left = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self._processes)}
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all have ended.
@@ -92,10 +96,12 @@ class RankProcesses:
             elif now_s >= end_s:
                 raise subprocess.TimeoutExpired("ranks", timeout_s)
             self._sleep(min(end_s, self._kill_s or end_s) - now_s)
-            for rank, process in list(self._left.items()):
-                if process.poll() is not None:
-                    del self._left[rank]
-                    self._note_end(rank, process.returncode)
+            for descriptor, rank in list(self._left.items()):
+                status = self._processes[rank].poll()
+                if status is not None:
+                    del self._left[descriptor]
+                    os.close(descriptor)
+                    self._note_end(rank, status)
         self.returncode = self._failed
 
     def terminate(self) -> None:
@@ -122,14 +128,9 @@ class RankProcesses:
     def _sleep(self, longest_s: float) -> None:
         """Sleep until one has ended."""
         poll = select.poll()
-        descriptors = [os.pidfd_open(process.pid) for process in self._left.values()]
-        try:
-            for descriptor in descriptors:
-                poll.register(descriptor, select.POLLIN)
-            poll.poll(max(0.0, 1e3 * longest_s))
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        for descriptor in self._left:
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(max(0.0, 1e3 * longest_s))
 
     def _note_end(self, rank: int, status: int) -> None:
         """Take in how a rank has ended, unless it was ended from here."""

@@ -1,0 +1,140 @@
+"""Ranks that this process starts itself, without mpiexec: what they are given, and how they are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hocket.transport.job_notes import processes_of
+from hocket.transport.launchers import find_launched
+from hocket.transport.launching import launch
+from hocket.transport.own_ranks import OwnRanks
+
+#: Ranks that do something by their number, in the folder of the job.
+BEGIN = "import json, os, signal, sys, time; rank = int(os.environ['RANK']); "
+SLEEP = "time.sleep(600)"
+JOIN = "from hocket.transport.job_notes import note_pid; note_pid(rank); "
+
+
+@pytest.fixture
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs a program on ranks and returns exit status, output and errors."""
+
+    def run_ranks(ranks: int, program: str, **environment: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", BEGIN + program]
+        status = launch(OwnRanks(), ranks, command, folder=tmp_path, environment=environment)
+        told = capfd.readouterr()
+        assert processes_of(tmp_path) == []
+        return status, told.out, told.err
+
+    return run_ranks
+
+
+def test_ranks_find_one_another(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of a torchrun that has started this process")
+    status, out, err = run(3, "print(json.dumps(dict(os.environ)), flush=True)", MORE="more")
+    assert (status, err) == (0, "")
+    launched = [find_launched(json.loads(line)) for line in out.splitlines()]
+    assert sorted((found.rank, found.local_rank) for found in launched if found) == [(0, 0), (1, 1), (2, 2)]
+    meetings = {
+        (found.rendezvous.host, found.rendezvous.port) for found in launched if found and found.rendezvous
+    }
+    assert len(meetings) == 1
+    assert json.loads(out.splitlines()[0])["MORE"] == "more"
+
+
+def test_a_rank_that_ends_with_an_error_ends_the_others(run: Callable[..., tuple[int, str, str]]) -> None:
+    begun_s = time.monotonic()
+    status, _, err = run(3, f"rank == 1 and sys.exit(3); {SLEEP}")
+    assert (status, err) == (3, "hocket: rank 1 ended with exit code 3; all ranks were ended\n")
+    assert time.monotonic() - begun_s < 10
+
+
+def test_a_rank_that_has_told_why_has_the_last_word(run: Callable[..., tuple[int, str, str]]) -> None:
+    told = "print('hocket: rank 1 at step 2: out of data; all ranks end', file=sys.stderr); "
+    ending = f"from hocket.transport.job_notes import note_ending; note_ending(5); {told} os._exit(5)"
+    status, _, err = run(2, f"{JOIN}exec({ending!r}) if rank else {SLEEP}")
+    assert (status, err) == (5, "hocket: rank 1 at step 2: out of data; all ranks end\n")
+
+
+def test_a_killed_rank_is_named_and_those_that_do_not_notice_are_ended(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    status, _, err = run(3, f"rank == 2 and os.kill(os.getpid(), signal.SIGKILL); {SLEEP}")
+    assert err.startswith("hocket: rank 2 on ")
+    assert err.endswith(
+        " was killed by SIGKILL (out of memory? the kernel's log would tell); all ranks were ended\n"
+    )
+    assert status == 137
+
+
+def test_the_others_may_say_where_they_noticed_that_a_rank_was_killed(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    noticed = "hocket: at step 7, rank 0: control (barrier): rank 1 has died; all ranks end"
+    program = (
+        f"{JOIN}exec(\"while len([n for n in os.listdir(os.environ['HOCKET_PID_FOLDER']) if n.isdigit()]) < 2:"
+        ' time.sleep(0.01)"); rank == 1 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(0.5);'
+        f"print({noticed!r}, file=sys.stderr); sys.exit(1)"
+    )
+    status, _, err = run(2, program)
+    assert err.startswith("hocket: at step 7, rank 0: control (barrier): rank 1 has died; rank 1 on ")
+    assert status == 137
+
+
+def test_neither_a_stopped_rank_nor_one_that_heeds_no_signal_outlives_the_job(
+    run: Callable[..., tuple[int, str, str]],
+) -> None:
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
+    act = f"[{ignore}, {SLEEP}] if rank == 0 else {stop} if rank == 1 else [time.sleep(1), sys.exit(4)]"
+    status, _, err = run(3, act)
+    assert (status, err) == (4, "hocket: rank 2 ended with exit code 4; all ranks were ended\n")
+
+
+def test_a_program_that_does_not_start_leaves_nobody(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        launch(OwnRanks(), 2, [str(tmp_path / "nothing")], folder=tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_who_started_them_ends_all(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{BEGIN}open(os.path.join({str(tmp_path)!r}, 'pid-' + str(os.getpid())), 'w').close(); {SLEEP}"
+    )
+    hocket = [sys.executable, "-m", "hocket", "launch", "--transport", "torch", "-n", "3", str(script)]
+    job = subprocess.Popen(hocket, stderr=subprocess.PIPE, text=True)
+
+    def pids() -> list[int]:
+        return [int(file.name.removeprefix("pid-")) for file in tmp_path.glob("pid-*")]
+
+    try:
+        _wait_for(lambda: len(pids()) == 3)
+        job.send_signal(number)
+        _, err = job.communicate(timeout=30)
+        if number is not signal.SIGKILL:
+            assert (job.returncode, err) == (128 + number, f"hocket: {number.name}: all ranks were ended\n")
+        _wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids()))
+    finally:
+        for pid in [job.pid, *pids()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
