@@ -1,0 +1,72 @@
+"""Ranks on several hosts of netlab, as users start them: by `hocket launch --hosts`, and by torchrun on each host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_netlab import NETLAB, needs_hosts, netlab, running
+
+pytestmark = [pytest.mark.alone, needs_hosts]
+
+README_SCRIPT = Path(__file__).parents[2] / "packages/core-runtime/tests/launched/readme.py"
+SHOW = """
+import json, os, socket, sys
+from mpi4py import MPI
+names = ("OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "PYTHONPATH", "HOCKET_PID_FOLDER")
+found = [MPI.COMM_WORLD.rank, socket.gethostname()[-1], sys.argv[1:], [os.environ.get(name) for name in names]]
+everybody = MPI.COMM_WORLD.gather(found)
+if everybody:
+    print(json.dumps(everybody))
+"""
+
+
+def test_hocket_launch_starts_ranks_on_other_hosts_which_have_what_those_of_this_one_have(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=2\n")
+    launch = f"{sys.executable} -m hocket launch --hosts hosts show.py --lr 0.1"
+    # ssh brings no variables along.
+    (tmp_path / "ssh").write_text('exec env -i PATH="$PATH" $NETLAB_AGENT "$@"\n')
+    bare = f'export NETLAB_AGENT="$PRTE_MCA_plm_ssh_agent" PRTE_MCA_plm_ssh_agent="sh {tmp_path}/ssh"'
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    script = f"cd {tmp_path} && {bare} && exec {launch}"
+    job = netlab("exec", "0", "--", "sh", "-c", script, env={**environment, "PYTHONPATH": ":".join(sys.path)})
+    assert job.returncode == 0, job.stderr
+    everybody = json.loads(job.stdout)
+    assert [found[:3] for found in everybody] == [
+        [rank, host, ["--lr", "0.1"]] for rank, host in enumerate("011")
+    ]
+    given = [found[3] for found in everybody]
+    assert given[0] == given[1] == given[2]
+    assert None not in given[0]
+
+
+def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    torchrun += ["--master-addr", "host0", "--master-port", "29500"]
+    script = [str(README_SCRIPT), str(tmp_path)]
+    with running(f"1100.{os.getpid()}", "--hosts", "2", "exec", "0") as (_, key):
+        jobs = [
+            subprocess.Popen(
+                [NETLAB, "--lab", key, "exec", str(host), "--", *torchrun, "--node-rank", str(host), *script],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for host in range(2)
+        ]
+        for job in jobs:
+            _, errors = job.communicate(timeout=90)
+            assert job.returncode == 0, errors
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    assert [(each["transport"], each["size"]) for each in told] == [("torch", 4)] * 4
+    assert all(each["parameters"] == told[0]["parameters"] for each in told)
