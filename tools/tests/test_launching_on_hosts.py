@@ -35,7 +35,7 @@ def test_hocket_launch_starts_ranks_on_other_hosts_which_have_what_those_of_this
     (tmp_path / "hosts").write_text("host0 slots=1\nhost1 slots=2\n")
     launch = f"{sys.executable} -m hocket launch --hosts hosts show.py --lr 0.1"
     # ssh brings no variables along.
-    (tmp_path / "ssh").write_text('exec env -i PATH="$PATH" $NETLAB_AGENT "$@"\n')
+    (tmp_path / "ssh").write_text('exec env -i PATH="$PATH" HOME="$HOME" $NETLAB_AGENT "$@"\n')
     bare = f'export NETLAB_AGENT="$PRTE_MCA_plm_ssh_agent" PRTE_MCA_plm_ssh_agent="sh {tmp_path}/ssh"'
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     script = f"cd {tmp_path} && {bare} && exec {launch}"
