@@ -70,7 +70,7 @@ def doctor_command() -> None:
     if problems:
         plural = "s" * (problems != 1)
         print(
-            f"\n{problems} problem{plural}: runs on virtual ranks (--transport virtual) may work all the same"
+            f"\n{problems} problem{plural}: runs without MPI (--transport torch or virtual) may work all the same"
         )
 
 
@@ -158,8 +158,11 @@ def mpi_finding(mpi: dict[str, str]) -> Finding:
     """Say what MPI there is, from what `query_mpi` returned."""
     if "error" in mpi:
         if find_spec("mpi4py") is None:
-            return _note("mpi", f"mpi4py is not installed, so there is no transport mpi: {_INSTALL_MPI}")
-        return _problem("mpi", f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}")
+            return _note(
+                "mpi", f"mpi4py is not installed, so ranks meet over transport torch: {_INSTALL_MPI}"
+            )
+        told = f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}"
+        return _problem("mpi", f"{told}; or use --transport torch, which needs none")
     library = _library(mpi["library"])
     text = f"mpi4py {mpi['mpi4py']} over {library}, threads: {mpi['threads']}"
     if mpi["threads"] != "multiple":

@@ -131,8 +131,8 @@ def find_mpiexec() -> Mpiexec:
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
         raise UserError(
-            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport virtual, "
-            "which needs none"
+            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport torch "
+            "or virtual, which need none"
         )
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     text = (told.stdout + told.stderr).strip()
