@@ -25,7 +25,7 @@ def test_a_run_starts_its_own_ranks(python_without_mpi: str, tmp_path: Path) -> 
     command = [python_without_mpi, "-m", "hocket", "run", "sgd", "-n", "4", "epochs=1", "--out", "out"]
     job = ended(command, tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert "starting sgd: task digits, 4 ranks over torch, 1 thread each" in job.stdout
+    assert "starting sgd: task digits, 4 ranks over torch, on cpu, 1 thread each" in job.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["transport"], summary["ranks"], summary["steps"]) == ("torch", 4, 12)
 

@@ -105,6 +105,7 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
             ("task=digits",),
             WantedRanks(2, transport=transport),
             out=tmp_path / "out",
+            report=False,
             resume=False,
             trace=False,
         )
