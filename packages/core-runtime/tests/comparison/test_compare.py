@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
 import shutil
+import struct
+import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -36,8 +44,7 @@ def table(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_means_and_spreads_over_seeds(runs: Path, hocket: Hocket) -> None:
-    folders = sorted(map(str, runs.iterdir()))
-    ended = hocket("compare", *folders, "--metric", "accuracy", "--metric", "overlap_share")
+    ended = hocket("compare", str(runs), "--metric", "accuracy", "--metric", "overlap_share")
     assert ended.status == 0
     assert all(len(line) <= 80 for line in ended.out.splitlines())
     cells = table(ended.out)
@@ -84,6 +91,28 @@ def test_long_names_are_folded(runs: Path, hocket: Hocket, tmp_path: Path) -> No
     )
 
 
+def test_on_a_terminal(runs: Path) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.environ.pop("COLUMNS", None)
+        os.execv(
+            sys.executable, [sys.executable, "-m", "hocket", "compare", str(runs), "--target", "accuracy=0.8"]
+        )
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal's end
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" not in "".join(lines)
+    for column in ("valid_accuracy", "time to target", "bytes/step", "waited", "distance"):
+        assert any(column in line for line in lines)
+    assert sum("dpsgd (3 seeds)" in line for line in lines) == 3
+
+
 def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
     for seed in range(3):
         shutil.copytree(runs / f"sgd-{seed}", tmp_path / str(seed))
@@ -123,7 +152,6 @@ def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_pat
         (["absent"], "absent holds no run: there is no such folder"),
         (["empty"], "empty holds no run: it has no config.yaml"),
         (["file"], "file holds no run: it is a file"),
-        (["RUNS"], "holds no run: name those in it: "),
         (["RUN", "RUN"], "is named 2 times"),
         (["RUN", "--metric", "valid_acuracy"], "has no metric 'valid_acuracy'; there are: seconds, train_loss, "),
         (["RUN", "--metric", "valid_acuracy"], "Did you mean 'valid_accuracy'?"),
@@ -148,7 +176,7 @@ def test_mistakes(
     Path("file").touch()
     shutil.copytree(runs / "sgd-0", "broken")
     Path("broken/metrics.jsonl").write_text("{\n")
-    places = {"RUNS": str(runs), "RUN": str(runs / "sgd-0")}
+    places = {"RUN": str(runs / "sgd-0")}
     ended = hocket("compare", *(places.get(argument, argument) for argument in arguments))
     assert ended.status == 2
     [line] = ended.err.splitlines()

@@ -19,7 +19,7 @@ from hocket.errors import UserError, some
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG
 from hocket.training.run import RunConfig, load_run, resolved
 
-__all__ = ["check_asked", "folder_of", "load_resumed", "prepared", "with_ranks"]
+__all__ = ["check_asked", "differing_keys", "folder_of", "load_resumed", "prepared", "with_ranks"]
 
 #: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
 _FIXED = ("task", "optimizer", "schedulers", "engine", "batch_size", "seed", "on_nonfinite")
@@ -46,7 +46,7 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
-    differing = _differing(resolved(earlier), resolved(run), _FIXED)
+    differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
         told = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
         raise UserError(
@@ -74,7 +74,7 @@ def check_asked(target: str, folder: Path) -> None:
             "another folder"
         )
     keys = _keys_of_file(target)
-    differing = [key for key, _, _ in _differing(resolved(run), resolved(asked), keys)]
+    differing = [key for key, _, _ in differing_keys(resolved(run), resolved(asked), keys)]
     if differing:
         print(
             f"hocket: {target} says otherwise than {path} in {some(differing)}: the folder's holds; KEY=VALUE changes "
@@ -115,7 +115,7 @@ def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> R
     return replace(run, ranks=ranks or (run.ranks if named else None))
 
 
-def _differing(
+def differing_keys(
     earlier: Mapping[str, Any], asked: Mapping[str, Any], keys: Sequence[str]
 ) -> list[tuple[str, Any, Any]]:
     """Return the keys below `keys` in which two configurations differ, with both values."""

@@ -209,15 +209,56 @@ def plan(
     help="Folder for a page with figures, index.html.",
 )
 def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None, out: Path | None) -> None:
-    """Compare the runs in folders: metrics, time, bytes, waiting; means over runs that differ by their seeds only.
+    """Compare runs: metrics, time, bytes, waiting; means over runs that differ by their seeds only.
+
+    RUN is the folder of a run, or one with runs in it.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
-    hocket compare runs/* --metric valid_loss --metric overlap_share --out comparison
+    hocket compare runs --metric valid_loss --metric overlap_share --out comparison
     """
     from hocket.cli.comparing import compare_command
 
     compare_command(runs, metrics, target, out)
+
+
+@cli.command()
+@_TARGET
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
+@click.option(
+    "--transport",
+    type=click.Choice(["mpi", "virtual"]),
+    help="What moves bytes; default: the file's, or mpi.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the results; default: sweeps/NAME.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs at a time."
+)
+def sweep(
+    target: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    transport: str | None,
+    out: Path | None,
+    jobs: int,
+) -> None:
+    """Run every combination of the values given, and compare the runs.
+
+    Values have commas between them; `strategy` takes recipes' names. The same command again runs what has not ended:
+    from its newest checkpoint, where it has one.
+
+    \b
+    hocket sweep sgd strategy=sgd,agd,dpsgd seed=0,1,2 -n 4
+    hocket sweep mine.yaml optimizer.lr=0.1,0.2 batch_size=32,64 --jobs 2
+    """
+    from hocket.cli.sweeping import sweep_command
+
+    sys.exit(sweep_command(target, overrides, ranks, transport, out, jobs))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, options_metavar="")

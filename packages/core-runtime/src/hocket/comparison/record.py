@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hocket.errors import UserError, some, suggest
+from hocket.errors import UserError, suggest
 from hocket.training import CONFIG, METRICS, SUMMARY, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows
 
@@ -90,9 +90,13 @@ class Record:
 def read_records(folders: Sequence[Path]) -> list[Record]:
     """Read runs, and label each by what its path does not have in common with the others'.
 
+    Args:
+        folders: of runs, or folders with runs in them.
+
     Raises:
         UserError: a folder holds no run, or is named twice.
     """
+    folders = [run for folder in folders for run in _runs_in(folder)]
     paths = [Path(os.path.abspath(folder)) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
@@ -130,12 +134,16 @@ def is_run(folder: Path) -> bool:
     return (folder / METRICS).is_file() and (folder / CONFIG).is_file()
 
 
+def _runs_in(folder: Path) -> list[Path]:
+    """Return a run's folder, or the runs in a folder of runs."""
+    if is_run(folder) or not folder.is_dir():
+        return [folder]
+    return [each for each in sorted(folder.iterdir()) if is_run(each)] or [folder]
+
+
 def _reason(folder: Path) -> str:
     if not folder.exists():
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file"
-    within = [str(each) for each in sorted(folder.iterdir()) if is_run(each)]
-    if within:
-        return f"name those in it: {some(within)}"
     return f"it has no {METRICS if (folder / CONFIG).is_file() else CONFIG}"

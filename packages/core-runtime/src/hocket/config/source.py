@@ -18,13 +18,16 @@ from hocket.config.settings import DEFAULTS
 from hocket.errors import ConfigError
 from hocket.plugin import Registry
 
-__all__ = ["DEFAULT_RECIPE", "SLOTS", "Override", "Target", "load_document", "parse_override"]
+__all__ = ["DEFAULT_RECIPE", "SLOTS", "Override", "Target", "based_on", "load_document", "parse_override"]
 
 #: What a run's file is based on when it has neither a strategy nor a recipe.
 DEFAULT_RECIPE = "sgd"
 
 #: The moments of a step, as keys of a strategy.
 SLOTS = ("samples", "gradients", "parameters")
+
+# What a file says of its strategy.
+_OF_STRATEGIES = ("strategy", "phases", "recipe", "name", "description", "source")
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
 Target = str | os.PathLike[str] | Mapping[str, Any]
@@ -118,13 +121,30 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     return document
 
 
+def based_on(target: str, recipe: str, registry: Registry) -> Target:
+    """Return a target with another recipe: in place of a recipe, or below what a file says beside its strategy.
+
+    Raises:
+        ConfigError: the file is unreadable or malformed.
+    """
+    if not _is_file(target):
+        return recipe
+    layer, _ = _read(target, registry)
+    kept = {key: value for key, value in layer.items() if key not in _OF_STRATEGIES}
+    return {**kept, "recipe": recipe, "name": recipe}
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or os.path.isfile(name)
+
+
 def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     if isinstance(target, DictConfig):
         target = OmegaConf.to_container(target, resolve=False)  # type: ignore[assignment]
     if isinstance(target, Mapping):
         return _as_run(_plain(target, "mapping", ""), "mapping")
     name = os.fspath(target)
-    if not isinstance(target, str) or name.endswith((".yaml", ".yml")) or os.path.isfile(name):
+    if not isinstance(target, str) or _is_file(name):
         return _as_run(_read_yaml(FilePath(name), name), name)
     # A recipe that is the target itself: what it provides has its name even where its file does not say so.
     layer, origin = _read_recipe(name, None, registry)

@@ -1,0 +1,115 @@
+"""The combinations of a sweep: `KEY=VALUE,VALUE ...` as runs with names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hocket.config.settings import TransportName
+from hocket.config.source import based_on, parse_override
+from hocket.errors import ConfigError
+from hocket.plugin import default_registry
+from hocket.training.run import RunConfig, load_run
+
+__all__ = ["Combination", "combinations"]
+
+_RECIPE_KEY = "strategy"
+_OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
+_UNNAMED = "run"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One run of a sweep.
+
+    Attributes:
+        name: of its folder: the keys that have several values, with this run's.
+        run: with its number of ranks.
+    """
+
+    name: str
+    run: RunConfig
+
+
+def combinations(
+    target: str, arguments: Sequence[str], ranks: int | None, transport: str | None
+) -> list[Combination]:
+    """Return every combination of the values given, the last key's changing first.
+
+    Args:
+        target: a recipe's name or a file.
+        arguments: `KEY=VALUE,VALUE`; `strategy` takes names of recipes.
+        ranks: of all runs; None for what the target says, or 1.
+        transport: of all runs; None for what the target says.
+
+    Raises:
+        ConfigError: a key or a value that a run cannot have, or one that stands twice.
+        CompositionError: a strategy that is not defined for so many ranks.
+    """
+    load_run(target)  # what is wrong with a file is said with its name
+    choices = [_choices(argument) for argument in arguments]
+    keys = [key for key, _ in choices]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"{key} stands twice; allowed: once, its values with commas between them")
+    swept = [key for key, values in choices if len(values) > 1]
+    found: dict[str, Combination] = {}
+    for values in product(*(values for _, values in choices)):
+        chosen = dict(zip(keys, values, strict=True))
+        name = _distinct(_name({key: chosen[key] for key in swept}), found)
+        found[name] = Combination(name, _load(target, chosen, ranks, transport))
+    return list(found.values())
+
+
+def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str | None) -> RunConfig:
+    recipe = chosen.get(_RECIPE_KEY)
+    named = recipe is not None and not recipe.lstrip().startswith(tuple(_OPENING))
+    overrides = [f"{key}={value}" for key, value in chosen.items() if not (named and key == _RECIPE_KEY)]
+    run = load_run(based_on(target, recipe, default_registry()) if recipe and named else target, overrides)
+    run = replace(run, ranks=ranks or run.ranks or 1)
+    if transport is not None:
+        run = replace(run, transport=TransportName(transport))
+    assert run.ranks is not None
+    run.check_size(run.ranks)
+    return run
+
+
+def _choices(argument: str) -> tuple[str, list[str]]:
+    """Return a key and its values, which commas outside of brackets and quotes are between."""
+    parse_override(argument.partition("=")[0] + "=0" if "=" in argument else argument)
+    key, _, text = argument.partition("=")
+    values = _split(text)
+    for value in values:
+        if len(values) > 1 and not value:
+            raise ConfigError(f"{argument!r}: a value is missing before or after a comma")
+        if values.count(value) > 1:
+            raise ConfigError(f"{argument!r}: the value {value} stands twice")
+    return key.strip(), values
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in _QUOTES:
+            quote = letter
+        else:
+            depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _name(chosen: dict[str, str]) -> str:
+    text = ",".join(f"{key}={value}" for key, value in chosen.items()) or _UNNAMED
+    return re.sub(r"[^\w.,=+-]+", "-", text).strip("-.")
+
+
+def _distinct(name: str, taken: dict[str, Combination]) -> str:
+    places = (f"{name}-{place}" for place in range(2, len(taken) + 3))
+    return next(each for each in (name, *places) if each not in taken)

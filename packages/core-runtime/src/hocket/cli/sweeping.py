@@ -1,0 +1,245 @@
+"""`hocket sweep`: a run for each combination of values, those that have ended left out, and a comparison of all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hocket.checkpoint.folder import complete
+from hocket.cli.combinations import Combination, combinations
+from hocket.cli.comparing import compare_command
+from hocket.cli.folders import differing_keys
+from hocket.errors import UserError, some
+from hocket.pictures import NO_PICTURE
+from hocket.training import CHECKPOINTS, CONFIG, SUMMARY
+from hocket.training.observer import text_of_metrics
+from hocket.training.run import RunConfig, load_run, resolved
+from hocket.transport.joining import launched_ranks
+from hocket.transport.launching import threads_per_rank
+
+__all__ = ["sweep_command"]
+
+#: What a run is started from, and what it prints, in its folder.
+_FILE = "run.yaml"
+_OUTPUT = "output.txt"
+_LOCK = ".sweep.lock"
+
+#: What does not make another run of it.
+_NOT_COMPARED = ("name", "description", "source", "recipe", "trace", "report", "checkpoint", "timeout_s")
+
+
+def sweep_command(
+    target: str,
+    arguments: Sequence[str],
+    ranks: int | None,
+    transport: str | None,
+    out: Path | None,
+    jobs: int,
+) -> int:
+    """Carry out `hocket sweep` and return the exit status.
+
+    Raises:
+        UserError: whatever is wrong with what was asked for; nothing has been started then.
+    """
+    launched = launched_ranks()
+    if launched is not None:
+        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {launched[0]}")
+    chosen = combinations(target, arguments, ranks, transport)
+    _check(chosen)
+    folder = out or Path("sweeps") / Path(target).stem
+    with _held(folder) as lock:
+        runs = [_Run(each, folder / each.name) for each in chosen]
+        for run in runs:
+            run.check_folder()
+        print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
+        failed = _carry_out(runs, jobs, lock)
+        ended = [run.folder for run in runs if run not in failed]
+        if ended:
+            drawn = find_spec("plotly") is not None
+            compare_command(ended, (), None, folder if drawn else None)
+            if not drawn:
+                print(NO_PICTURE)
+    if failed:
+        names = some([run.folder.name for run in failed])
+        print(
+            f"hocket: {len(failed)} of {len(runs)} runs have failed: {names}; the same command tries them again",
+            file=sys.stderr,
+        )
+    return 1 if failed else 0
+
+
+@dataclass(eq=False)
+class _Run:
+    """A combination and its folder."""
+
+    combination: Combination
+    folder: Path
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _is_ended: bool = field(default=False, init=False)
+    _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its results are there."""
+        return (self.folder / SUMMARY).exists()
+
+    def check_folder(self) -> None:
+        """Refuse a folder that holds another run.
+
+        Raises:
+            UserError: it does; says in what it differs.
+        """
+        path = self.folder / CONFIG
+        if not path.exists():
+            return
+        asked = resolved(self.combination.run)
+        keys = [key for key in asked if key not in _NOT_COMPARED]
+        differing = differing_keys(resolved(load_run(str(path))), asked, keys)
+        if differing:
+            told = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
+            raise UserError(f"{self.folder} holds another run: {told}. Name another folder with --out")
+
+    def carry_out(self, lock: int, jobs: int) -> int:
+        """Run it, or what is left of it, in processes of its own, and return the exit status."""
+        with self._starting:
+            if self._is_ended:
+                return -signal.SIGTERM
+            self._process = self._start(lock, jobs)
+        return self._process.wait()
+
+    def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "hocket"]
+        resumes = (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
+        if resumes:
+            command += ["resume", str(self.folder)]
+        else:
+            file = self.folder / _FILE
+            file.write_text(yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
+            command += ["run", str(file), "--out", str(self.folder)]
+        threads = threads_per_rank(jobs * (self.combination.run.ranks or 1))
+        with (self.folder / _OUTPUT).open("a" if resumes else "w") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={"OMP_NUM_THREADS": str(threads), **os.environ},
+                pass_fds=(lock,),  # held as long as a run goes on, though the sweep were killed
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save themselves
+            )
+
+    def end(self) -> None:
+        """Ask it to save itself and to end, or never to start."""
+        with self._starting:
+            self._is_ended = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def told(self, status: int) -> str:
+        """Return in one line what became of it."""
+        if status == 0 and self.has_ended:
+            summary: dict[str, Any] = json.loads((self.folder / SUMMARY).read_text())
+            return f"validation {text_of_metrics(summary)} after {summary['steps']} steps"
+        output = self.folder / _OUTPUT
+        lines = output.read_text(errors="replace").splitlines() or [""]
+        said = next((line for line in reversed(lines) if line.startswith("hocket: ")), lines[-1])
+        return (
+            f"failed with exit status {status}: {said.removeprefix('hocket: ')} ({os.path.relpath(output)})"
+        )
+
+
+def _carry_out(runs: Sequence[_Run], jobs: int, lock: int) -> list[_Run]:
+    """Carry out the runs that have not ended, and return those that failed."""
+    left = [run for run in runs if not run.has_ended]
+    for run in runs:
+        if run not in left:
+            print(f"{run.folder.name}: has ended before", flush=True)
+    failed = []
+    with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
+        futures: dict[Future[int], _Run] = {pool.submit(run.carry_out, lock, jobs): run for run in left}
+        try:
+            for place, future in enumerate(as_completed(futures), start=len(runs) - len(left) + 1):
+                run, status = futures[future], future.result()
+                print(f"[{place}/{len(runs)}] {run.folder.name}: {run.told(status)}", flush=True)
+                if status != 0 or not run.has_ended:
+                    failed.append(run)
+        except BaseException:
+            print(
+                "the runs save themselves and end; the same command goes on with them",
+                file=sys.stderr,
+                flush=True,
+            )
+            for run in left:
+                run.end()
+            raise
+    return failed
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C, so that runs are ended, too."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """Keep a folder for this sweep; yield the descriptor that holds it.
+
+    Raises:
+        UserError: it cannot be written, or another sweep is at work there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"another sweep, or a run of one, is at work in {folder}: wait for it, or end it"
+        ) from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check(chosen: Sequence[Combination]) -> None:
+    """Find out before any run what each of them would find out; of equal tasks once."""
+    from hocket.cli.checking import check_run
+
+    seen = set()
+    for run in (each.run for each in chosen):
+        task = check_run(run)
+        if (key := _task_key(run)) not in seen:
+            task.data(run.seed)
+            seen.add(key)
+
+
+def _task_key(run: RunConfig) -> str:
+    return json.dumps(run.task.plain(), sort_keys=True, default=str)

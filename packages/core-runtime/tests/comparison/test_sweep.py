@@ -1,0 +1,203 @@
+"""`hocket sweep`: its runs are those of `hocket run`, none is run twice, and what was interrupted goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hocket.cli.combinations import combinations
+
+#: Carries out a command: its status and what it printed.
+Hocket = Callable[..., Any]
+
+SHORT = ("epochs=2", "-n", "2", "--transport", "virtual")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return loaded
+
+
+def assert_same(one: Path, other: Path) -> None:
+    expected, given = weights(one), weights(other)
+    assert expected.keys() == given.keys()
+    assert all(torch.equal(value, given[name]) for name, value in expected.items())
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
+
+
+def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("sweep", "sgd", "strategy=sgd,dpsgd", "seed=0,1", *SHORT, "--jobs", "2")
+    first = hocket(*command)
+    assert first.status == 0, first.err
+    folder = tmp_path / "sweeps" / "sgd"
+    names = {f"strategy={recipe},seed={seed}" for recipe in ("sgd", "dpsgd") for seed in (0, 1)}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == names
+    assert hocket("run", "dpsgd", "seed=1", *SHORT, "--out", "alone").status == 0
+    assert_same(tmp_path / "alone", folder / "strategy=dpsgd,seed=1")
+    assert "strategy=dpsgd (2 seeds)" in first.out
+    assert (folder / "index.html").exists()
+
+    times = written(folder)
+    (folder / "strategy=sgd,seed=0" / "summary.json").unlink()
+    again = hocket(*command)
+    assert again.status == 0, again.err
+    assert again.out.count("has ended before") == 3
+    assert "[4/4] strategy=sgd,seed=0: validation loss" in again.out
+    assert {name for name, time in written(folder).items() if times[name] == time} == names - {
+        "strategy=sgd,seed=0"
+    }
+    other = hocket(*command, "batch_size=8")
+    assert other.status == 2
+    assert (
+        "holds another run: batch_size is 32, and 8 is asked for. Name another folder with --out" in other.err
+    )
+
+
+@pytest.mark.timeout(180)
+def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
+    arguments = [
+        "sgd",
+        "seed=0,1",
+        "steps=60",
+        "log_every=5",
+        "delays={name: fixed, ranks: [0], seconds: 0.05}",
+    ]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    sweep = ["sweep", *arguments, "--jobs", "2", "--out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hocket", *sweep, str(cut)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = [cut / f"seed={seed}" / "metrics.jsonl" for seed in (0, 1)]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and path.stat().st_size for path in metrics):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    meanwhile = hocket(*sweep, str(cut))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    told = [line for line in err.splitlines() if line]
+    assert told == [
+        "the runs save themselves and end; the same command goes on with them",
+        "hocket: interrupted",
+    ]
+    assert (meanwhile.status, len(meanwhile.err.splitlines())) == (2, 1)
+    assert f"another sweep, or a run of one, is at work in {cut}" in meanwhile.err
+    assert not written(cut)
+
+    assert hocket(*sweep, str(cut)).status == 0
+    assert hocket(*sweep, str(whole)).status == 0
+    for seed in (0, 1):
+        assert "resumed after step" in (cut / f"seed={seed}" / "output.txt").read_text()
+        assert_same(whole / f"seed={seed}", cut / f"seed={seed}")
+
+
+def test_a_run_that_fails_leaves_the_others(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = """
+        from hocket.errors import UserError
+        from hocket.task import Digits
+
+
+        class Picky(Digits):
+            def data(self, seed):
+                if seed == 1:
+                    raise UserError("seed 1 is no good")
+                return super().data(seed)
+    """
+    (tmp_path / "picky.py").write_text(textwrap.dedent(task))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    ended = hocket("sweep", "sgd", "seed=0,1,2", "task=picky:Picky", "steps=3", "--out", "out")
+    assert ended.status == 1
+    assert "seed=1: failed with exit status 2: seed 1 is no good (out/seed=1/output.txt)" in ended.out
+    assert ended.err == "hocket: 1 of 3 runs have failed: seed=1; the same command tries them again\n"
+    assert "run (2 seeds)" in ended.out or "sgd (2 seeds)" in ended.out
+
+
+def test_a_strategy_replaces_that_of_a_file_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "batch_size: 8\nstrategy: {gradients: [{collective: allreduce, segments: layers}]}\nphases: {5: {}}\n"
+    )
+    sgd, dpsgd = (each.run for each in combinations(str(file), ["strategy=sgd,dpsgd"], 4, None))
+    assert [run.batch_size for run in (sgd, dpsgd)] == [8, 8]
+    assert [run.strategy.name for run in (sgd, dpsgd)] == ["sgd", "dpsgd"]
+    assert (len(dpsgd.strategy.gradients), len(dpsgd.strategy.parameters)) == (0, 1)
+    assert len(sgd.strategy.phases) == len(dpsgd.strategy.phases) == 0
+
+
+def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
+    late = "delays={name: fixed, ranks: [0, 1], seconds: 0.1},{name: random_subset, count: 1, seconds: 1}"
+    found = combinations("sgd", [late, 'description="one, two"', "seed=3"], 4, "virtual")
+    assert [type(each.run.delays).__name__ for each in found] == ["Fixed", "RandomSubset"]
+    assert {(each.run.description, each.run.seed) for each in found} == {("one, two", 3)}
+    assert len({each.name for each in found}) == 2
+    assert all("/" not in each.name and " " not in each.name for each in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key; allowed: "),
+        (["sgd", "sed=0,1"], "Did you mean 'seed'?"),
+        (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'; there are: "),
+        (["sgd", "seed"], "override 'seed': not of the form KEY=VALUE"),
+        (["sgd", "seed=0,,1"], "'seed=0,,1': a value is missing before or after a comma"),
+        (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 stands twice"),
+        (
+            ["sgd", "seed=0", "seed=1"],
+            "seed stands twice; allowed: once, its values with commas between them",
+        ),
+        (["sgd", "seed=0,x"], "override 'seed=x': seed: got 'x'; allowed: an integer"),
+        (["sgd", "task=digits,digit"], "override 'task=digit': task: there is no task 'digit'"),
+        (["sgd", "optimizer.lr=0.1,high"], "optimizer"),
+        (
+            ["hierarchical_sgd", "seed=0,1", "--out", "file/within"],
+            "--out file/within: cannot be written: Not a directory",
+        ),
+        (["absent.yaml", "seed=0,1"], "absent.yaml: cannot read the file"),
+    ],
+)
+def test_mistakes_start_nothing(
+    arguments: list[str], expected: str, hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    ended = hocket("sweep", *arguments)
+    assert (ended.status, ended.out) == (2, ""), ended.out
+    assert ended.err.startswith("hocket: ")
+    assert expected in " ".join(ended.err.splitlines())
+    assert len(ended.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_in_a_launcher(hocket: Hocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    ended = hocket("sweep", "sgd", "seed=0,1")
+    assert (
+        ended.err == "hocket: hocket sweep starts the ranks of its runs itself: leave out MPICH's mpiexec\n"
+    )
