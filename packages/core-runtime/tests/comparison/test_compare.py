@@ -135,8 +135,9 @@ def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: 
 def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
     shutil.copytree(runs / "sgd-0", tmp_path / "other")
     config = tmp_path / "other" / "config.yaml"
-    changed = config.read_text().replace("hidden: 128", "hidden: 64")
-    config.write_text(changed.replace("transport: virtual", "transport: mpi"))
+    config.write_text(config.read_text().replace("hidden: 128", "hidden: 64"))
+    summary = tmp_path / "other" / "summary.json"
+    summary.write_text(summary.read_text().replace('"virtual"', '"mpi"'))
     ended = hocket("compare", str(runs / "sgd-0"), str(tmp_path / "other"))
     assert ended.status == 0
     tasks, clocks = ended.err.splitlines()

@@ -97,9 +97,9 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if len(tasks) > 1:
         told = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
         notes.append(f"the runs are of different tasks, whose metrics do not compare ({told})")
-    clocks = _by(records, lambda record: str(record.config["transport"] == "virtual"))
+    clocks = _by(records, lambda record: str(record.transport == "virtual"))
     if len(clocks) > 1:
-        told = "; ".join(f"{each[0].config['transport']}: {_labels(each)}" for each in clocks)
+        told = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
         notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
     for record in records:
         if record.summary is None:

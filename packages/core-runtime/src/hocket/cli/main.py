@@ -228,8 +228,8 @@ def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
 @click.option(
     "--transport",
-    type=click.Choice(["mpi", "virtual"]),
-    help="What moves bytes; default: the file's, or mpi.",
+    type=click.Choice(["mpi", "torch", "virtual"]),
+    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
 )
 @click.option(
     "--out",

@@ -28,8 +28,8 @@ from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SUMMARY
 from hocket.training.observer import text_of_metrics
 from hocket.training.run import RunConfig, load_run, resolved
-from hocket.transport.joining import launched_ranks
-from hocket.transport.launching import threads_per_rank
+from hocket.transport.joining import launched
+from hocket.transport.rank_process import threads_per_rank
 
 __all__ = ["sweep_command"]
 
@@ -55,9 +55,9 @@ def sweep_command(
     Raises:
         UserError: whatever is wrong with what was asked for; nothing has been started then.
     """
-    launched = launched_ranks()
-    if launched is not None:
-        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {launched[0]}")
+    found = launched()
+    if found is not None:
+        raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     chosen = combinations(target, arguments, ranks, transport)
     _check(chosen)
     folder = out or Path("sweeps") / Path(target).stem

@@ -98,7 +98,7 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
         return [_Line(record.label, 0, of_ranks if of_ranks.x else group.curve(name, over))]
 
     figures = [*_figures([record], lines, "seconds"), *_by_rank(record)]
-    told = [f"Task {record.task['name']}, {record.ranks} ranks over {record.config['transport']}."]
+    told = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
     if record.ranks > 1:
         told.append("Bands reach from the smallest rank's value to the largest rank's.")
     config = escape(yaml.safe_dump(record.config, sort_keys=False))

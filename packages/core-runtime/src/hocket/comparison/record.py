@@ -53,6 +53,12 @@ class Record:
         return int(self.config["ranks"])
 
     @property
+    def transport(self) -> str:
+        """What moved bytes; empty where the configuration leaves it open and the run has not ended."""
+        told: str = (self.summary or self.config)["transport"] or ""
+        return told
+
+    @property
     def task(self) -> dict[str, Any]:
         """The task's name and fields."""
         task: dict[str, Any] = self.config["task"]
