@@ -132,6 +132,20 @@ def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: 
     assert "interrupted before its first line" in ended.err
 
 
+def test_a_run_that_diverged_is_seen(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    for seed, value in ((0, "NaN"), (1, "Infinity"), (2, None)):
+        shutil.copytree(runs / f"sgd-{seed}", tmp_path / f"sgd-{seed}")
+        for file in ("metrics.jsonl", "summary.json"):
+            path = tmp_path / f"sgd-{seed}" / file
+            if value is not None:
+                path.write_text(re.sub(r'"valid_loss": [^,]*', f'"valid_loss": {value}', path.read_text()))
+    ended = hocket("compare", str(tmp_path), "--out", str(tmp_path / "page"))
+    assert ended.status == 0, ended.err
+    assert table(ended.out)["sgd (3 seeds)"]["valid_loss"].startswith("nan")
+    alone = hocket("compare", str(tmp_path / "sgd-1"))
+    assert table(alone.out)["sgd-1"]["valid_loss"] == "inf"
+
+
 def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
     shutil.copytree(runs / "sgd-0", tmp_path / "other")
     config = tmp_path / "other" / "config.yaml"

@@ -179,6 +179,10 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
             ["hierarchical_sgd", "seed=0,1", "--out", "file/within"],
             "--out file/within: cannot be written: Not a directory",
         ),
+        (
+            ["sgd", "seed=0,1", "-n", "5", "--hosts", "localhost:4"],
+            "-n 5, but the hosts have places for 4 ranks",
+        ),
         (["absent.yaml", "seed=0,1"], "absent.yaml: cannot read the file"),
     ],
 )

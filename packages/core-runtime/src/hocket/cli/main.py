@@ -231,6 +231,7 @@ def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None
     type=click.Choice(["mpi", "torch", "virtual"]),
     help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
 )
+@rank_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -244,6 +245,8 @@ def sweep(
     overrides: tuple[str, ...],
     ranks: int | None,
     transport: str | None,
+    hosts: str | None,
+    mpi_args: tuple[str, ...],
     out: Path | None,
     jobs: int,
 ) -> None:
@@ -258,7 +261,9 @@ def sweep(
     """
     from hocket.cli.sweeping import sweep_command
 
-    sys.exit(sweep_command(target, overrides, ranks, transport, out, jobs))
+    wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
+    options = [*(["--hosts", hosts] if hosts else []), *(f"--mpi-arg={words}" for words in mpi_args)]
+    sys.exit(sweep_command(target, overrides, wanted, options, out, jobs))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, options_metavar="")

@@ -23,6 +23,7 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import compare_command
 from hocket.cli.folders import differing_keys
+from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SUMMARY
@@ -45,12 +46,20 @@ _NOT_COMPARED = ("name", "description", "source", "recipe", "trace", "report", "
 def sweep_command(
     target: str,
     arguments: Sequence[str],
-    ranks: int | None,
-    transport: str | None,
+    wanted: WantedRanks,
+    options: Sequence[str],
     out: Path | None,
     jobs: int,
 ) -> int:
     """Carry out `hocket sweep` and return the exit status.
+
+    Args:
+        target: a recipe's name or a file.
+        arguments: keys and their values.
+        wanted: the ranks of each run.
+        options: those of `hocket run` that say where and how ranks are started.
+        out: the folder for results, if one is named.
+        jobs: how many runs at a time.
 
     Raises:
         UserError: whatever is wrong with what was asked for; nothing has been started then.
@@ -58,11 +67,11 @@ def sweep_command(
     found = launched()
     if found is not None:
         raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
-    chosen = combinations(target, arguments, ranks, transport)
+    chosen = combinations(target, arguments, wanted.size, wanted.transport)
     _check(chosen)
     folder = out or Path("sweeps") / Path(target).stem
     with _held(folder) as lock:
-        runs = [_Run(each, folder / each.name) for each in chosen]
+        runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:
             run.check_folder()
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
@@ -84,10 +93,11 @@ def sweep_command(
 
 @dataclass(eq=False)
 class _Run:
-    """A combination and its folder."""
+    """A combination, its folder, and the options that its ranks are started with."""
 
     combination: Combination
     folder: Path
+    options: Sequence[str]
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _is_ended: bool = field(default=False, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -131,6 +141,8 @@ class _Run:
             file = self.folder / _FILE
             file.write_text(yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
             command += ["run", str(file), "--out", str(self.folder)]
+        command += self.options
+        print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
         threads = threads_per_rank(jobs * (self.combination.run.ranks or 1))
         with (self.folder / _OUTPUT).open("a" if resumes else "w") as output:
             return subprocess.Popen(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from statistics import fmean, stdev
 
 from hocket.comparison.record import Record
 
@@ -57,7 +57,7 @@ class Group:
         values = [value for value in map(measure, self.records) if value is not None]
         if not values:
             return None
-        return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+        return _spread(values)
 
     def curve(self, name: str, over: str) -> Curve:
         """Return a metric's mean over the runs, and one standard deviation to both sides.
@@ -68,12 +68,13 @@ class Group:
         """
         runs = [{row["step"]: (row[over], value) for row, value in r.series(name)} for r in self.records]
         steps = [step for step in runs[0] if all(step in run for run in runs)]
-        x = [fmean(run[step][0] for run in runs) for step in steps]
-        spreads = [[run[step][1] for run in runs] for step in steps]
-        mean = [fmean(values) for values in spreads]
-        wide = [stdev(values) if len(values) > 1 else 0.0 for values in spreads]
-        ends = list(zip(mean, wide, strict=True))
-        return Curve(x, mean, [at - off for at, off in ends], [at + off for at, off in ends])
+        spreads = [_spread([run[step][1] for run in runs]) for step in steps]
+        return Curve(
+            [_spread([run[step][0] for run in runs]).mean for step in steps],
+            [at.mean for at in spreads],
+            [at.mean - at.deviation for at in spreads],
+            [at.mean + at.deviation for at in spreads],
+        )
 
     def ranks_curve(self, name: str, over: str) -> Curve:
         """Return a metric of a run over its ranks: their mean, the smallest and the largest."""
@@ -98,6 +99,13 @@ def group_by_seed(records: Sequence[Record]) -> list[Group]:
         found.setdefault(key, []).append(record)
     labels = _distinct([_label(members) for members in found.values()])
     return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    """Return mean and deviation of one value or more, which may be NaN or infinite, as of a run that diverged."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) * (value - mean) for value in values)
+    return Spread(mean, math.sqrt(squares / max(1, len(values) - 1)), len(values))
 
 
 def _settings(record: Record) -> str:
