@@ -26,7 +26,7 @@ def test_a_restart_goes_on_from_the_last_checkpoint_as_if_nothing_had_happened(t
         script = [str(HERE / "restarted.py"), str(tmp_path / name), name]
         job = ended([*TORCHRUN, "--nproc-per-node", "2", *options, *script], tmp_path)
         assert job.returncode == 0, job.stderr
-        assert ("rank 1 has died" in job.stderr) is (name == "kill")
+        assert ("(exitcode: -9) local_rank: 1 " in job.stderr) is (name == "kill")
     for rank in range(2):
         whole, killed = (torch.load(tmp_path / name / f"{rank}.pt") for name in ("whole", "kill"))
         assert whole[0] == killed[0] == 12
