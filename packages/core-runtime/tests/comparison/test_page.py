@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ from hocket.cli import comparing
 
 #: Carries out a command: its status and what it printed.
 Hocket = Callable[..., Any]
+
+MANY = """
+from hocket.task import Digits
+
+
+class Many(Digits):
+    def metrics(self, output, target):
+        return {f"metric_{number}": output.sum() for number in range(20)}
+"""
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SIZE = (1300, 1500)
@@ -82,6 +92,17 @@ def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) 
     look(browser, page, f"--screenshot={tmp_path / 'page.png'}")
     for of_group in ((99, 110, 250), (239, 85, 59)):
         assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
+
+
+def test_many_metrics(browser: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (tmp_path / "many.py").write_text(MANY)
+    command = [sys.executable, "-m", "hocket", "run", "sgd", "-n", "2", "--transport", "virtual", "epochs=2"]
+    command += ["task=many:Many", "--report", "--out", str(out)]
+    subprocess.run(command, cwd=tmp_path, timeout=60, check=True, capture_output=True)
+    dom = look(browser, out / "report.html", "--dump-dom").stdout
+    for number in range(20):
+        assert f"valid_metric_{number}" in dom
 
 
 def test_a_run(hocket: Hocket, browser: str, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def examine() -> Iterator[Finding]:
             "user", "root: mpiexec of Open MPI refuses it unless told otherwise, which `hocket run` does"
         )
     yield _gpu()
-    yield _matplotlib()
+    yield _drawing("matplotlib", "pictures of runs, metrics.png")
+    yield _drawing("plotly", "pages of comparisons and with --report")
 
 
 def _torch() -> Finding:
@@ -220,11 +221,11 @@ def _gpu() -> Finding:
         return _note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
 
 
-def _matplotlib() -> Finding:
+def _drawing(library: str, what: str) -> Finding:
     try:
-        return _ok("matplotlib", f"{version('matplotlib')}: runs draw metrics.png")
+        return _ok(library, f"{version(library)}: {what}")
     except PackageNotFoundError:
-        return _note("matplotlib", "missing: runs draw no picture; pip install 'hocket-core[plot]'")
+        return _note(library, f"missing: no {what}; pip install 'hocket-core[plot]'")
 
 
 def _gib(nbytes: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -30,6 +30,9 @@ _WAIT_SHARE = "exposed_wait_fraction"
 _SCALES = {"wait_share": 100.0, _WAIT_SHARE: 100.0, "bytes_sent": 1e-6}
 _RANKS = "_ranks"
 _HEIGHT = 380
+_COLUMNS = 3
+_SPACING = 0.07
+_RANK_MARKER = {"size": 8, "color": qualitative.Plotly[0]}
 # With so many points or more, lines go without markers.
 _FEW = 60
 _DASHES = ("solid", "dash", "dot")
@@ -124,7 +127,7 @@ def _figure(title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines) -
         panels: each one's y axis, what it shows, and the key of rows over which.
         lines: what is drawn.
     """
-    figure = make_subplots(cols=len(panels), horizontal_spacing=0.07)
+    figure = make_subplots(cols=len(panels), horizontal_spacing=_SPACING)
     for column, (label, name, over) in enumerate(panels, start=1):
         for line in lines(name, over):
             for trace in _traces(line, name, over, column == 1):
@@ -177,19 +180,25 @@ def _by_rank(record: Record) -> Iterator[go.Figure]:
         for name, values in summary.items()
         if name.endswith(_RANKS) and len(values) > 1 and all(map(is_number, values))
     }
-    if not found:
-        return
-    figure = make_subplots(cols=len(found), horizontal_spacing=0.07)
-    for column, (name, values) in enumerate(found.items(), start=1):
+    names = list(found)
+    for start in range(0, len(names), _COLUMNS):
+        title = "" if start else "The ranks at the end"
+        yield _rank_figure({name: found[name] for name in names[start : start + _COLUMNS]}, title)
+
+
+def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> go.Figure:
+    figure = make_subplots(cols=_COLUMNS, horizontal_spacing=_SPACING)
+    for column, (name, values) in enumerate(values_by_name.items(), start=1):
         scaled = [value * _SCALES.get(name, 1.0) for value in values]
-        bars = go.Scatter(x=list(range(len(values))), y=scaled, mode="markers", showlegend=False)
-        figure.add_trace(bars, row=1, col=column)
-        figure.update_xaxes(title_text="rank", row=1, col=column)
-        figure.update_yaxes(
-            title_text=_COST["wait_share"] if name == _WAIT_SHARE else name, row=1, col=column
+        dots = go.Scatter(
+            x=list(range(len(values))), y=scaled, mode="markers", marker=_RANK_MARKER, showlegend=False
         )
-    figure.update_layout(title="The ranks at the end", height=_HEIGHT, template="plotly_white")
-    yield figure
+        figure.add_trace(dots, row=1, col=column)
+        label = _COST["wait_share"] if name == _WAIT_SHARE else name
+        figure.update_xaxes(title_text="rank", row=1, col=column)
+        figure.update_yaxes(title_text=label, row=1, col=column)
+    figure.update_layout(title=title, height=_HEIGHT, template="plotly_white")
+    return figure
 
 
 def _table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
