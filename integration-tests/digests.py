@@ -2,10 +2,14 @@
 
     python integration-tests/digests.py [--quick] [--output FILE]
     python integration-tests/digests.py [--quick] --against COMMIT
+    python integration-tests/digests.py --across
 
 With `--against` this very script runs on the sources at hand and on those of COMMIT, on this machine, and prints the
 lines that differ; it exits with status 1 when any do. Bits differ between processors, so lines of another machine tell
 nothing. `--quick` leaves out MPI, `hocket run` and the overlaps that recipes do not have.
+
+With `--across` the cases of MPI run over transport torch, too, and those are printed whose bits differ: where both add
+in the same order none should, elsewhere losses may differ by 1e-6.
 
 What COMMIT gives is kept in the system's temporary folder, as long as these scripts stay the same.
 """
@@ -18,20 +22,26 @@ import io
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+_Start = Callable[[int, list[str], dict[str, str]], None]
+
 _ROOT = Path(__file__).parent.parent
 _PROCESSES = 2
 _TIMEOUT_S = 600
+# Of losses, relative to them, where sums are in another order.
+_NEAR = 1e-6
+_ITSELF = [sys.executable, str(Path(__file__))]
 
 
 def main() -> int:
@@ -43,6 +53,7 @@ def main() -> int:
     parser.add_argument(
         "--against", metavar="COMMIT", help="print only what differs from this commit's lines"
     )
+    parser.add_argument("--across", action="store_true", help="compare transport torch with mpi")
     # For the processes that this script starts itself: a share of the virtual cases; one rank of a job.
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
@@ -51,6 +62,8 @@ def main() -> int:
         return _be_rank(given.rank_of)
     if given.share is not None:
         return _print_share(given.share, given.quick)
+    if given.across:
+        return _compare_transports()
     lines = _lines(_ROOT, given.quick)
     if given.output is not None:
         given.output.write_text("".join(f"{line}\n" for line in lines))
@@ -63,11 +76,15 @@ def main() -> int:
 # ---- one side --------------------------------------------------------------------------------------------------------
 
 
+def _environment(root: Path) -> dict[str, str]:
+    sources = os.pathsep.join(str(path) for path in sorted(root.glob("packages/*/src")))
+    return {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
+
+
 def _lines(root: Path, quick: bool) -> list[str]:
     """Run all cases on a checkout's sources."""
-    sources = os.pathsep.join(str(path) for path in sorted(root.glob("packages/*/src")))
-    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
-    itself = [sys.executable, str(Path(__file__))]
+    environment = _environment(root)
+    itself = _ITSELF
     options = ["--quick"] if quick else []
     running = [
         subprocess.Popen(
@@ -80,7 +97,7 @@ def _lines(root: Path, quick: bool) -> list[str]:
         if process.returncode != 0:
             raise SystemExit(f"a share of the cases ended with status {process.returncode}")
     if not quick:
-        lines += _of_mpi(itself, environment)
+        lines += [f"{name}: {_line(told)}" for name, told in _of_processes(_mpiexec, environment)]
         lines += _of_command(environment)
     return sorted(lines)
 
@@ -133,23 +150,57 @@ def _short(value: object) -> str:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
-def _of_mpi(itself: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """Train over MPI, in one job for each number of ranks."""
+def _of_processes(start: _Start, environment: dict[str, str]) -> Iterator[tuple[str, list[Any]]]:
+    """Train over MPI or another transport of processes, in one job for each number of ranks."""
     from digest_cases import mpi_cases
 
     for ranks in (2, 4):
         cases = {name: asdict(case) for name, case in mpi_cases().items() if case.ranks == ranks}
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "cases.json").write_text(json.dumps(list(cases.values())))
-            mpiexec = Path(sys.executable).parent / "mpiexec"
-            options = ["--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-n", str(ranks)]
-            program = [*itself, "--rank-of", folder]
-            subprocess.run(
-                [str(mpiexec), *options, *program], env=environment, timeout=_TIMEOUT_S, check=True
-            )
+            start(ranks, [*_ITSELF, "--rank-of", folder], environment)
             for number, name in enumerate(cases):
                 files = [Path(folder, f"{number}.{rank}.json") for rank in range(ranks)]
-                yield f"{name}: {_line(json.loads(file.read_text()) for file in files)}"
+                yield name, [json.loads(file.read_text()) for file in files]
+
+
+def _mpiexec(ranks: int, program: list[str], environment: dict[str, str]) -> None:
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    options = ["--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-n", str(ranks)]
+    subprocess.run([str(mpiexec), *options, *program], env=environment, timeout=_TIMEOUT_S, check=True)
+
+
+def _own_ranks(ranks: int, program: list[str], environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    meeting = {**environment, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    running = [subprocess.Popen(program, env={**meeting, "RANK": str(rank)}) for rank in range(ranks)]
+    for process in running:
+        if process.wait(_TIMEOUT_S) != 0:
+            raise SystemExit(f"a rank ended with status {process.returncode}")
+
+
+def _compare_transports() -> int:
+    """Print the cases whose bits differ between mpi and torch, and by how much their losses do."""
+    environment = _environment(_ROOT)
+    mpi = dict(_of_processes(_mpiexec, environment))
+    far = []
+    equal = 0
+    for name, told in _of_processes(_own_ranks, environment):
+        if _line(told) == _line(mpi[name]):
+            equal += 1
+            continue
+        losses = [
+            abs(one - other) / max(abs(other), 1e-9)
+            for ours, theirs in zip(told, mpi[name], strict=True)
+            for one, other in zip(ours[2], theirs[2], strict=True)
+        ]
+        print(f"{name}: losses differ by {max(losses):.1e}")
+        print(f"  mpi:   {_line(mpi[name])}\n  torch: {_line(told)}")
+        if max(losses) > _NEAR or [rank[3] for rank in told] != [rank[3] for rank in mpi[name]]:
+            far.append(name)
+    print(f"{equal} of {len(mpi)} cases have the same bits; too far from each other: {far or 'none'}")
+    return int(bool(far))
 
 
 def _be_rank(folder: Path) -> int:

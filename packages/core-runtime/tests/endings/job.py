@@ -1,4 +1,7 @@
-"""Start a program on ranks as `hocket run` does: `job.py RANKS FOLDER PROGRAM ...`; FOLDER `-`: made and removed."""
+"""Start a program on ranks as `hocket run` does: `job.py TRANSPORT RANKS FOLDER PROGRAM ...`.
+
+FOLDER `-` is made and removed.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from tempfile import gettempdir
 from hocket.transport.job_folder import job_folder, shared_job_folder
 from hocket.transport.launching import launch
 from hocket.transport.mpiexec import find_mpiexec
+from hocket.transport.own_ranks import OwnRanks
 
 if __name__ == "__main__":
-    ranks, folder, *program = sys.argv[1:]
+    transport, ranks, folder, *program = sys.argv[1:]
     with ExitStack() as stack:
         pids = stack.enter_context(job_folder(Path(gettempdir()))) if folder == "-" else Path(folder)
         variables = stack.enter_context(shared_job_folder())
-        status = launch(find_mpiexec(), int(ranks), program, folder=pids, environment=variables)
+        starter = find_mpiexec() if transport == "mpi" else OwnRanks()
+        status = launch(starter, int(ranks), program, folder=pids, environment=variables)
     sys.exit(status)

@@ -19,10 +19,11 @@ from hocket.transport.mpiexec import find_mpiexec
 if TYPE_CHECKING:
     from conftest import Job, Start
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
-]
+pytestmark = pytest.mark.mpi
+
+#: Ranks of torch take seconds to begin: what the transports share is tried with both in `tools/test --full`.
+BOTH = pytest.mark.parametrize("transport", ["mpi", "torch"], indirect=True)
+USUAL = ["mpi", "torch"] if os.environ.get("HOCKET_CELLS") == "all" else ["mpi"]
 
 HERE = Path(__file__).parent
 RANKS = 3
@@ -31,8 +32,20 @@ SOON_S = 10.0
 LANE = "gradients.0[0] (allreduce)"
 
 
+@pytest.fixture(params=USUAL)
+def transport(request: pytest.FixtureRequest) -> str:
+    if request.param == "mpi" and find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    return str(request.param)
+
+
+def tells_of_deaths(transport: str) -> bool:
+    """Return whether ranks live on that learn of another's death."""
+    return transport == "torch" or find_mpiexec().tells_of_deaths
+
+
 @pytest.fixture
-def begin(start: Start, tmp_path: Path) -> Callable[..., Job]:
+def begin(start: Start, tmp_path: Path, transport: str) -> Callable[..., Job]:
     """Return a function that starts ranks of which `who` does `how` at step 3, and that waits until then."""
 
     def begin_job(
@@ -42,7 +55,9 @@ def begin(start: Start, tmp_path: Path) -> Callable[..., Job]:
         ready.mkdir()
         rank = [sys.executable, str(HERE / "rank.py"), how, str(who), str(timeout_s), str(ready)]
         if launcher == "hocket":
-            return start([sys.executable, str(HERE / "job.py"), str(RANKS), str(tmp_path / "pids"), *rank])
+            return start(
+                [sys.executable, str(HERE / "job.py"), transport, str(RANKS), str(tmp_path / "pids"), *rank]
+            )
         environment = {**os.environ, "HOCKET_PID_FOLDER": str(tmp_path / "pids")}
         return start(find_mpiexec().command(RANKS, rank, folder=tmp_path / "launcher"), env=environment)
 
@@ -57,6 +72,7 @@ def messages(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("hocket:")]
 
 
+@BOTH
 def test_an_exception_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("fail", 1).end()
     assert messages(ended.errors) == [
@@ -82,6 +98,7 @@ def test_a_users_mistake_on_all_ranks_has_no_traceback(begin: Callable[..., Job]
     assert ended.status == 2
 
 
+@BOTH
 def test_sys_exit_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("sys.exit", 1).end()
     [message] = messages(ended.errors)
@@ -108,11 +125,11 @@ def test_sys_exit_on_all_ranks(begin: Callable[..., Job]) -> None:
     assert ended.status == 3
 
 
-def test_an_exit_past_python(begin: Callable[..., Job]) -> None:
+def test_an_exit_past_python(transport: str, begin: Callable[..., Job]) -> None:
     ended = begin("os._exit", 2).end()
     assert ended.status != 0
     [message] = messages(ended.errors)
-    if find_mpiexec().vendor == "openmpi":
+    if transport == "torch" or find_mpiexec().vendor == "openmpi":
         assert message == "hocket: rank 2 ended with exit code 4; all ranks were ended"
 
 
@@ -122,8 +139,9 @@ def test_an_interrupt_on_one_rank(begin: Callable[..., Job]) -> None:
     assert ended.status == 130
 
 
+@BOTH
 @pytest.mark.parametrize("how", ["nothing", "large"])
-def test_a_killed_rank(how: str, begin: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_killed_rank(how: str, transport: str, begin: Callable[..., Job], tmp_path: Path) -> None:
     """Survivors name it, also where they wait in shared memory and no call of MPI fails."""
     job = begin(how)
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
@@ -131,10 +149,10 @@ def test_a_killed_rank(how: str, begin: Callable[..., Job], tmp_path: Path) -> N
     killed_s = time.monotonic()
     ended = job.end()
     [message] = messages(ended.errors)
-    assert "rank 1" in message or find_mpiexec().vendor == "mpich"
+    assert "rank 1" in message or not tells_of_deaths(transport)
     assert "was killed by SIGKILL" in message
     assert ended.status != 0
-    if find_mpiexec().tells_of_deaths:
+    if tells_of_deaths(transport):
         assert re.match(
             r"hocket: at step \d+, rank [02](: gradients.0\[0\] \(allreduce\)| at the end of its script): "
             r"rank 1 has died; rank 1 on \S+ was killed by SIGKILL \(out of memory\? .*\); all ranks were ended$",
@@ -144,11 +162,11 @@ def test_a_killed_rank(how: str, begin: Callable[..., Job], tmp_path: Path) -> N
         assert time.monotonic() - killed_s < SOON_S
 
 
-def test_a_rank_that_is_killed_while_the_others_compute(begin: Callable[..., Job]) -> None:
+def test_a_rank_that_is_killed_while_the_others_compute(transport: str, begin: Callable[..., Job]) -> None:
     ended = begin("kill", 1).end()
     [message] = messages(ended.errors)
     assert "was killed by SIGKILL" in message
-    if find_mpiexec().tells_of_deaths:
+    if tells_of_deaths(transport):
         assert re.match(
             r"hocket: at step 3, rank [02]: gradients.0\[0\] \(allreduce\): rank 1 has died; ", message
         )
@@ -166,6 +184,7 @@ def test_all_ranks_but_one_are_killed(begin: Callable[..., Job], tmp_path: Path)
     assert ended.status != 0
 
 
+@BOTH
 def test_a_stopped_rank(begin: Callable[..., Job]) -> None:
     ended = begin("stop", 1, timeout_s=3).end()
     [message] = messages(ended.errors)

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from hocket.transport.mpiexec import find_mpiexec
-
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
-]
+pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "said"),
+    ("transport", "how", "status", "said"),
     [
-        ("raise", 1, "ValueError: in the child"),
-        ("exit", 3, ""),
-        ("end", 0, ""),
-        ("exchange", 0, "refused: process "),
+        ("mpi", "raise", 1, "ValueError: in the child"),
+        ("torch", "raise", 1, "ValueError: in the child"),
+        ("mpi", "exit", 3, ""),
+        ("mpi", "end", 0, ""),
+        ("mpi", "exchange", 0, "refused: process "),
+        ("torch", "exchange", 0, "refused: process "),
     ],
 )
-def test_a_forked_process_does_nothing_of_its_ranks(how: str, status: int, said: str) -> None:
-    program = [sys.executable, str(Path(__file__).with_name("forking_rank.py")), how]
-    command = find_mpiexec().command(2, program)
+def test_a_forked_process_does_nothing_of_its_ranks(transport: str, how: str, status: int, said: str) -> None:
+    if transport == "mpi" and find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    here = Path(__file__).parent
+    program = [sys.executable, str(here / "forking_rank.py"), how]
+    command = [sys.executable, str(here / "job.py"), transport, "2", "-", *program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert f"child {status}" in done.stdout

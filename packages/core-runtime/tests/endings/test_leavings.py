@@ -56,7 +56,7 @@ class Killed:
         for new in (self.temporary, self._ready):
             new.mkdir()
         rank = [sys.executable, str(HERE / "rank.py"), "large", "none", "60", str(self._ready)]
-        command = [sys.executable, str(HERE / "job.py"), str(RANKS), "-", *rank]
+        command = [sys.executable, str(HERE / "job.py"), "mpi", str(RANKS), "-", *rank]
         self._own_memory = can_unshare()
         self._before = set(os.listdir("/dev/shm"))
         self._process = subprocess.Popen(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import numpy as np
 
-from hocket.errors import TransportError
+from hocket.errors import PeerLostError, TransportError
 from hocket.transport.peer import Peer, gather
 
 
@@ -55,6 +60,20 @@ def _next_communicator() -> int:
     number: int = comm.py2f()
     comm.Free()
     return number
+
+
+def lose_a_rank_that_has_forked(peer: Peer, file: str) -> None:
+    """Rank 1 is killed, and a process that it has forked lives on; rank 0 leaves there what it is told, and when."""
+    if peer.rank == 1:
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start_s = time.monotonic()
+    try:
+        peer.lane("lost").ibarrier().wait(15)
+    except PeerLostError as error:
+        Path(file).write_text(f"{time.monotonic() - start_s} {error}")
 
 
 def drop_and_wait(peer: Peer) -> bool:
