@@ -110,7 +110,10 @@ MECHANISMS = [
         "all segments in one mixing",
         "core-runtime/src/hocket/collective/gossip.py",
         replacements.one_mix_each,
-        (Case(("sgp", "parameters.0.segments=layers"), LAYERS),),
+        (
+            Case(("sgp", "parameters.0.segments=layers"), LAYERS),
+            Case(("sgp", "parameters.0.segments=layers"), SMALL),
+        ),
     ),
     Mechanism(
         "gradients copied in one compiled pass",
