@@ -90,7 +90,7 @@ def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.dev
         with autocast():
             return forward(*args, **kwargs)
 
-    model.forward = cast  # type: ignore[method-assign]  # of this object alone: names of parameters stay
+    model.forward = cast  # of this object alone: names of parameters stay
 
     def cast_loss(output: Tensor, target: Tensor) -> Tensor:
         with autocast():
