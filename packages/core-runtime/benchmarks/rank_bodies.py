@@ -12,7 +12,7 @@ from hocket.topology import Exponential, Ring, Topology
 from hocket.transport.peer import Peer
 from hocket.transport.reduction import weighted_sum
 
-__all__ = ["allreduce", "mix"]
+__all__ = ["allreduce", "mix", "there_and_back"]
 
 _TOPOLOGIES: dict[str, Topology] = {"ring": Ring(), "exponential": Exponential()}
 
@@ -25,6 +25,32 @@ def allreduce(peer: Peer, way: str, nbytes: int, times: int, port: int) -> float
 def mix(peer: Peer, way: str, topology: str, nbytes: int, times: int) -> float:
     """Return the seconds of one mixing of vectors."""
     return _seconds(peer, _mixes(peer, topology, nbytes)[way], times)
+
+
+def there_and_back(peer: Peer, gloo: bool, nbytes: int, times: int, port: int) -> float:
+    """Return the seconds of one message, in the mean of `times` there and back between two ranks."""
+    send, receive = (_gloo_messages if gloo else _messages)(peer, nbytes, port)
+
+    def call() -> None:
+        for act in (send, receive) if peer.rank == 0 else (receive, send):
+            act()
+
+    return _seconds(peer, call, times) / 2
+
+
+def _messages(peer: Peer, nbytes: int, port: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    lane, other = _start(peer), 1 - peer.rank
+    sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    return (lambda: lane.isend(sent, other, 0).wait()), (lambda: lane.irecv(received, other, 0).wait())
+
+
+def _gloo_messages(peer: Peer, nbytes: int, port: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    import torch
+    import torch.distributed as dist
+
+    _gloo(peer, port)
+    data, other = torch.zeros(nbytes, dtype=torch.uint8), 1 - peer.rank
+    return (lambda: dist.send(data, other)), (lambda: dist.recv(data, other))
 
 
 def _seconds(peer: Peer, call: Callable[[], object], times: int) -> float:

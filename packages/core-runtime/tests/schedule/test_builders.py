@@ -16,6 +16,7 @@ from hocket.schedule import (
     Send,
     activation_broadcast,
     binomial_broadcast,
+    binomial_reduce,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
@@ -29,6 +30,8 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "star": partial(tree_allreduce, arity=16),
     "broadcast": binomial_broadcast,
     "broadcast from the last": lambda rank, size, data: binomial_broadcast(rank, size, data, root=size - 1),
+    "reduce": binomial_reduce,
+    "reduce to the last": lambda rank, size, data: binomial_reduce(rank, size, data, root=size - 1),
     "activation": lambda rank, size, data: activation_broadcast(rank, size),
 }
 

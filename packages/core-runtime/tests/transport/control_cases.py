@@ -62,6 +62,17 @@ def _next_communicator() -> int:
     return number
 
 
+def wait_idly(peer: Peer, numel: int) -> float:
+    """Return the seconds of CPU that a rank uses while it waits 2 s for rank 0."""
+    lane, data = peer.lane("late", 8 * numel), np.ones(numel)
+    lane.ibarrier().wait()
+    start_s = time.process_time()
+    if peer.rank == 0:
+        time.sleep(2)
+    lane.iallreduce(data, np.empty_like(data)).wait()
+    return time.process_time() - start_s
+
+
 def lose_a_rank_that_has_forked(peer: Peer, file: str) -> None:
     """Rank 1 is killed, and a process that it has forked lives on; rank 0 leaves there what it is told, and when."""
     if peer.rank == 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from control_cases import drop_and_wait, leave_early, lose_a_rank_that_has_forked
+from control_cases import drop_and_wait, leave_early, lose_a_rank_that_has_forked, wait_idly
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
@@ -50,6 +50,11 @@ def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:
 def test_what_was_dropped_is_let_go_once_it_is_over() -> None:
     with closing(Job(2, HERE, "torch")) as job:
         assert job.run(drop_and_wait, ()) == [False, False]
+
+
+def test_ranks_that_wait_cost_no_cpu() -> None:
+    with closing(Job(3, HERE, "torch")) as job:
+        assert max(job.run(wait_idly, (10,))) < 0.1
 
 
 def test_a_dead_rank_is_noticed_though_what_it_has_forked_lives_on(tmp_path: Path) -> None:
