@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import hocket
+from hocket.strategy import Overlap
 
 __all__ = ["Told", "Training", "mpi_cases", "other_cases", "overlap_cases", "recipe_cases", "train"]
 
@@ -258,6 +259,9 @@ _FIXED = {
 _OVERLAPS = {"gradients": ("none", "backward"), "parameters": ("none", "forward", "delayed")}
 _EVERY_OVERLAP = ("none", "backward", "forward", "delayed")
 
+#: What "delayed" is written as, by the sources that are in use.
+_DELAYED = {"overlap": "delayed"} if "delayed" in list(Overlap) else {"overlap": "none", "delay": 1}
+
 
 def _recipes() -> dict[str, dict[str, Any]]:
     """Return the content of the recipes' files, beside the sources that are in use, by name."""
@@ -294,8 +298,17 @@ def overlap_cases() -> Iterator[tuple[str, Training]]:
             continue
         tried = [_OVERLAPS[slot] if len(keys) > 1 else _EVERY_OVERLAP for slot, _ in keys]
         for modes in itertools.product(*tried):
-            overrides = tuple(f"{s}.{n}.overlap={mode}" for (s, n), mode in zip(keys, modes, strict=True))
-            yield f"{name} {' '.join(overrides)}", _recipe(name, content, overrides=overrides)
+            places = [(f"{s}.{n}", mode) for (s, n), mode in zip(keys, modes, strict=True)]
+            overrides = tuple(
+                f"{place}.{key}={value}" for place, mode in places for key, value in _hidden(mode).items()
+            )
+            title = " ".join(f"{place}.overlap={mode}" for place, mode in places)
+            yield f"{name} {title}", _recipe(name, content, overrides=overrides)
+
+
+def _hidden(mode: str) -> dict[str, Any]:
+    """Return what hides an exchange, as a config writes it."""
+    return _DELAYED if mode == "delayed" else {"overlap": mode}
 
 
 # ---- compositions ----------------------------------------------------------------------------------------------------
@@ -392,7 +405,7 @@ def _session_cases() -> dict[str, Training]:
         "LBFGS behind backward, uneven": Training("agd", optimizer="lbfgs", uneven=True),
         "LBFGS, NaN skipped": Training("sgd", optimizer="lbfgs", poisoned=poisoned),
         "phases": Training(
-            _phases(_MOMENTUM, at_3=_parameters(overlap="delayed"), at_5=_SPARSE, at_7=_gradients()), steps=10
+            _phases(_MOMENTUM, at_3=_parameters(**_DELAYED), at_5=_SPARSE, at_7=_gradients()), steps=10
         ),
         "phases, push-sum": Training(
             _phases(_parameters(_IRREGULAR, True, overlap="forward"), at_4=_gradients(), at_6=_parameters()),
@@ -412,11 +425,11 @@ def _session_cases() -> dict[str, Training]:
         ),
         "every 2": Training(_parameters(every=2), optimizer="nesterov"),
         "every 2, forward": Training(_parameters(every=2, overlap="forward")),
-        "every 2, delayed": Training(_parameters(every=2, overlap="delayed")),
+        "every 2, delayed": Training(_parameters(every=2, **_DELAYED)),
         "every log2": Training(_parameters(every="log2_ranks"), ranks=6),
         "bytes": Training(_gradients(segments={"name": "bytes", "size_mb": 0.02}, overlap="backward")),
         "thread": Training(_parameters(progress="thread", overlap="forward")),
-        "thread, delayed": Training(_parameters("exponential", True, progress="thread", overlap="delayed")),
+        "thread, delayed": Training(_parameters("exponential", True, progress="thread", **_DELAYED)),
         "thread, gradients": Training(
             _gradients("gossip", topology="random_matching", progress="thread", overlap="backward")
         ),
@@ -450,9 +463,7 @@ def _compressor_cases() -> dict[str, Training]:
         "gossip of residual": Training(_gradients("gossip", topology="ring", compressor=_FEEDBACK)),
         "gossip of drawn": Training(_parameters(compressor=_DRAWN)),
         "gossip of bf16": Training(_parameters(compressor="bf16", overlap="forward")),
-        "gossip of drawn, delayed": Training(
-            _parameters("random_matching", compressor=_DRAWN, overlap="delayed")
-        ),
+        "gossip of drawn, delayed": Training(_parameters("random_matching", compressor=_DRAWN, **_DELAYED)),
         **{
             f"allreduce, {algorithm}, {ranks}": Training(
                 _gradients({"name": "allreduce", "algorithm": algorithm}, overlap="backward"), ranks=ranks
@@ -474,7 +485,7 @@ def _gossip_cases() -> dict[str, Training]:
     )
     cases = {
         f"push-sum, {overlap}, {ranks}": Training(
-            _parameters(_IRREGULAR, True, overlap=overlap), ranks=ranks, optimizer=optimizer
+            _parameters(_IRREGULAR, True, **_hidden(overlap)), ranks=ranks, optimizer=optimizer
         )
         for overlap in _OVERLAPS["parameters"]
         for ranks, optimizer in ((4, "sgd"), (6, "adam"))
@@ -517,7 +528,7 @@ def _resumed_cases() -> dict[str, Training]:
         "momentum": _MOMENTUM,
         "forward": "crossover",
         "delayed": "overlap_sgp",
-        "push-sum": _parameters(_IRREGULAR, True, overlap="delayed"),
+        "push-sum": _parameters(_IRREGULAR, True, **_DELAYED),
         "sharded": _hierarchy({"size": 2}, sharded=True, slot="parameters"),
         "samples": "gossipgrad",
         "redsync": "redsync",

@@ -31,7 +31,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "feedback": {"gradients": [{"collective": "sparse_allreduce", "compressor": {
         "name": "error_feedback", "compressor": {"name": "topk", "density": 0.01}}}]},
     "push_sum": {"parameters": [{"collective": {"name": "gossip", "push_sum": True},
-        "topology": "irregular_directed", "overlap": "delayed"}]},
+        "topology": "irregular_directed", "delay": 1}]},
 }  # fmt: skip
 
 

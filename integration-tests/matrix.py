@@ -390,6 +390,8 @@ def families(slot: str, registry: Registry | None = None) -> Iterator[list[Cell]
         for overlap in Overlap if pair.overlapped else ():
             if overlap is not Overlap.NONE:
                 arranged[f"world-{overlap}"] = [{**alone, "overlap": overlap.value}]
+        if pair.overlapped and slot == "parameters":
+            arranged["world-delay"] = [{**alone, "delay": 1}]
         if pair.threaded:
             arranged["world-thread"] = [{**alone, "progress": "thread"}]
         if pair.everywhere:

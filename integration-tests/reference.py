@@ -29,7 +29,9 @@ from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
 from hocket.compressor.wrappers import ErrorFeedback, Identity, LocalClipping, MomentumCorrection
-from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Overlap, Strategy, World
+from hocket.outer.merge import Add, Blend
+from hocket.segment.partition import Fragments, Pattern
+from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Strategy, World
 
 __all__ = ["NoReferenceError", "Parameters", "reference"]
 
@@ -77,8 +79,12 @@ def segments_of(exchange: Exchange) -> list[Segment]:
     if exchange.slot == "gradients":
         numbers.reverse()
     runs: dict[Any, list[int]] = {}
+    layers = list(dict.fromkeys(names[number].rpartition(".")[0] for number in numbers))
     for number in numbers:
+        layer = layers.index(names[number].rpartition(".")[0])
         match exchange.segments:
+            case Fragments(count=count, pattern=Pattern.STRIDED):
+                runs.setdefault(layer % count, []).append(number)
             case Layers():
                 runs.setdefault(names[number].rpartition(".")[0], []).append(number)
             case Model() | Bytes(size_mb=25.0):  # the toy is smaller
@@ -118,7 +124,8 @@ def parts_of(exchange: Exchange, ranks: int, segment: int) -> list[Part]:
         parts = [Part(group, segment % len(group) if over.sharded else 0) for group in groups]
     else:
         raise NoReferenceError(over)
-    return parts if any(len(part.ranks) > 1 for part in parts) else []
+    alone = exchange.outer is not None  # a rank has outer parameters to step even so
+    return parts if alone or any(len(part.ranks) > 1 for part in parts) else []
 
 
 # --- collectives -----------------------------------------------------------------------------------------
@@ -274,11 +281,26 @@ def clipped(compressor: Any, gradients: Vector, size: int) -> Vector:
 
 @dataclass
 class Pending:
-    """Parameters that are under way, with overlap delayed."""
+    """A segment of parameters that is under way since a step; each array is of the whole model."""
 
+    step: int
     sent: Vector
     combined: Vector
     push_weights: Vector
+
+
+@dataclass
+class Outer:
+    """Outer parameters and their momentum on each rank, [ranks, n]."""
+
+    parameters: Vector
+    momentum: Vector
+
+    def step(self, rank: int, places: NDArray[np.int64], gradient: Vector, outer: Any) -> None:
+        """Step as torch's SGD does."""
+        momentum = self.momentum[rank, places] = outer.momentum * self.momentum[rank, places] + gradient
+        ahead = gradient + outer.momentum * momentum
+        self.parameters[rank, places] -= outer.lr * (ahead if outer.nesterov else momentum)
 
 
 @dataclass
@@ -288,7 +310,9 @@ class Running:
     exchange: Exchange
     ranks: int
     round: int = 0
-    pending: Pending | None = None
+    rounds: dict[int, int] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    outer: Outer | None = None
     senders: dict[tuple[int, int], Send] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -300,12 +324,25 @@ class Running:
         every = self.exchange.every
         return every if isinstance(every, int) else max(1, math.ceil(math.log2(self.ranks)))
 
-    def meetings(self) -> Iterator[tuple[Segment, Part, Vector, float]]:
+    def due(self, step: int) -> list[Segment]:
+        """Return the segments that are sent after a step."""
+        every, exchange, count = self.period, self.exchange, len(self.segments)
+        starts = [round((s.index + 1) * every / count) if exchange.stagger else 0 for s in self.segments]
+        return [
+            s
+            for s, start in zip(self.segments, starts, strict=True)
+            if (step - start - exchange.offset) % every == 0
+        ]
+
+    def meetings(
+        self, segments: Sequence[Segment] | None = None
+    ) -> Iterator[tuple[Segment, Part, Vector, float]]:
         """Yield segments, who exchanges them, M and s."""
-        for segment in self.segments:
+        for segment in self.segments if segments is None else segments:
             parts = parts_of(self.exchange, self.ranks, segment.index)
+            round = self.round if segments is None else self.rounds.get(segment.index, 0)
             for part in parts:
-                matrix = matrix_of(self.exchange, part, self.round, segment.index)
+                matrix = matrix_of(self.exchange, part, round, segment.index)
                 yield segment, part, matrix, scale_of(self.exchange, part, parts)
 
     def send(self, rank: int, offered: Offered) -> Vector:
@@ -364,10 +401,12 @@ def exchange_gradients(running: Running, own: Gradients, parameters: Vector, *, 
     return result
 
 
-def exchange_parameters(running: Running, values: Vector, push_weights: Vector) -> tuple[Vector, Vector]:
-    """Return the parameters and their push-sum weights, each [ranks, n]."""
+def exchange_parameters(
+    running: Running, values: Vector, push_weights: Vector, segments: Sequence[Segment]
+) -> tuple[Vector, Vector]:
+    """Return the parameters, or distances from outer ones, and their push-sum weights, each [ranks, n]."""
     result, result_weights = values.copy(), push_weights.copy()
-    for segment, part, matrix, scale in running.meetings():
+    for segment, part, matrix, scale in running.meetings(segments):
         own = segment.read(values)[part.ranks]
         nothing = np.ones_like(own[0])
         messages = np.stack(
@@ -375,7 +414,7 @@ def exchange_parameters(running: Running, values: Vector, push_weights: Vector) 
                 running.send(
                     rank,
                     Offered(
-                        running.round,
+                        running.rounds.get(segment.index, 0),
                         segment.index,
                         x,
                         segment.places >= 0,
@@ -387,13 +426,16 @@ def exchange_parameters(running: Running, values: Vector, push_weights: Vector) 
                 for rank, x in zip(part.ranks, own, strict=True)
             ]
         )
-        combined = own + scale * matrix @ messages - messages
+        combined = scale * matrix @ messages
+        if running.outer is None:
+            combined = own + combined - messages
         weights = matrix @ segment.read(push_weights)[part.ranks]
         for place, rank in enumerate(part.ranks):
             segment.write(result, rank, combined[place])
             if getattr(running.exchange.collective, "push_sum", False):
                 segment.write(result_weights, rank, weights[place])
-    running.round += 1
+    for segment in segments:
+        running.rounds[segment.index] = running.rounds.get(segment.index, 0) + 1
     return result, result_weights
 
 
@@ -407,6 +449,9 @@ class Parameters:
 
     def __init__(self, exchanges: Sequence[Exchange], values: Vector) -> None:
         self._running = [Running(exchange, len(values)) for exchange in exchanges]
+        for running in self._running:
+            if running.exchange.outer is not None:
+                running.outer = Outer(values.copy(), np.zeros_like(values))
         #: What optimizers step, and the push-sum weights that models compute without; each [ranks, n].
         self.values, self.push_weights = values, np.ones_like(values)
 
@@ -418,24 +463,41 @@ class Parameters:
     def end_step(self, step: int) -> None:
         """Exchange what is due after step number `step`, counted from 1."""
         for running in self._running:
-            self._merge(running)
-            if step % running.period == 0:
-                combined = exchange_parameters(running, self.values, self.push_weights)
-                if running.exchange.overlap is Overlap.DELAYED:
-                    running.pending = Pending(self.values.copy(), *combined)
-                else:
-                    self.values, self.push_weights = combined
+            self._merge(running, step)
+            due = running.due(step)
+            if due:
+                offered = self.values if running.outer is None else running.outer.parameters - self.values
+                combined = exchange_parameters(running, offered, self.push_weights, due)
+                for segment in due:
+                    running.pending[segment.index] = Pending(step, self.values.copy(), *combined)
+            self._merge(running, step)
 
     def settle(self) -> None:
         for running in self._running:
             self._merge(running)
 
-    def _merge(self, running: Running) -> None:
-        """Add what has come to what the parameters did meanwhile."""
-        pending, running.pending = running.pending, None
-        if pending is not None:
-            self.values = self.values + pending.combined - pending.sent
-            self.push_weights = pending.push_weights
+    def _merge(self, running: Running, step: int | None = None) -> None:
+        """Merge what has come after a step, or everything."""
+        for segment in running.segments:
+            pending = running.pending.get(segment.index)
+            if pending is not None and (step is None or pending.step <= step - running.exchange.delay):
+                del running.pending[segment.index]
+                for part in parts_of(running.exchange, len(self.values), segment.index):
+                    for rank in part.ranks:
+                        self._take(running, segment.places[segment.places >= 0], rank, pending)
+
+    def _take(self, running: Running, places: NDArray[np.int64], rank: int, pending: Pending) -> None:
+        come, outer, merge = pending.combined[rank, places], running.outer, running.exchange.merge
+        if outer is not None:
+            outer.step(rank, places, come, running.exchange.outer)
+            come = outer.parameters[rank, places]
+        own = self.values[rank, places]
+        match merge:
+            case Add():
+                self.values[rank, places] = own + come - pending.sent[rank, places]
+            case Blend(local=local):
+                self.values[rank, places] = local * own + (1 - local) * come
+        self.push_weights[rank, places] = pending.push_weights[rank, places]
 
 
 def reference(strategy: Strategy, ranks: int, steps: int) -> Vector:

@@ -75,7 +75,7 @@ def test_a_plugin_enters(registry: Registry) -> None:
         "gradients-odd.summed+ring-odd.rounded-world",
         "gradients-sparse_allreduce-odd.halved+topk-world",
         "gradients-sparse_allreduce-odd.rounded-hierarchy",
-        "parameters-gossip-odd.reversed+twice-none-world-delayed",
+        "parameters-gossip-odd.reversed+twice-none-world-delay",
     } <= ids
 
 

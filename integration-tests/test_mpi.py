@@ -42,7 +42,7 @@ CELLS = (
     "gradients-gossip-complete-topk-world",
     "parameters-gossip-random_matching-shared_random-world-forward",
     "parameters-gossip-complete-bf16-sharded_leaders",
-    "parameters-gossip+push_sum-irregular_directed-none-world-delayed",
+    "parameters-gossip+push_sum-irregular_directed-none-world-delay",
 )
 
 _JOB_TIMEOUT_S = 150

@@ -164,7 +164,7 @@ SLOTS: dict[str, dict[str, Any]] = {
             {
                 "collective": {"name": "gossip", "push_sum": True},
                 "topology": "exponential",
-                "overlap": "delayed",
+                "delay": 1,
             }
         ]
     },
@@ -176,7 +176,7 @@ SLOTS: dict[str, dict[str, Any]] = {
             {
                 "collective": {"name": "gossip", "push_sum": True},
                 "topology": "irregular_directed",
-                "overlap": "delayed",
+                "delay": 1,
             }
         ]
     },

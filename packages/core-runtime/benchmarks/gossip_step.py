@@ -6,7 +6,7 @@
 Five linear layers of 2236 x 2236 (25 M parameters, 100 MB), batch 4, SGD, one thread per rank, all sides in one job, in
 turns of some steps. Because both sides send during the step that follows, a turn begins with a step that is not
 measured, and what is under way at its end is waited for outside of the measurement. RANKS must be a power of two, for
-decent-dp. It uses Gloo, and hides what it sends behind the next step, as `overlap: delayed` does; its graphs are
+decent-dp. It uses Gloo, and hides what it sends behind the next step, as `delay: 1` does; its graphs are
 
 - ring: pairs of neighbours, in every other step the other pairs. A model is sent per step and rank; dpsgd on its own
   graph sends two, on random_matching one, as decent-dp;
@@ -42,8 +42,8 @@ LEARNING_RATE = 0.3  # large enough for the check of the weights
 #: Hocket's sides: a name, the strategy and the graph of decent-dp's that sends as many bytes.
 STRATEGIES = (
     ("dpsgd", ["dpsgd"], "ring"),
-    ("dpsgd, delayed", ["dpsgd", "parameters.0.overlap=delayed"], "ring"),
-    ("matching, delayed", ["dpsgd", "parameters.0={topology: random_matching, overlap: delayed}"], "ring"),
+    ("dpsgd, delayed", ["dpsgd", "parameters.0.delay=1"], "ring"),
+    ("matching, delayed", ["dpsgd", "parameters.0={topology: random_matching, delay: 1}"], "ring"),
     ("sgp", ["sgp"], "one-peer-exp"),
     ("overlap_sgp", ["overlap_sgp"], "one-peer-exp"),
 )

@@ -26,21 +26,21 @@ RECIPES: dict[str, tuple[Topology, tuple[int, ...]]] = {
     "crossover.whole_model": (FairRandom(), WHOLE),
     "crossover.combo": (Unfair(distinct=True), LAYERS),
 }
-OVERLAPS = ("none", "forward", "delayed")
+HIDDEN = ("{overlap: none}", "{overlap: forward}", "{overlap: none, delay: 1}")
 
 
 def assert_equal(ended: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(ended, expected, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("size", [2, 5, 8])
-def test_virtual_ranks_mix_segment_by_segment(recipe: str, overlap: str, size: int) -> None:
+def test_virtual_ranks_mix_segment_by_segment(recipe: str, hidden: str, size: int) -> None:
     topology, cuts = RECIPES[recipe]
-    strategy = hocket.compose(recipe, f"parameters.0.overlap={overlap}")
+    strategy = hocket.compose(recipe, f"parameters.0={hidden}")
     ended = on_ranks(size, lambda: train(strategy))
-    assert_equal(ended, averaged(size, topology, cuts=cuts, delayed=overlap == "delayed"))
+    assert_equal(ended, averaged(size, topology, cuts=cuts, delayed="delay" in hidden))
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,12 @@ def job() -> Iterator[Job]:
 
 @pytest.mark.mpi
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("recipe", ["crossover", "crossover.unfair"])
-def test_mpi_ranks_mix_segment_by_segment(job: Job, recipe: str, overlap: str) -> None:
+def test_mpi_ranks_mix_segment_by_segment(job: Job, recipe: str, hidden: str) -> None:
     topology, cuts = RECIPES[recipe]
-    ended = job.run(over_mpi, (recipe, [f"parameters.0.overlap={overlap}"]))
-    assert_equal(ended, averaged(8, topology, cuts=cuts, delayed=overlap == "delayed"))
+    ended = job.run(over_mpi, (recipe, [f"parameters.0={hidden}"]))
+    assert_equal(ended, averaged(8, topology, cuts=cuts, delayed="delay" in hidden))
 
 
 def test_another_seed_averages_with_others() -> None:

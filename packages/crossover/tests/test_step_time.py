@@ -55,7 +55,9 @@ def test_without_fairness_some_wait_for_who_is_drawn_by_many() -> None:
 
 @pytest.mark.parametrize("recipe", ["crossover", "crossover.whole_model"])
 def test_one_step_late_nothing_is_exposed(recipe: str) -> None:
-    assert exposed_wait_s(recipe, "parameters.0.overlap=delayed") == pytest.approx([0] * RANKS, abs=1e-4)
+    assert exposed_wait_s(recipe, "parameters.0={overlap: none, delay: 1}") == pytest.approx(
+        [0] * RANKS, abs=1e-4
+    )
 
 
 def test_sharing_the_lead_shares_the_leaders_link() -> None:

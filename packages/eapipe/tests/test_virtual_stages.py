@@ -58,7 +58,7 @@ def test_nested_values_of_changing_shapes(count: int) -> None:
                 {"collective": "gossip", "topology": "ring", "segments": "layers", "overlap": "forward"}
             ]
         },
-        {"parameters": [{"collective": "allreduce", "every": 3, "overlap": "delayed"}]},
+        {"parameters": [{"collective": "allreduce", "every": 3, "delay": 1}]},
     ],
     ids=["gradients", "parameters", "forward", "delayed"],
 )

@@ -37,11 +37,11 @@ SIDES: dict[str, tuple[str, ...]] = {
     "local": ("local",),
     "gossipgrad": ("gossipgrad", NO_SAMPLES),
     "gossipgrad, progress thread": ("gossipgrad", NO_SAMPLES, "parameters.0.progress=thread"),
-    "gossipgrad, one step late": ("gossipgrad", NO_SAMPLES, "parameters.0.overlap=delayed"),
+    "gossipgrad, one step late": ("gossipgrad", NO_SAMPLES, "parameters.0={overlap: none, delay: 1}"),
     "gossipgrad, one step late, progress thread": (
         "gossipgrad",
         NO_SAMPLES,
-        "parameters.0.overlap=delayed",
+        "parameters.0={overlap: none, delay: 1}",
         "parameters.0.progress=thread",
     ),
     "gossipgrad.gradients": ("gossipgrad.gradients", NO_SAMPLES),

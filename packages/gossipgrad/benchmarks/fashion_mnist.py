@@ -39,7 +39,7 @@ METHODS: dict[str, tuple[str, Callable[[int], float], tuple[str, ...]]] = {
     "gossipgrad, one step late": (
         "gossipgrad",
         lambda ranks: LEARNING_RATE,
-        (ROTATION, "parameters.0.overlap=delayed"),
+        (ROTATION, "parameters.0={overlap: none, delay: 1}"),
     ),
     "gossipgrad, samples drawn anew": ("gossipgrad", lambda ranks: LEARNING_RATE, (ROTATION, "samples=null")),
     "gossipgrad.gradients": (

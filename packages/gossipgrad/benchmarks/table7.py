@@ -30,7 +30,7 @@ _PIECES = f"gradients.0.segments={{name: bytes, size_mb: {exchanged_bytes(MACHIN
 #: The rows: a recipe and overrides.
 SIDES: dict[str, tuple[str, ...]] = {
     "gossipgrad": ("gossipgrad", "samples=null"),
-    "gossipgrad, one step late": ("gossipgrad", "samples=null", "parameters.0.overlap=delayed"),
+    "gossipgrad, one step late": ("gossipgrad", "samples=null", "parameters.0={overlap: none, delay: 1}"),
     "gossipgrad.gradients": ("gossipgrad.gradients", "samples=null"),
     "agd": ("agd", _RING, _PIECES),
 }

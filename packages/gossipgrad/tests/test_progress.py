@@ -123,7 +123,14 @@ def test_what_is_one_step_late_is_looked_at_between_layers_of_both_passes() -> N
     def body() -> set[float]:
         watched = hocket.join()
         assert isinstance(watched, _WatchedPeer)
-        train("gossipgrad", "samples=null", "parameters.0.overlap=delayed", layers=4, steps=1, charge_s=1.0)
+        train(
+            "gossipgrad",
+            "samples=null",
+            "parameters.0={overlap: none, delay: 1}",
+            layers=4,
+            steps=1,
+            charge_s=1.0,
+        )
         return watched.looks_s
 
     # 4 layers forward for 1 s each, then back for 2 s each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_equal_replicas_keep_their_bits(tmp_path: Path) -> None:
     assert all(torch.equal(loaded.state[name], saved[0].state[name]) for name in trained)
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize(
     ("segments", "dtype", "tolerance"),
     [
@@ -62,7 +63,7 @@ def test_equal_replicas_keep_their_bits(tmp_path: Path) -> None:
     ],
 )
 def test_push_sum_goes_on_from_its_mean(
-    segments: str, dtype: torch.dtype, tolerance: float, overlap: str, tmp_path: Path
+    segments: str, dtype: torch.dtype, tolerance: float, hidden: dict[str, Any], tmp_path: Path
 ) -> None:
     """Values are divided by weights that differ: their mean is the consensus, which weighs them."""
     push_sum = {"name": "gossip", "push_sum": True}
@@ -70,7 +71,7 @@ def test_push_sum_goes_on_from_its_mean(
         "collective": push_sum,
         "topology": "irregular_directed",
         "segments": segments,
-        "overlap": overlap,
+        **hidden,
     }
 
     def attached() -> tuple[nn.Module, hocket.Session]:

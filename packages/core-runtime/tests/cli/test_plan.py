@@ -106,7 +106,7 @@ def test_bytes_are_those_that_a_session_counts(recipe: str, model: str, ranks: i
         ["recipe=sgd"],
         ["recipe=agd"],
         ["recipe=periodic_average", "parameters.0.every=1"],
-        ["recipe=periodic_average", "parameters.0.every=1", "parameters.0.overlap=delayed"],
+        ["recipe=periodic_average", "parameters.0.every=1", "parameters.0.delay=1"],
         ["recipe=agd", "parameters=[{collective: broadcast, segments: layers}]"],
         ["recipe=local"],
     ],
@@ -164,7 +164,7 @@ def test_memory_in_multiples_of_the_model() -> None:
     assert models("recipe=sgd") == pytest.approx(2, rel=0.05)
     assert models("recipe=agd") == pytest.approx(2, rel=0.05)
     assert models("recipe=periodic_average") == pytest.approx(1, rel=0.05)
-    assert models("recipe=periodic_average", "parameters.0.overlap=delayed") == pytest.approx(2, rel=0.05)
+    assert models("recipe=periodic_average", "parameters.0.delay=1") == pytest.approx(2, rel=0.05)
     assert models("recipe=local") == 0
 
 

@@ -39,7 +39,7 @@ def gossiped(
     topology: str,
     size: int,
     rounds: int,
-    overlap: str = "none",
+    hidden: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> list[list[np.ndarray]]:
@@ -48,7 +48,7 @@ def gossiped(
     def train() -> list[np.ndarray]:
         model = model_of(hocket.join().rank, dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        exchange = {"collective": "gossip", "topology": topology, "segments": "layers", "overlap": overlap}
+        exchange = {"collective": "gossip", "topology": topology, "segments": "layers", **(hidden or {})}
         with hocket.attach(model, optimizer, {"parameters": [exchange]}, initial="keep") as session:
             for x in session.data([torch.zeros(1, 3, dtype=dtype)] * rounds):
                 optimizer.zero_grad()
@@ -86,7 +86,7 @@ def test_models_are_the_product_of_the_mixing_matrices(
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_overlap_forward_gives_the_same_bits(topology: str) -> None:
-    plain, hidden = (gossiped(topology, 5, 4, overlap) for overlap in ("none", "forward"))
+    plain, hidden = (gossiped(topology, 5, 4, {"overlap": overlap}) for overlap in ("none", "forward"))
     assert all(
         np.array_equal(a, b)
         for one, other in zip(plain, hidden, strict=True)
@@ -94,8 +94,8 @@ def test_overlap_forward_gives_the_same_bits(topology: str) -> None:
     )
 
 
-def test_overlap_delayed_keeps_the_mean() -> None:
-    given = gossiped("ring", 6, 5, "delayed")
+def test_a_delay_keeps_the_mean() -> None:
+    given = gossiped("ring", 6, 5, {"delay": 1})
     for segment, start in enumerate(
         zip(*(layers_of(model_of(rank, torch.float64)) for rank in range(6)), strict=True)
     ):

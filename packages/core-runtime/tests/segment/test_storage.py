@@ -59,7 +59,7 @@ def test_parameters_become_views_with_their_values_and_strides(
             assert parameter.data_ptr() % ALIGNMENT_BYTES == 0
     storage.check(take_values=True)
     for run in partition(storage.spans, segmentation):
-        piece = storage.slice_for(run)
+        [(_, piece)] = storage.pieces_of(run)
         assert piece.is_contiguous()
         for span in run:
             view, parameter = view_of(piece, span), storage.parameters[span.name]
@@ -76,7 +76,7 @@ def test_slices_cover_the_storage_without_overlap(segmentation: Segmentation) ->
         nn.Linear(9, 7), nn.Conv2d(3, 2, 3), nn.Linear(4, 4, dtype=torch.float64), nn.Linear(1, 1)
     )
     storage = ParameterStorage(model, SinglePeer())
-    pieces = [storage.slice_for(run) for run in partition(storage.spans, segmentation)]
+    pieces = [piece for run in partition(storage.spans, segmentation) for _, piece in storage.pieces_of(run)]
     places = sorted((piece.data_ptr(), piece.data_ptr() + piece.nbytes) for piece in pieces)
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(places))
     assert sum(piece.numel() for piece in pieces) == sum(flat.numel() for flat in storage.flats)

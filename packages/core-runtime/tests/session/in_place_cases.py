@@ -65,10 +65,10 @@ def gossip_mixes_parameters_where_they_are(peer: Peer) -> None:
     start = torch.stack([flat(model_of(rank)) for rank in range(peer.size)]).double()
     matrix = torch.from_numpy(Ring().mixing_matrix(peer.size, 0, 0))
     expected = matrix @ matrix @ start
-    for overlap in ("none", "forward", "delayed"):
-        exchange = {"collective": "gossip", "topology": "ring", "overlap": overlap}
+    for hidden in ({"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}):
+        exchange = {"collective": "gossip", "topology": "ring", **hidden}
         own, buffers = trained(peer, {"parameters": [exchange]}, steps=2, lr=0.0, seed=peer.rank)
-        assert all((outgoing is incoming) == (overlap != "delayed") for outgoing, incoming in buffers)
+        assert all((outgoing is incoming) == ("delay" not in hidden) for outgoing, incoming in buffers)
         torch.testing.assert_close(own.double(), expected[peer.rank], rtol=1e-5, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Parameter exchanges that are hidden: forward gives the numbers of none, delayed those of its formula."""
+"""Parameter exchanges that are hidden: forward gives the numbers of none, a delay those of its formula."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Attention(nn.Module):
         return y
 
 
-def trained(make: Callable[[], nn.Module], overlap: str, every: int) -> list[Tensor]:
+def trained(make: Callable[[], nn.Module], hidden: str, every: int) -> list[Tensor]:
     overrides = (
-        f"parameters.0.overlap={overlap}",
+        f"parameters.0.{hidden}",
         f"parameters.0.every={every}",
         "parameters.0.segments=layers",
     )
@@ -74,9 +74,10 @@ def trained(make: Callable[[], nn.Module], overlap: str, every: int) -> list[Ten
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("make", [mlp, Tied, Attention])
 def test_forward_changes_no_bit(make: Callable[[], nn.Module], every: int) -> None:
-    expected = trained(make, "none", every)
+    expected = trained(make, "overlap=none", every)
     assert all(
-        torch.equal(one, other) for one, other in zip(trained(make, "forward", every), expected, strict=True)
+        torch.equal(one, other)
+        for one, other in zip(trained(make, "overlap=forward", every), expected, strict=True)
     )
 
 
@@ -168,7 +169,7 @@ def test_delayed_adds_what_the_mean_differed_by(every: int) -> None:
             sent[:] = [flat(model) for model in models]
     if sent:
         merge()
-    strategy = ("periodic_average", f"parameters.0.every={every}", "parameters.0.overlap=delayed")
+    strategy = ("periodic_average", f"parameters.0.every={every}", "parameters.0.delay=1")
     for given, model in zip(
         on_ranks(RANKS, lambda rank: train(strategy, batches(rank, STEPS))), models, strict=True
     ):
@@ -182,7 +183,7 @@ def test_delayed_merges_in_one_pass_with_the_bits_of_five(
     results = []
     for smallest in (0, 1 << 30):
         monkeypatch.setattr(parameters, "_SMALLEST_FUSED", smallest)
-        results.append(trained(mlp, "delayed", every))
+        results.append(trained(mlp, "delay=1", every))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
@@ -193,7 +194,7 @@ def test_delayed_names_a_nan_that_one_pass_has_found(monkeypatch: pytest.MonkeyP
         torch.manual_seed(0)
         model = mlp()
         optimizer = sgd(model)
-        strategy = hocket.compose("periodic_average", "parameters.0.overlap=delayed", "parameters.0.every=1")
+        strategy = hocket.compose("periodic_average", "parameters.0.delay=1", "parameters.0.every=1")
         with hocket.attach(model, optimizer, strategy):
             for step in range(3):
                 for parameter in model.parameters():

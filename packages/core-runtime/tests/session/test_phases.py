@@ -119,7 +119,7 @@ def trained_until(strategy: dict[str, Any], step: int) -> Tensor:
 
 
 def test_equal_replicas_may_drift_apart_from_a_step_on() -> None:
-    ended = trained({**DENSE, "phases": {4: GOSSIP, 6: {"parameters.0.overlap": "delayed"}}})
+    ended = trained({**DENSE, "phases": {4: GOSSIP, 6: {"parameters.0.delay": 1}}})
     assert not torch.equal(ended[0], ended[1])
 
 

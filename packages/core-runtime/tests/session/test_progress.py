@@ -23,7 +23,7 @@ def trained(slot: str, **fields: object) -> list[torch.Tensor]:
         ("gradients", {"overlap": "backward"}),
         ("parameters", {"overlap": "none"}),
         ("parameters", {"overlap": "forward"}),
-        ("parameters", {"overlap": "delayed"}),
+        ("parameters", {"delay": 1}),
         ("parameters", {"overlap": "forward", "compressor": {"name": "shared_random", "density": 0.3}}),
     ],
 )

@@ -20,19 +20,19 @@ from hocket.topology.drawn import IrregularDirected
 SIZE, STEPS = 5, 6
 
 
-def exchange(overlap: str, **fields: Any) -> dict[str, Any]:
+def exchange(**fields: Any) -> dict[str, Any]:
     collective = {"name": "gossip", "push_sum": True}
-    return {"collective": collective, "topology": "irregular_directed", "overlap": overlap, **fields}
+    return {"collective": collective, "topology": "irregular_directed", **fields}
 
 
 def weights_of(session: Session) -> list[float]:
     return [weight for each in session.phase.parameters.exchanges for weight in each.weights.values()]
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
-def test_the_optimizer_steps_x_and_the_model_computes_with_x_over_w(overlap: str) -> None:
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
+def test_the_optimizer_steps_x_and_the_model_computes_with_x_over_w(hidden: dict[str, Any]) -> None:
     """Against the definition: gradients at z = x / w, weight decay and step at x, then x and w through W."""
-    strategy = {"parameters": [exchange(overlap, segments="model")]}
+    strategy = {"parameters": [exchange(segments="model", **hidden)]}
     ended = on_ranks(SIZE, lambda rank: train((strategy,), batches(rank, STEPS)))
 
     models = [mlp() for _ in range(SIZE)]
@@ -53,7 +53,7 @@ def test_the_optimizer_steps_x_and_the_model_computes_with_x_over_w(overlap: str
             values, weights = values + under_way[0], weights + under_way[1]
         matrix = torch.from_numpy(IrregularDirected().mixing_matrix(SIZE, step, 0))
         change = (matrix @ values - values, matrix @ weights - weights)
-        if overlap == "delayed":
+        if "delay" in hidden:
             under_way = change
         else:
             values, weights = values + change[0], weights + change[1]
@@ -73,14 +73,14 @@ def gradients_of(model: torch.nn.Module, batch: Any) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("every", [1, 3])
-def test_replicas_reach_the_mean_of_where_they_began(overlap: str, every: int) -> None:
+def test_replicas_reach_the_mean_of_where_they_began(hidden: dict[str, Any], every: int) -> None:
     def run(rank: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
         model = mlp(rank)
         before = flat(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        strategy = {"parameters": [exchange(overlap, every=every, segments="layers")]}
+        strategy = {"parameters": [exchange(every=every, segments="layers", **hidden)]}
         with hocket.attach(model, optimizer, strategy, initial="keep") as session:
             for x, _ in session.data(batches(rank, 60 * every)):
                 optimizer.zero_grad()
@@ -143,9 +143,11 @@ def steps(
         yield number
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("dtype", SHORT)
-def test_equal_replicas_of_short_parameters_stay_where_they_are(dtype: torch.dtype, overlap: str) -> None:
+def test_equal_replicas_of_short_parameters_stay_where_they_are(
+    dtype: torch.dtype, hidden: dict[str, Any]
+) -> None:
     """With a learning rate of 0, in 100 rounds with weights that change: bit for bit, and their mean too."""
 
     def run(rank: int) -> tuple[Tensor, Tensor, Tensor, set[float]]:
@@ -153,7 +155,7 @@ def test_equal_replicas_of_short_parameters_stay_where_they_are(dtype: torch.dty
         before = flat(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         seen: set[float] = set()
-        with hocket.attach(model, optimizer, {"parameters": [exchange(overlap)]}) as session:
+        with hocket.attach(model, optimizer, {"parameters": [exchange(**hidden)]}) as session:
             for _ in steps(model, optimizer, 100, rank):
                 seen |= set(weights_of(session))
             session.settle()
@@ -167,15 +169,17 @@ def test_equal_replicas_of_short_parameters_stay_where_they_are(dtype: torch.dty
         assert max(seen) - min(seen) > 0.5
 
 
-@pytest.mark.parametrize("overlap", ["none", "forward", "delayed"])
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])
 @pytest.mark.parametrize("dtype", SHORT)
-def test_short_parameters_are_those_of_the_definition_in_float32(dtype: torch.dtype, overlap: str) -> None:
+def test_short_parameters_are_those_of_the_definition_in_float32(
+    dtype: torch.dtype, hidden: dict[str, Any]
+) -> None:
     """The optimizer steps x rounded; what it adds is added to x."""
 
     def run(rank: int) -> Tensor:
         model = short(dtype, rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        strategy = {"parameters": [exchange(overlap, segments="model")]}
+        strategy = {"parameters": [exchange(segments="model", **hidden)]}
         with hocket.attach(model, optimizer, strategy, initial="keep"):
             list(steps(model, optimizer, 40, rank))
         return flat(model)
@@ -188,14 +192,14 @@ def test_short_parameters_are_those_of_the_definition_in_float32(dtype: torch.dt
             gradient = torch.cat([torch.randn(n, generator=drawn[rank]) for n in (64, 4)]).to(dtype)
             rounded = values[rank].to(dtype)
             values[rank] += rounded.add(gradient, alpha=-0.01).float() - rounded.float()
-        if step and overlap == "delayed":
+        if step and "delay" in hidden:
             values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
         matrix = torch.from_numpy(IrregularDirected().mixing_matrix(SIZE, step, 0)).float()
         both = torch.cat([values, weights], 1)
         under_way = matrix @ both - both
-        if overlap != "delayed":
+        if "delay" not in hidden:
             values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
-    if overlap == "delayed":
+    if "delay" in hidden:
         values, weights = values + under_way[:, :-1], weights + under_way[:, -1:]
     # One unit in the last place, where sums in another order are rounded.
     unit = torch.finfo(dtype).eps
@@ -204,14 +208,14 @@ def test_short_parameters_are_those_of_the_definition_in_float32(dtype: torch.dt
     )
 
 
-@pytest.mark.parametrize("overlap", ["none", "delayed"])
-def test_what_is_written_into_short_parameters_after_a_step_is_what_it_is(overlap: str) -> None:
+@pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"delay": 1}])
+def test_what_is_written_into_short_parameters_after_a_step_is_what_it_is(hidden: dict[str, Any]) -> None:
     """A mask, the same on all ranks: what is zero stays zero, whatever rounding had left of it."""
 
     def run(rank: int) -> Tensor:
         model = short(torch.bfloat16, rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with hocket.attach(model, optimizer, {"parameters": [exchange(overlap)]}, initial="keep") as session:
+        with hocket.attach(model, optimizer, {"parameters": [exchange(**hidden)]}, initial="keep") as session:
             for number in steps(model, optimizer, 20, rank):
                 if number == 10:
                     session.settle()
@@ -232,7 +236,7 @@ def test_a_look_at_the_mean_and_a_checkpoint_change_nothing_of_short_parameters(
     def run(rank: int, look: bool, load: bool) -> Tensor:
         model = short(dtype, rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with hocket.attach(model, optimizer, {"parameters": [exchange("none")]}, initial="keep") as session:
+        with hocket.attach(model, optimizer, {"parameters": [exchange()]}, initial="keep") as session:
             if load:
                 session.load(tmp_path)
                 assert session.step == 5
@@ -267,7 +271,7 @@ def closing(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callabl
 @pytest.mark.parametrize("phases", [False, True])
 def test_an_optimizer_that_needs_a_closure_is_refused_at_attach(phases: bool) -> None:
     """Also where push-sum comes later; the other strategies take it."""
-    push_sum = {"parameters": [exchange("none")]}
+    push_sum = {"parameters": [exchange()]}
     strategy = {"phases": {5: push_sum}} if phases else push_sum
 
     def run(rank: int) -> None:
@@ -288,7 +292,7 @@ def test_a_step_with_a_closure_is_refused_before_anything_has_moved(by_name: boo
     def run(rank: int) -> None:
         model = mlp()
         optimizer = sgd(model)
-        strategy = {"parameters": [exchange("none")]}
+        strategy = {"parameters": [exchange()]}
         with hocket.attach(model, optimizer, strategy) as session:
             closing(model, optimizer)()
             optimizer.step()
@@ -322,7 +326,7 @@ def test_an_error_leaves_the_model_with_what_it_computes_with() -> None:
         before = []
 
         def train() -> None:
-            with hocket.attach(model, optimizer, {"parameters": [exchange("none")]}) as session:
+            with hocket.attach(model, optimizer, {"parameters": [exchange()]}) as session:
                 for x, y in batches(rank, 3):
                     assert session.step < 2 or weights_of(session) != [1.0]
                     before.append(flat(model))

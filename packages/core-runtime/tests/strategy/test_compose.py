@@ -84,7 +84,7 @@ _EXCHANGES = st.fixed_dictionaries(
         "compressor": st.just("none"),
         "topology": st.none(),
         "every": st.integers(1, 10**9),
-        "overlap": st.sampled_from(["none", "forward", "delayed"]),
+        "overlap": st.sampled_from(["none", "forward"]),
         "segments": st.one_of(
             st.sampled_from(["model", "layers", "bytes"]),
             st.builds(
@@ -163,7 +163,7 @@ def test_a_reference_is_resolved() -> None:
         (
             {
                 "gradients": AGD["gradients"],
-                "parameters": [{"collective": "allreduce", "overlap": "delayed"}],
+                "parameters": [{"collective": "allreduce", "delay": 1}],
             },
             True,
         ),

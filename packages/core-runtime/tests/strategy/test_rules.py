@@ -11,9 +11,9 @@ import pytest
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.api import CollectiveTraits, Messages
 from hocket.compressor import CompressorTraits, Identity, TopK
-from hocket.errors import CompositionError
+from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Registry
-from hocket.strategy import compose, refusals
+from hocket.strategy import Placement, compose, refusals
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ def registry() -> Registry:
     return registry
 
 
+SGD = {"name": "sgd", "lr": 1.0}
+BLEND = {"name": "blend", "local": 0.5}
+
+
 def exchange(**fields: Any) -> dict[str, Any]:
     return {"collective": "allreduce", **fields}
 
@@ -81,8 +85,23 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"compressor": "shared_random"}, "compressor", ["would be lost", "use gossip, with topology complete"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped looks at all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
-        ("gradients", {"overlap": "delayed"}, "overlap", ["with delayed", "use none or backward"]),
-        ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward or delayed"]),
+        ("gradients", {"delay": 1}, "delay", ["delay is of parameters"]),
+        ("gradients", {"outer": {"name": "sgd", "lr": 1.0}}, "outer", ["outer is of parameters"]),
+        ("gradients", {"stagger": True}, "stagger", ["stagger is of parameters"]),
+        ("parameters", {"outer": SGD, "collective": "broadcast"}, "outer", ["broadcast does not give all ranks the mean", "use collective: allreduce"]),
+        ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the mean"]),
+        ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
+        ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would be lost", "error_feedback"]),
+        ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["with delay 1 the steps that follow hide it", "use none"]),
+        ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
+        ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["overwrites them", "shorter delay, or merge: add"]),
+        ("parameters", {"every": 4, "offset": -4}, "offset", ["-4 is no part of a period of 4 steps"]),
+        ("parameters", {"every": "log2_ranks", "offset": 1}, "offset", ["1 is no part of a period of log2_ranks"]),
+        ("parameters", {"every": 3, "stagger": True, "segments": {"name": "fragments", "count": 4}}, "stagger", ["4 fragments need as many steps"]),
+        ("parameters", {"collective": "broadcast", "merge": BLEND}, "merge", ["broadcast gives is no average", "merge: add"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "exponential", "merge": BLEND}, "merge", ["no average"]),
+        ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "segments": {"name": "fragments", "count": 2}}, "segments", ["lie side by side", "use layers"]),
+        ("parameters", {"overlap": "backward"}, "overlap", ["parameters cannot", "use none or forward"]),
         ("gradients", {"every": 4}, "every", ["every 4 steps", "drift apart", "session.accumulate()", "parameters every 4"]),
         ("gradients", {"compressor": "sparse"}, "compressor", ["allreduce combines messages in flight", "Sparse", "sparse_allreduce", "compressor none"]),
         ("gradients", {"collective": "particular"}, "compressor", ["only what is clipped is particular: use clipped"]),
@@ -111,7 +130,18 @@ def test_an_exchange_that_means_nothing_is_refused(
         ("gradients", {"collective": "particular", "compressor": "clipped"}),
         ("gradients", {"compressor": "corrected", "overlap": "backward"}),
         ("parameters", {"every": 4, "overlap": "forward"}),
-        ("parameters", {"collective": "broadcast", "overlap": "delayed"}),
+        ("parameters", {"collective": "broadcast", "delay": 1}),
+        ("parameters", {"outer": SGD}),
+        (
+            "parameters",
+            {"outer": SGD, "compressor": {"name": "error_feedback", "compressor": "shared_random"}},
+        ),
+        ("parameters", {"every": 2, "delay": 2, "merge": "add"}),
+        ("parameters", {"every": 2, "delay": 1, "merge": BLEND}),
+        (
+            "parameters",
+            {"every": 4, "offset": -3, "stagger": True, "segments": {"name": "fragments", "count": 4}},
+        ),
         (
             "parameters",
             {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed"},
@@ -180,3 +210,40 @@ def test_only_the_last_exchange_of_parameters_overlaps() -> None:
     ):
         compose({"parameters": averages})
     assert len(compose({"parameters": averages[::-1]}).parameters) == 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"offset": 1}, {"stagger": True}, {"every": 6}], ids=["offset", "stagger", "every"]
+)
+def test_leaders_are_heard_in_the_steps_in_which_they_exchange(fields: dict[str, Any]) -> None:
+    group = {"size": 2}
+    leaders = exchange(over={"name": "leaders", **group}, every=4, outer=SGD)
+    heard = {"collective": "broadcast", "over": {"name": "group", **group}, "every": 4}
+    assert not list(refusals(compose({"parameters": [leaders, heard]})))
+    with pytest.raises(CompositionError, match="would not hear of it"):
+        compose({"parameters": [{**leaders, **fields}, heard]})
+
+
+def test_only_the_last_exchange_may_be_delayed() -> None:
+    with pytest.raises(CompositionError, match=r"parameters\.0\.delay: it is under way still"):
+        compose({"parameters": [exchange(every=4, delay=1), exchange()]})
+
+
+def test_what_once_was_an_overlap_is_answered_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"overlap: got 'delayed': write delay: 1, merge: add"):
+        compose({"parameters": [exchange(overlap="delayed")]})
+
+
+def test_a_period_that_is_too_short_for_a_delay_among_some_ranks_is_refused_there() -> None:
+    strategy = compose({"parameters": [exchange(every="log2_ranks", delay=2)]})
+    strategy.check_size(Placement.on_one_host(4))
+    with pytest.raises(CompositionError, match="delay: 2 steps are longer than its period, 1"):
+        strategy.check_size(Placement.on_one_host(2))
+
+
+def test_a_broadcast_in_a_step_of_its_own_loses_what_others_have_trained() -> None:
+    average, copied = exchange(every=4), {"collective": "broadcast", "every": 4}
+    compose({"parameters": [average, copied]}).check_size(Placement.on_one_host(3))
+    apart = compose({"parameters": [average, {**copied, "offset": 1}]})
+    with pytest.raises(CompositionError, match="nothing is left of the gradients of ranks 1, 2"):
+        apart.check_size(Placement.on_one_host(3))

@@ -100,7 +100,7 @@ def test_an_exchange_that_nothing_hides_has_share_0() -> None:
         assert [seconds for _, seconds in notes.waits] == pytest.approx([EXCHANGE_S] * STEPS, rel=0.02)
 
 
-DELAYED = ("periodic_average", "parameters.0.every=1", "parameters.0.overlap=delayed")
+DELAYED = ("periodic_average", "parameters.0.every=1", "parameters.0.delay=1")
 
 
 def test_one_that_computing_hides_has_share_1() -> None:

@@ -45,7 +45,7 @@ STRATEGIES = {
     "sgd": ["sgd"],
     "layers": ["agd", "gradients.0.segments=layers"],
     "gossip": ["dpsgd", "parameters.0.segments=layers"],
-    "gossip delayed": ["dpsgd", "parameters.0.overlap=delayed"],
+    "gossip delayed": ["dpsgd", "parameters.0.delay=1"],
     "forward": ["periodic_average", "parameters.0.every=2", "parameters.0.overlap=forward"],
 }
 

@@ -24,6 +24,7 @@ from hocket.errors import CheckpointError
 __all__ = [
     "StateFile",
     "describe",
+    "mean_of_mappings",
     "mean_of_section",
     "mean_of_tensor",
     "why_no_mean",
@@ -238,6 +239,23 @@ def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
         return mean_of_tensor(files if alike else files[:1], name)
 
     return files[0].read(section, tensor)
+
+
+def mean_of_mappings(files: Sequence[StateFile], path: str) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors below a path, by the two keys that lead to each: the mean over those files that have it.
+
+    Args:
+        path: the keys from the section on, with slashes between them.
+    """
+    having: dict[str, list[StateFile]] = {}
+    for file in files:
+        for name in (n for n in file.names(path.partition("/")[0]) if n.startswith(f"{path}/")):
+            having.setdefault(name, []).append(file)
+    means: dict[str, dict[str, Tensor]] = {}
+    for name, those in having.items():
+        first, _, second = name.removeprefix(f"{path}/").rpartition("/")
+        means.setdefault(first, {})[second] = mean_of_tensor(those, name)
+    return means
 
 
 def why_no_mean(files: Sequence[StateFile], section: str) -> str:

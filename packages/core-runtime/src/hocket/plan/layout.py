@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hocket.segment.partition import Span, partition
+from hocket.segment.partition import Fragments, Span, partition
 from hocket.segment.segment import wire_dtype
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 
@@ -23,7 +23,7 @@ __all__ = [
 
 #: The trailer of a gradient segment, by index behind the data: the rank's weight, whether it holds
 #: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient. A segment of
-#: parameters has its push-sum weight there, if one travels, and nothing else.
+#: parameters has its push-sum weight there, or what a distance from outer parameters counts, and nothing else.
 WEIGHT, NONFINITE, FIRST_PRESENCE = 0, 1, 2
 
 
@@ -38,7 +38,7 @@ class Layout:
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
         own_incoming: whether what comes back has another buffer than what is sent.
         casts: whether what came back is kept a second time, in the parameters' own dtype.
-        unrounded: whether values are kept besides the parameters, in the dtype of the wire.
+        num_kept: how many values are kept besides each parameter, in the dtype of the wire.
     """
 
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class Layout:
     own_outgoing: bool
     own_incoming: bool
     casts: bool
-    unrounded: bool = False
+    num_kept: int = 0
 
     @property
     def data_numel(self) -> int:
@@ -68,8 +68,8 @@ class Layout:
     def memory_bytes(self) -> int:
         """Bytes of the buffers that the exchange allocates for it."""
         cast_bytes = self.data_numel * self.spans[0].dtype.itemsize if self.casts else 0
-        unrounded_bytes = self.data_numel * self.dtype.itemsize if self.unrounded else 0
-        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + unrounded_bytes
+        kept_bytes = self.data_numel * self.dtype.itemsize * self.num_kept
+        return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + kept_bytes
 
 
 def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
@@ -93,10 +93,10 @@ def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
 def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = False) -> Layout:
     """Lay out a segment of parameters.
 
-    Nothing writes the parameters while they are sent, so they are sent from where they are; but with overlap
-    delayed the next step does, and a push-sum weight has to lie behind them. With overlap none nobody reads them
-    either, so what comes back may take their place; with overlap forward it does in shared memory, where a buffer
-    more costs a copy of the model.
+    Nothing writes the parameters while they are sent, so they are sent from where they are; but with a delay the
+    next step does, a weight has to lie behind what is sent, distances from outer parameters are other values, and
+    fragments lie in pieces. With overlap none nobody reads them either, so what comes back may take their place; with
+    overlap forward it does in shared memory, where a buffer more costs a copy of the model.
 
     Args:
         spans: its parameters and their offsets.
@@ -104,18 +104,26 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
         shared: whether the ranks' parameters lie in memory that all of them share.
     """
     dtype = wire_dtype(spans[0].dtype)
-    weighted = exchange.carries_weight
-    own = weighted or exchange.overlap is Overlap.DELAYED or dtype != spans[0].dtype
+    outer, weighted = exchange.outer, exchange.carries_weight
+    casts = dtype != spans[0].dtype
+    in_pieces = isinstance(exchange.segments, Fragments)
+    own = bool(weighted or outer or exchange.delay or casts or in_pieces or not exchange.merge.takes_all)
     unread = exchange.overlap is Overlap.NONE or (exchange.overlap is Overlap.FORWARD and shared)
-    in_place = unread and not own and exchange.collective.in_place(exchange.choices, shared)
+    # What is sent of outer parameters is of no use any more when it has come.
+    in_place = (outer is not None or (unread and not own)) and exchange.collective.in_place(
+        exchange.choices, shared
+    )
+    num_kept = int(weighted and casts)
+    if outer is not None:
+        num_kept += 1 + len(outer.remembers) + exchange.keeps_sent
     return Layout(
         spans=tuple(spans),
         dtype=dtype,
-        trailer_numel=int(weighted),
+        trailer_numel=int(weighted or outer is not None),
         own_outgoing=own,
         own_incoming=not in_place,
         casts=False,
-        unrounded=weighted and dtype != spans[0].dtype,
+        num_kept=num_kept,
     )
 
 

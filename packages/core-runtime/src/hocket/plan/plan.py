@@ -115,7 +115,7 @@ def _planned(
     over = exchange.over
     parts = over.parts(placement)
     cut: list[Layout] = []
-    if any(len(part) > 1 for part in parts):
+    if any(exchange.takes_place(len(part)) for part in parts):
         alone = len(strategy.gradients) == 1
         cut = [
             large if large.wire_bytes >= shared_bytes else small

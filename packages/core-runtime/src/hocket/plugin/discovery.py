@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: The plugins that Hocket itself offers; the package of `word` is `hocket-word`.
-KNOWN_WORDS = ("crossover", "eager", "eapipe", "gossipgrad", "redsync", "tasks")
+KNOWN_WORDS = ("crossover", "diloco", "eager", "eapipe", "gossipgrad", "redsync", "tasks")
 
 #: The plugin whose tasks have no prefix: a task that core lacks is looked up there.
 TASKS = "tasks"

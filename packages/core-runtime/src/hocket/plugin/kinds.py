@@ -19,6 +19,8 @@ class Kind(StrEnum):
     COMPRESSOR = "compressor"
     SCOPE = "scope"
     SEGMENTATION = "segmentation"
+    OUTER = "outer"
+    MERGE = "merge"
     SAMPLES = "samples"
     ENGINE = "engine"
     TASK = "task"
@@ -43,6 +45,8 @@ _INTERFACES = {
     Kind.COMPRESSOR: "hocket.compressor.api:Compressor",
     Kind.SCOPE: "hocket.strategy.scope:Scope",
     Kind.SEGMENTATION: "hocket.segment.partition:Segmentation",
+    Kind.OUTER: "hocket.outer.api:Outer",
+    Kind.MERGE: "hocket.outer.api:Merge",
     Kind.SAMPLES: "hocket.strategy.samples:SampleShuffle",
     Kind.ENGINE: "hocket.session.engine:Engine",
     Kind.TASK: "hocket.task.api:Task",

@@ -98,6 +98,14 @@ class Registrar:
         """Provide a segmentation: in what pieces a model is exchanged."""
         self._add(Kind.SEGMENTATION, name, component)
 
+    def outer(self, name: str, component: type | str) -> None:
+        """Provide an outer optimizer: how outer parameters step by the ranks' mean distance from them."""
+        self._add(Kind.OUTER, name, component)
+
+    def merge(self, name: str, component: type | str) -> None:
+        """Provide a merge: what becomes of parameters when what was sent has come."""
+        self._add(Kind.MERGE, name, component)
+
     def samples(self, name: str, component: type | str) -> None:
         """Provide a sample exchange: how training samples move between ranks."""
         self._add(Kind.SAMPLES, name, component)

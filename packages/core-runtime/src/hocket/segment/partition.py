@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from hocket.configured import Configured
@@ -17,8 +18,10 @@ from hocket.configured import Configured
 __all__ = [
     "ALIGNMENT_BYTES",
     "Bytes",
+    "Fragments",
     "Layers",
     "Model",
+    "Pattern",
     "Segmentation",
     "Span",
     "named_spans",
@@ -127,6 +130,50 @@ class Bytes(Segmentation):
             runs[-1].append(span)
             filled += nbytes
         return runs
+
+
+class Pattern(StrEnum):
+    """How layers are dealt out to fragments."""
+
+    STRIDED = "strided"
+    SEQUENTIAL = "sequential"
+    BALANCED = "balanced"
+
+
+@dataclass(frozen=True)
+class Fragments(Segmentation):
+    """So many groups of layers, each a segment, whose parameters need not lie side by side in the model.
+
+    Source: A. Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512, section 2.1.
+
+    Attributes:
+        count: how many, 1 or more; fewer where the model has fewer layers.
+        pattern: `strided` puts layers q, q + count, ... into fragment q; `sequential` as many layers in a row into
+            each, to one layer; `balanced` the largest layer that is left into the fragment with the fewest bytes.
+    """
+
+    count: int
+    pattern: Pattern = Pattern.STRIDED
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be 1 or more, not {self.count}")
+
+    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+        layers = Layers().cut(parameters)
+        count = min(self.count, len(layers))
+        fragments: list[list[int]] = [[] for _ in range(count)]
+        filled = [0] * count
+        sizes = [sum(span.padded_numel for span in layer) for layer in layers]
+        balanced = self.pattern is Pattern.BALANCED
+        # The larger first; of layers and fragments that are alike the one that comes first.
+        for layer in sorted(range(len(layers)), key=lambda layer: -sizes[layer] if balanced else 0):
+            fragment = layer % count if self.pattern is Pattern.STRIDED else layer * count // len(layers)
+            if balanced:
+                fragment = filled.index(min(filled))
+            fragments[fragment].append(layer)
+            filled[fragment] += sizes[layer]
+        return [[span for layer in sorted(fragment) for span in layers[layer]] for fragment in fragments]
 
 
 def partition(

@@ -16,7 +16,10 @@ from hocket.segment.partition import Model, Span, named_spans, partition
 from hocket.segment.segment import allocate, view_of
 from hocket.transport.peer import Peer
 
-__all__ = ["ParameterStorage"]
+__all__ = ["ParameterStorage", "Pieces"]
+
+#: Places in a segment, in order, and the flat parts of the storage that hold the parameters of each.
+Pieces = list[tuple[slice, Tensor]]
 
 
 @dataclass
@@ -71,10 +74,18 @@ class ParameterStorage:
         """The buffers, each flat."""
         return [flat for _, flat in self._flats]
 
-    def slice_for(self, spans: Sequence[Span]) -> Tensor:
-        """Return the flat part of the storage that holds the parameters of one segment."""
-        flat, start = self._offsets[spans[0].name]
-        return flat[start : start + spans[-1].start + spans[-1].padded_numel]
+    def pieces_of(self, spans: Sequence[Span]) -> Pieces:
+        """Return where in the storage one segment's parameters are: in one piece where they lie side by side."""
+        pieces: list[tuple[Tensor, int, slice]] = []
+        for span in spans:
+            flat, start = self._offsets[span.name]
+            if pieces and pieces[-1][0] is flat:
+                _, first, place = pieces[-1]
+                if first + place.stop - place.start == start and place.stop == span.start:
+                    pieces[-1] = flat, first, slice(place.start, span.start + span.padded_numel)
+                    continue
+            pieces.append((flat, start, slice(span.start, span.start + span.padded_numel)))
+        return [(place, flat[start : start + place.stop - place.start]) for flat, start, place in pieces]
 
     def is_bound(self) -> bool:
         """Return whether all parameters are where they were put."""

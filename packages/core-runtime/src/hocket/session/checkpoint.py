@@ -18,6 +18,7 @@ from hocket.checkpoint.collectively import collectively, on_rank_0
 from hocket.checkpoint.files import (
     StateFile,
     describe,
+    mean_of_mappings,
     mean_of_section,
     mean_of_tensor,
     why_no_mean,
@@ -225,12 +226,13 @@ class Checkpoints:
             _log.warning(
                 "%s is of %d ranks, and %d run: they continue from the replicas' mean, %s the optimizer's state%s; the "
                 "pass over the data that was under way begins again, with new random draws, and what exchanges kept "
-                "between rounds is dropped",
+                "between rounds is dropped%s",
                 path,
                 manifest.ranks,
                 self._peer.size,
                 "without" if reason else "with the mean of",
                 f" ({reason})" if reason else "",
+                " but for outer parameters" if self._session.strategy.at(self._session.step).outer else "",
             )
 
 
@@ -323,7 +325,12 @@ class ReplicaState:
         exchanges = first.read("exchanges")
         for opened in self.phase.opened:
             if opened.exchange.name in exchanges:
-                opened.count_on(exchanges[opened.exchange.name]["round"])
+                opened.count_on(exchanges[opened.exchange.name]["rounds"])
+        for mix in self.phase.parameters.exchanges:
+            outer_state = mean_of_mappings(files, f"parameters/{mix.opened.exchange.name}/outer")
+            for outer in mix.outer.values():
+                outer.begin()
+                outer.load_state_dict(outer_state)
         self.stale.load_state_dict(mean_of_section(files, "late"))
 
 

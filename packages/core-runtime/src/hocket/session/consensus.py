@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hocket.segment.partition import partition
 from hocket.segment.segment import wire_dtype
+from hocket.segment.storage import ParameterStorage
 from hocket.session.optimizers import Optimizers
-from hocket.session.parameters import ParameterSync
+from hocket.session.parameter_sync import ParameterSync
+from hocket.strategy.equality import outer_holders
+from hocket.strategy.exchange import Exchange
+from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 
-__all__ = ["Consensus", "average_optimizers", "squared_distance"]
+__all__ = ["Consensus", "OuterValues", "average_optimizers", "squared_distance"]
 
 _CHUNK_NUMEL = 1 << 22
 
@@ -26,13 +32,20 @@ class Consensus:
         tensors: this rank's, to be set.
         parameters: whose push-sum values are set, too.
         lane: among all ranks.
+        outer: is asked to set parameters to the outer ones, in place of a mean; None where there are none.
     """
 
     @torch.no_grad()
-    def __init__(self, tensors: Sequence[Tensor], parameters: ParameterSync, lane: Lane) -> None:
-        self._tensors = tensors
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        parameters: ParameterSync,
+        lane: Lane,
+        outer: OuterValues | None = None,
+    ) -> None:
+        self._tensors = [*tensors, *(outer.storage.flats if outer else ())]
         self._parameters = parameters
-        self._own = [tensor.clone() for tensor in tensors]
+        self._own = [tensor.clone() for tensor in self._tensors]
         # Push-sum keeps the mean of its values, not of what they are divided to.
         parameters.before_step()
         self._push_sums = parameters.push_sums()
@@ -41,6 +54,8 @@ class Consensus:
         for unrounded in parameters.unrounded():
             _set_to_mean(unrounded.value, lane)
             unrounded.show()
+        if outer is not None:
+            outer.show(parameters, lane)
         parameters.reset_weights()
 
     def __enter__(self) -> None:
@@ -53,6 +68,38 @@ class Consensus:
         for tensor, own in zip(self._tensors, self._own, strict=True):
             tensor.copy_(own)
         self._parameters.restore(self._push_sums)
+
+
+@dataclass(frozen=True)
+class OuterValues:
+    """Outer parameters, as far as all ranks know who holds them.
+
+    Attributes:
+        exchange: that keeps them, on the ranks of its scope.
+        storage: of the parameters.
+        placement: of all ranks.
+    """
+
+    exchange: Exchange
+    storage: ParameterStorage
+    placement: Placement
+
+    @torch.no_grad()
+    def show(self, parameters: ParameterSync, lane: Lane) -> None:
+        """Set parameters to the outer ones, or their mean where they differ; no message where all hold equal ones.
+
+        Args:
+            parameters: this rank's.
+            lane: among all ranks.
+        """
+        parameters.show_outer(self.exchange)
+        for number, spans in enumerate(partition(self.storage.spans, self.exchange.segments)):
+            holders = outer_holders(self.exchange, self.placement, number)
+            for _, values in self.storage.pieces_of(spans):
+                if len(holders) > 1:
+                    _set_to_mean(values, lane)
+                elif len(holders[0]) < lane.size:
+                    _take_from(holders[0][0], values, lane)
 
 
 @torch.no_grad()
@@ -94,6 +141,13 @@ def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for key, v in state.items()
     }
+
+
+def _take_from(root: int, values: Tensor, lane: Lane) -> None:
+    """Set flat `values` to those of a rank of the lane."""
+    own = values.cpu().view(torch.uint8)
+    lane.ibroadcast(own.numpy(), root).wait()
+    values.copy_(own.view(values.dtype))
 
 
 def _set_to_mean(tensor: Tensor, lane: Lane) -> None:

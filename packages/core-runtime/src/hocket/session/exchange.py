@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -68,7 +68,7 @@ class ActiveExchange:
         segments: what this rank exchanges, piece by piece: all of the model's segments, or those that it leads.
         scale: what a contribution is multiplied by, so that the combination is a mean.
         observer: is told of it; None where nobody asks.
-        round: how many times the exchange has been carried out.
+        rounds: how many times each segment has been exchanged, by its index.
     """
 
     exchange: Exchange
@@ -80,9 +80,17 @@ class ActiveExchange:
     counters: Counters
     scale: float
     observer: Observer | None = None
-    round: int = 0
+    rounds: dict[int, int] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rounds = {segment.index: 0 for segment in self.segments}
+
+    @property
+    def round(self) -> int:
+        """How many times all segments have been exchanged; but for staggered ones each of them."""
+        return min(self.rounds.values(), default=0)
 
     def started(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` is under way, or will be in its turn."""
@@ -107,13 +115,15 @@ class ActiveExchange:
         """Return whether this round's exchange of `segment` has been started and is not done; never blocks."""
         return segment.index in self._requests and not self.arrived(segment)
 
-    def start_all(self) -> None:
-        """Send all segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
+    def start_all(self, indices: Collection[int]) -> None:
+        """Send segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
         for group in self._together:
-            if len(group) == 1:
-                self.start(group[0])
-            else:
+            due = [segment for segment in group if segment.index in indices]
+            if len(due) == len(group) > 1:
                 self._start_together(group)
+            else:
+                for segment in due:
+                    self.start(segment)
 
     @cached_property
     def _turns(self) -> SendWindow:
@@ -139,7 +149,7 @@ class ActiveExchange:
             self.counters.overlap,
             self.observer,
             name,
-            self.round,
+            self.rounds[group[0].index],
             sum(map(self._expected_bytes, group)),
         )
         self.progress.watch(request)
@@ -165,7 +175,7 @@ class ActiveExchange:
         return exchange.collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
 
     def _begin(self, group: Sequence[Segment], name: str) -> Request:
-        request = self.channel.start(group, self.round)
+        request = self.channel.start(group, self.rounds[group[0].index])
         if self.exchange.progress is Progress.THREAD:
             return self.progress.carry(request, self.peer, name)
         return request
@@ -189,6 +199,7 @@ class ActiveExchange:
         """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
         outcome = self.wait(segment)
         del self._requests[segment.index]
+        self.rounds[segment.index] += 1
         if self.exchange.slot == GRADIENTS:
             self.counters.outcomes += 1
             self.counters.active += outcome.num_active
@@ -202,17 +213,18 @@ class ActiveExchange:
         else:
             segment.stage_trailer_in()
 
-    def end_round(self) -> None:
-        """Count the round, once all segments are finished."""
-        self.round += 1
+    def count_on(self, rounds: Mapping[str, int]) -> None:
+        """Go on from where others were, without what the channel has kept; nothing is under way.
 
-    def count_on(self, round: int) -> None:
-        """Go on from `round`, without what the channel has kept; nothing is under way."""
-        self.round = round
-        self.channel.resume(round, None)
+        Args:
+            rounds: by the segments' indices, of another rank's segments.
+        """
+        least = min(rounds.values(), default=0)
+        self.rounds = {index: rounds.get(str(index), least) for index in self.rounds}
+        self.channel.resume(self.round, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the round, the channel's state, and what has come but is not merged yet.
+        """Return what a resumed run needs: the rounds, the channel's state, and what has come but is not merged yet.
 
         Waits for what is under way, which stays to be finished: how a run goes on does not depend on whether it is
         saved.
@@ -228,11 +240,12 @@ class ActiveExchange:
                     "incoming": segment.incoming[: segment.numel],
                     "companions": segment.incoming_trailer,
                 }
-        return {"round": self.round, "channel": self.channel.state_dict(), "pending": pending}
+        rounds = {str(index): round for index, round in self.rounds.items()}
+        return {"rounds": rounds, "channel": self.channel.state_dict(), "pending": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned on this rank; nothing is under way."""
-        self.round = state["round"]
+        self.rounds = {segment.index: state["rounds"][str(segment.index)] for segment in self.segments}
         self.channel.resume(self.round, state["channel"])
         for segment in self.segments:
             if segment.index not in state["pending"]:

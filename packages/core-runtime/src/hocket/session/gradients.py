@@ -221,8 +221,6 @@ class GradientSync:
             state.bind(self._loss_scale)
         trailers = (state.last.incoming_trailer for state in self._segments)
         self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
-        for opened in self._exchanges:
-            opened.end_round()
 
     def _pass_all_on(self) -> None:
         """Let all segments go on to their next exchange before the last of one is waited for."""

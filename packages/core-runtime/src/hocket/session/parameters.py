@@ -1,16 +1,18 @@
-"""Exchanges parameters after the optimizer's step, in one of three overlaps.
+"""Exchanges parameters after the optimizer's step.
 
-- Overlap none: sent and merged before `optimizer.step()` returns.
+- Overlap none, without delay: sent and merged before `optimizer.step()` returns.
 - Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
   segment by segment before that first reads them (see `forward`), or before another step of the optimizer. What is
   written into parameters after a step (pruning masks, clipped weights) is a part of what is sent. Ranks that share
   memory merge it where it is, all segments at once. Where nothing is written, bit for bit the numbers of overlap none.
-- Overlap delayed: sent after a step, and merged after the next one's optimizer step as
-  x += combination - what was sent, which keeps the replicas' mean. Staleness 1 (Assran et al. 2019, Overlap-SGP).
+- With a delay: sent after a step, and merged so many steps later, after that step's optimizer. Merge add does it as
+  x += combination - what was sent, which keeps the replicas' mean (with delay 1 Assran et al. 2019, Overlap-SGP).
+
+With an outer optimizer what is sent is the distance from outer parameters, and these are merged (see `outer`).
 
 Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
 parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). Of
-float16 and bfloat16 parameters x is kept in float32, and what the optimizer changes is added to it.
+float16 and bfloat16 parameters x is kept in float32, and what the optimizer changes is added to it (`unrounded`).
 """
 
 from __future__ import annotations
@@ -23,97 +25,77 @@ import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError, some
+from hocket.outer.api import Merge
+from hocket.outer.merge import Add
 from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
+from hocket.segment.storage import Pieces
 from hocket.session.exchange import ActiveExchange
+from hocket.session.outer import OuterSegment
+from hocket.session.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
 
-__all__ = ["ParameterMix", "ParameterSync", "PushSums"]
-
-#: An exchange's push-sum weights, and the values for which parameters are too short, by the segment's index.
-PushSums = tuple[dict[int, float], dict[int, Tensor]]
+__all__ = ["ParameterMix"]
 
 
 # From so many elements on, one compiled pass is faster than torch's five.
 _SMALLEST_FUSED = 1 << 16
 
 
-class Unrounded:
-    """The value x of a segment, of which its parameters hold x, or x / w, as well as they can.
-
-    Rounded to the parameter's own dtype in every round, as x, as x / w and as x again, it would drift away.
-
-    Args:
-        parameters: flat, of a shorter dtype.
-        dtype: of x.
-
-    Attributes:
-        value: x, flat.
-    """
-
-    def __init__(self, parameters: Tensor, dtype: torch.dtype) -> None:
-        self._parameters = parameters
-        self.value = parameters.to(dtype)
-
-    def bias(self, weight: float) -> None:
-        """Make parameters, which hold x / w, hold x; what others have written into them since is taken as it is."""
-        written = self._parameters != (self.value / weight).to(self._parameters.dtype)
-        self.value = torch.where(written, self._parameters.to(self.value.dtype) * weight, self.value)
-        self.show()
-
-    def step(self) -> Tensor:
-        """Add to x what the optimizer has added to the parameters, which hold x, and return it."""
-        self.value += self._parameters.to(self.value.dtype) - self.value.to(self._parameters.dtype)
-        return self.value
-
-    def debias(self, weight: float) -> None:
-        """Make parameters, which hold x, hold x / w."""
-        self.step()
-        self._parameters.copy_(self.value / weight)
-
-    def show(self) -> None:
-        """Make parameters hold x."""
-        self._parameters.copy_(self.value)
-
-
 class ParameterMix:
     """One exchange of the slot, with what of it is under way.
 
     Args:
-        opened: over more than one rank.
-        targets: the flat part of the parameter storage of each of its segments.
+        opened: over this rank's scope.
+        places: of each of its segments, where the parameters lie.
+        num_segments: of the whole model, of which this rank may exchange a share.
         take_values: takes over what parameters were set to (`p.data = ...`) since the step's end.
     """
 
     def __init__(
-        self, opened: ActiveExchange, targets: Sequence[Tensor], take_values: Callable[[], None]
+        self,
+        opened: ActiveExchange,
+        places: Sequence[Pieces],
+        num_segments: int,
+        take_values: Callable[[], None],
     ) -> None:
         self.opened = opened
-        self.overlap = opened.exchange.overlap
-        self._places = {s.index: (s, target) for s, target in zip(opened.segments, targets, strict=True)}
+        exchange = opened.exchange
+        self.overlap, self._delay, self._merges = exchange.overlap, exchange.delay, exchange.merge
+        self._num_segments = num_segments
+        self._places = {s.index: (s, pieces) for s, pieces in zip(opened.segments, places, strict=True)}
         # The segments that are sent from where the parameters are, and whose combination lands there.
-        places = self._places.items()
-        self._sent = {i for i, (s, target) in places if s.outgoing.data_ptr() == target.data_ptr()}
-        self._landing = {i for i, (s, target) in places if s.incoming.data_ptr() == target.data_ptr()}
+        ends = [(i, s, pieces[0][1].data_ptr()) for i, (s, pieces) in self._places.items()]
+        self._sent = {i for i, s, address in ends if s.outgoing.data_ptr() == address}
+        self._landing = {i for i, s, address in ends if s.incoming.data_ptr() == address}
         self._take_values = take_values
         # The number of the step that the exchange follows.
         self._step = 0
-        #: Whether it waits for the next forward.
-        self.due = False
+        # The segments that are to be sent after it, or wait for the next forward.
+        self._due: list[int] = []
         #: The push-sum weight of each segment, by its index; empty where none travels.
         self.weights: dict[int, float] = {}
-        if opened.exchange.carries_weight:
+        if exchange.carries_weight:
             self.weights = dict.fromkeys(self._places, 1.0)
         #: What x is, by the segment's index, where parameters are too short for it.
         self.unrounded = {
-            i: Unrounded(target, segment.outgoing.dtype)
-            for i, (segment, target) in places
-            if i in self.weights and segment.outgoing.dtype != target.dtype
+            i: Unrounded(pieces[0][1], segment.outgoing.dtype)
+            for i, (segment, pieces) in self._places.items()
+            if i in self.weights and segment.outgoing.dtype != pieces[0][1].dtype
         }
+        #: The outer parameters of each segment, by its index; empty where there are none.
+        self.outer: dict[int, OuterSegment] = {}
+        if exchange.outer is not None:
+            self.outer = {i: OuterSegment(exchange, *place) for i, place in self._places.items()}
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
         # The segments whose `outgoing` holds what is sent next, and whether that is finite.
         self._copied: dict[int, bool] = {}
+
+    @property
+    def due(self) -> bool:
+        """Whether segments wait for the next forward."""
+        return bool(self._due)
 
     def bias(self) -> None:
         """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
@@ -122,12 +104,13 @@ class ParameterMix:
             if index in self.unrounded:
                 self.unrounded[index].bias(self.weights[index])
             elif self.weights[index] != 1.0:
-                self._places[index][1].mul_(self.weights[index])
+                for _, target in self._places[index][1]:
+                    target.mul_(self.weights[index])
 
     def debias(self) -> None:
         """Make parameters hold x / w, what the model computes with, where what is under way does not overwrite them."""
         for index in sorted(self._biased):
-            if self.overlap is Overlap.DELAYED or not self.opened.started(self._places[index][0]):
+            if self._delay or not self.opened.started(self._places[index][0]):
                 self._debias(index)
 
     def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:
@@ -152,6 +135,9 @@ class ParameterMix:
         return {
             "weights": {span.name: weight for weight, segment in places for span in segment.spans},
             "values": self._values_by_name(),
+            "outer": {
+                name: kept for outer in self.outer.values() for name, kept in outer.state_dict().items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,6 +146,8 @@ class ParameterMix:
         self.set_weights({index: state["weights"][name] for index, name in firsts.items()})
         for name, value in self._values_by_name().items():
             value.copy_(state["values"][name])
+        for outer in self.outer.values():
+            outer.load_state_dict(state["outer"])
 
     def _values_by_name(self) -> dict[str, Tensor]:
         return {
@@ -173,43 +161,72 @@ class ParameterMix:
         if index in self.unrounded:
             self.unrounded[index].debias(self.weights[index])
         elif self.weights[index] != 1.0:
-            self._places[index][1].div_(self.weights[index])
+            for _, target in self._places[index][1]:
+                target.div_(self.weights[index])
 
-    def start(self, step: int) -> None:
-        """Send all segments; with overlap forward when the next forward begins, or `merge_all` is called.
+    def after_step(self, step: int, weight: float) -> None:
+        """Merge what has come, and send what is due; with overlap forward when the next forward begins.
+
+        Args:
+            step: the number of the step that has ended, from 1.
+            weight: what this rank's batch counted in it.
 
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.
         """
-        self._step = step
-        self.due = True
+        for outer in self.outer.values():
+            outer.count(weight)
+        due = self._due_after(step)
+        if self._delay:
+            come = [i for i in self._due_after(step - self._delay) if self.opened.started(self._places[i][0])]
+            if come:
+                self.bias()
+            for index in come:
+                self.merge(index, sends=index in due)
+        else:
+            self.merge_all()
+        self._step, self._due = step, due
         if self.overlap is not Overlap.FORWARD:
             self.begin()
+            if not self._delay:
+                self.merge_all()
+        self.debias()
+
+    def _due_after(self, step: int) -> list[int]:
+        """Return the segments that are sent after a step."""
+        exchange, size = self.opened.exchange, self.opened.peer.size
+        if not exchange.stagger:
+            return list(self._places) if exchange.is_due(step, 0, 1, size) else []
+        return [i for i in self._places if exchange.is_due(step, i, self._num_segments, size)]
 
     def begin(self) -> None:
-        """Send all segments, if that is still to be done."""
-        if not self.due:
+        """Send the segments that are due, if that is still to be done."""
+        if not self._due:
             return
         if self.overlap is Overlap.FORWARD:  # long after the step, at whose end they were taken over
             self._take_values()
-        self.due = False
+        due, self._due = self._due, []
         self.bias()
-        for index, (segment, target) in self._places.items():
+        for index in due:
+            segment, pieces = self._places[index]
             finite = self._copied.pop(index, None)
             if not (finite or self.opened.channel.finds_nonfinite(segment)):
-                self._refuse_nonfinite(segment, target)
-            if index in self.unrounded:
+                self._refuse_nonfinite(segment, pieces)
+            if index in self.outer:
+                self.outer[index].send()
+            elif index in self.unrounded:
                 segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
             elif finite is None and index not in self._sent:
-                segment.outgoing[: segment.numel].copy_(target)
+                for place, target in pieces:
+                    segment.outgoing[place].copy_(target)
             if self.weights:
                 segment.outgoing_trailer[WEIGHT] = self.weights[index]
             if self.overlap is Overlap.FORWARD:
                 self.opened.start_in_window(segment)
-            elif self.overlap is Overlap.DELAYED:
+            elif self._delay:
                 self.opened.start(segment)
-        if self.overlap is Overlap.NONE:
-            self.opened.start_all()
+        if self.overlap is Overlap.NONE and not self._delay:
+            self.opened.start_all(due)
 
     def merge(self, index: int, *, sends: bool = False) -> None:
         """Finish segment number `index`, if it is under way, and write what came of it into the parameters.
@@ -219,42 +236,48 @@ class ParameterMix:
         """
         if index not in self._places or not self.opened.started(self._places[index][0]):
             return
-        segment, target = self._places[index]
+        segment, pieces = self._places[index]
         outcome = self.opened.finish(segment)
         if outcome.nonfinite:
-            self._raise_nonfinite(segment, target, outcome.nonfinite)
+            self._raise_nonfinite(segment, pieces, outcome.nonfinite)
         if self.weights:
-            # With overlap delayed nothing has changed the weight since it was sent.
+            # With a delay nothing has changed the weight since it was sent.
             self.weights[index] = float(segment.incoming_trailer[WEIGHT])
-        if index in self.unrounded:
-            self._take(segment, self.unrounded[index].step())
+        if index in self.outer:
+            self.outer[index].take(self.opened.scale)
+        elif index in self.unrounded:
+            self._take(segment, [(slice(0, segment.numel), self.unrounded[index].step())])
             self.unrounded[index].show()
-        elif self.overlap is Overlap.DELAYED and _fuses(segment, target):
-            self._take_in_one_pass(segment, target, sends=sends)
+        elif self._delay and _fuses(segment, pieces, self._merges):
+            self._take_in_one_pass(segment, pieces[0][1], sends=sends)
         else:
-            self._take(segment, target)
+            self._take(segment, pieces)
         if index in self._biased and self.overlap is Overlap.FORWARD:
             self._debias(index)
-        if self.opened.idle:
-            self.opened.end_round()
 
-    def _take(self, segment: Segment, target: Tensor) -> None:
+    def _take(self, segment: Segment, pieces: Pieces) -> None:
         scale = self.opened.scale
         if segment.index in self._landing:
             if scale != 1.0:
-                target.mul_(scale)
+                for _, target in pieces:
+                    target.mul_(scale)
             return
         combined = segment.incoming[: segment.numel]
-        if self.overlap is Overlap.DELAYED:
-            # What the parameters did since they were sent stays.
-            target.add_(combined.mul_(scale).sub_(segment.outgoing[: segment.numel]))
-        elif combined.dtype == target.dtype:
-            torch.mul(combined, scale, out=target)
+        if self._delay or not self._merges.takes_all:
+            combined.mul_(scale)
+            for place, target in pieces:
+                sent = segment.outgoing[place] if self._merges.needs_sent else None
+                self._merges.merge(target, combined[place], sent)
+        elif combined.dtype == pieces[0][1].dtype:
+            for place, target in pieces:
+                torch.mul(combined[place], scale, out=target)
         else:
-            target.copy_(combined.mul_(scale))
+            combined.mul_(scale)
+            for place, target in pieces:
+                target.copy_(combined[place])
 
     def _take_in_one_pass(self, segment: Segment, target: Tensor, *, sends: bool) -> None:
-        """Do what `_take` does with overlap delayed, bit for bit, and copy the result where it is sent from."""
+        """Do what `_take` does with a delay and merge add, bit for bit, and copy the result where it is sent from."""
         from hocket.kernels import merge_delayed
 
         combined, sent = (flat[: segment.numel].numpy() for flat in (segment.incoming, segment.outgoing))
@@ -262,23 +285,24 @@ class ParameterMix:
         if sends:
             self._copied[segment.index] = finite
 
-    def merge_all(self, *, sends: bool = False) -> None:
-        """Finish and merge everything that is under way, or due; `sends` says whether `start` follows."""
+    def merge_all(self) -> None:
+        """Finish and merge everything that is under way, or due."""
         self.begin()
         if self.opened.idle:
             return
-        if self.overlap is Overlap.DELAYED:
+        if self._delay:
             self.bias()
         for index in self._places:
-            self.merge(index, sends=sends)
+            self.merge(index)
 
-    def _refuse_nonfinite(self, segment: Segment, target: Tensor) -> None:
+    def _refuse_nonfinite(self, segment: Segment, pieces: Pieces) -> None:
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
-        if not math.isfinite(float(target.sum())):
-            self._raise_nonfinite(segment, target, (self.opened.peer.rank,))
+        if not all(math.isfinite(float(target.sum())) for _, target in pieces):
+            self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
 
-    def _raise_nonfinite(self, segment: Segment, values: Tensor, ranks: Sequence[int]) -> None:
-        """Raise for NaN or Inf in what `ranks` of the scope gave; `values` hold it, whoever it came from."""
+    def _raise_nonfinite(self, segment: Segment, pieces: Pieces, ranks: Sequence[int]) -> None:
+        """Raise for NaN or Inf in what `ranks` of the scope gave; parameters hold it, whoever it came from."""
+        values = torch.cat([target for _, target in pieces])
         names = [s.name for s in segment.spans if not bool(torch.isfinite(values[s.start : s.stop]).all())]
         if names:
             whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
@@ -288,91 +312,9 @@ class ParameterMix:
             )
 
 
-def _fuses(segment: Segment, target: Tensor) -> bool:
-    """Return whether one compiled pass is worth its start, and can be: on the CPU, of one dtype."""
+def _fuses(segment: Segment, pieces: Pieces, merges: Merge) -> bool:
+    """Return whether one compiled pass is worth its start, and can be: of merge add, on the CPU, of one dtype."""
+    target = pieces[0][1]
     same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
-    return same and target.device.type == "cpu" and segment.numel >= _SMALLEST_FUSED
-
-
-class ParameterSync:
-    """Carries out the slot's exchanges, in order, after each step."""
-
-    def __init__(self, exchanges: Sequence[ParameterMix]) -> None:
-        self.exchanges = exchanges
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether push-sum weights travel."""
-        return any(exchange.weights for exchange in self.exchanges)
-
-    @torch.no_grad()
-    def before_step(self) -> None:
-        """Make parameters hold what the optimizer steps: what no forward has read since the last step, too."""
-        self.merge_forward()
-        for exchange in self.exchanges:
-            exchange.bias()
-
-    @torch.no_grad()
-    def debias(self) -> None:
-        """Make parameters hold what the model computes with, between the steps of two optimizers."""
-        for exchange in self.exchanges:
-            exchange.debias()
-
-    @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        """Merge what is under way and start what is due after step number `step`, counted from 1."""
-        for exchange in self.exchanges:
-            sends = step % exchange.opened.exchange.period(exchange.opened.peer.size) == 0
-            exchange.merge_all(sends=sends)
-            if sends:
-                exchange.start(step)
-                if exchange.overlap is Overlap.NONE:
-                    exchange.merge_all()
-            exchange.debias()
-
-    def unrounded(self) -> list[Unrounded]:
-        """Return the push-sum values for which parameters are too short."""
-        return [unrounded for exchange in self.exchanges for unrounded in exchange.unrounded.values()]
-
-    def push_sums(self) -> list[PushSums]:
-        """Return the weights and copies of the values for which parameters are too short, by exchange."""
-        return [(exchange.weights, exchange.values()) for exchange in self.exchanges]
-
-    def reset_weights(self) -> None:
-        """Take parameters as they are for what push-sum's values are divided to, of weight 1."""
-        for exchange in self.exchanges:
-            exchange.set_weights(dict.fromkeys(exchange.weights, 1.0))
-
-    def restore(self, push_sums: Sequence[PushSums]) -> None:
-        """Take parameters as they are for what these push-sums, from `push_sums`, are divided to."""
-        for exchange, (weights, values) in zip(self.exchanges, push_sums, strict=True):
-            exchange.set_weights(weights, values)
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Merge everything that is under way."""
-        for exchange in self.exchanges:
-            exchange.merge_all()
-            exchange.debias()
-
-    @torch.no_grad()
-    def merge_forward(self) -> None:
-        """Merge what overlap forward has under way, as the next forward would."""
-        for exchange in self.exchanges:
-            if exchange.overlap is Overlap.FORWARD:
-                exchange.merge_all()
-                exchange.debias()
-
-    @torch.no_grad()
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the open exchanges' state.
-
-        What overlap forward has under way is merged, as the next forward would merge it.
-        """
-        self.merge_forward()
-        return {exchange.opened.exchange.name: exchange.state_dict() for exchange in self.exchanges}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank."""
-        for exchange in self.exchanges:
-            exchange.load_state_dict(state[exchange.opened.exchange.name])
+    alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, Add)
+    return alike and segment.numel >= _SMALLEST_FUSED

@@ -14,12 +14,13 @@ from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
-from hocket.segment.storage import ParameterStorage
+from hocket.segment.storage import ParameterStorage, Pieces
 from hocket.session.exchange import ActiveExchange, Counters
 from hocket.session.gradients import GradientSync
 from hocket.session.optimizer_terms import AppliedTerms
 from hocket.session.optimizers import Optimizers
-from hocket.session.parameters import ParameterMix, ParameterSync
+from hocket.session.parameter_sync import ParameterSync
+from hocket.session.parameters import ParameterMix
 from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, Contribution
@@ -51,7 +52,8 @@ class PhaseOpener:
     """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
 
     Attributes:
-        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change nothing.
+        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change
+            nothing, but for outer steps.
         progress: advances them.
     """
 
@@ -153,21 +155,29 @@ class PhaseOpener:
             exchange = scope.exchange
             cut = partition(self._storage.spans, exchange.segments)
             carried = self._carried(scope, len(cut))
-            targets = [self._storage.slice_for(cut[index]) for index in carried]
+            self._check_segments(exchange, len(cut), scope.peer.size)
+            places = [self._storage.pieces_of(cut[index]) for index in carried]
             segments = [
-                self._parameter_segment(exchange, scope.peer, index, cut[index], target)
-                for index, target in zip(carried, targets, strict=True)
+                self._parameter_segment(exchange, scope.peer, index, cut[index], pieces)
+                for index, pieces in zip(carried, places, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterMix(opened, targets, take_values))
+            exchanges.append(ParameterMix(opened, places, len(cut), take_values))
         return ParameterSync(exchanges)
 
+    @staticmethod
+    def _check_segments(exchange: Exchange, num_segments: int, size: int) -> None:
+        try:
+            exchange.check_segments(num_segments, size)
+        except ValueError as error:
+            raise CompositionError(f"{exchange.name}: {error}") from error
+
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
-        """Return the exchanges in which any ranks meet, in order."""
+        """Return the exchanges in which ranks have anything to do, in order."""
         scopes = []
         for exchange in exchanges:
             parts = exchange.over.parts(self._placement)
-            if any(len(part) > 1 for part in parts):
+            if any(exchange.takes_place(len(part)) for part in parts):
                 scopes.append(_Scope(exchange, parts, self._endpoint(exchange)))
         return scopes
 
@@ -198,15 +208,16 @@ class PhaseOpener:
         return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
 
     def _parameter_segment(
-        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], target: Tensor
+        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], pieces: Pieces
     ) -> Segment:
+        target = pieces[0][1]
         layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
 
         def buffer() -> Tensor:
             return allocate(peer, layout.numel, layout.dtype, target.device)
 
         outgoing = buffer() if layout.own_outgoing else target
-        incoming = buffer() if layout.own_incoming else target
+        incoming = buffer() if layout.own_incoming else outgoing
         return Segment(_name(exchange, index), index, spans, outgoing, incoming)
 
     def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:

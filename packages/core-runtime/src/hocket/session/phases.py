@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from hocket.errors import DisagreementError
-from hocket.session.consensus import Consensus, average_optimizers, squared_distance
+from hocket.session.consensus import Consensus, OuterValues, average_optimizers, squared_distance
 from hocket.session.exchange import Counters
 from hocket.session.forward import ForwardMerge, ProgressHooks
 from hocket.session.optimizer_terms import AppliedTerms
@@ -22,6 +23,8 @@ from hocket.trace import Observer
 from hocket.transport.lane import Lane
 
 __all__ = ["ActivePhase", "Phases"]
+
+_log = logging.getLogger("hocket")
 
 
 class Phases:
@@ -49,13 +52,16 @@ class Phases:
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._equal = replica.begins_equal
         self.stale = StaleGradients(replica.storage.parameters)
-        self.active = self._open(strategy.at(0))
+        self.active = self._open(strategy.at(0), parameters_equal=replica.begins_equal)
 
-    def _open(self, strategy: Strategy) -> ActivePhase:
+    def _open(self, strategy: Strategy, *, parameters_equal: bool = True) -> ActivePhase:
         replica = self._replica
         opening = PhaseOpener(replica.ranks, replica.storage, strategy, self._counters, self._observer)
         self.replicas_equal = self._equal and self._keeps_equal(strategy)
-        return ActivePhase(strategy, opening, replica)
+        active = ActivePhase(strategy, opening, replica)
+        if not parameters_equal:
+            active.parameters.average_outer()
+        return active
 
     def _keeps_equal(self, strategy: Strategy) -> bool:
         return strategy.keeps_replicas_equal(self._replica.ranks.placement)
@@ -89,18 +95,36 @@ class Phases:
             self._leave()
             if self._keeps_equal(following):
                 self._make_equal(gather)
+            elif following.outer is not None and not self.replicas_equal:
+                self.set_to_mean()
+            remembered = self.active.parameters.remembered()
             self._replace_by(following)
+            self.active.parameters.take_over(remembered)
 
     def _leave(self) -> None:
-        """Finish what is under way, and take over what residuals and compressors hold."""
+        """Finish what is under way, and take over what residuals and compressors hold, or the outer parameters."""
         self.settle()
         active = self.active
+        if active.strategy.outer is not None:
+            self._tell_what_is_left()
+            self.set_to_mean()
         gradients = active.strategy.gradients
         peer = self._replica.ranks.peer
         if len(gradients) == 1 and active.gradients:
             peer = active.opened[0].peer
         self.stale.collect(gradients, active.opened, peer, active.terms)
         self._hand_back()
+
+    def _tell_what_is_left(self) -> None:
+        """Say which steps the outer parameters, which the next phase begins with, know nothing of."""
+        for name, steps in self.active.parameters.outer_steps().items():
+            if steps and self._replica.ranks.peer.rank == 0:
+                _log.warning(
+                    "%s: the next phase begins with the outer parameters, without what ranks have trained in up to %d "
+                    "steps since they were last sent: let phases begin after a step in which it takes place",
+                    name,
+                    steps,
+                )
 
     def _hand_back(self) -> None:
         if self.active.terms is not None:
@@ -124,11 +148,16 @@ class Phases:
         self.active.parameters.settle()
 
     def set_to_mean(self) -> Consensus:
-        """Set what may differ between ranks to its mean; collective. Equal parameters stay, bit for bit."""
-        replica = self._replica
-        tensors = [] if self.replicas_equal else list(replica.storage.flats)
+        """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.
+
+        Equal parameters stay, bit for bit.
+        """
+        replica, exchange = self._replica, self.active.strategy.outer
+        outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
+        tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
         tensors += [b for b in replica.model.buffers() if b.is_floating_point()]
-        return Consensus(tensors if replica.ranks.peer.size > 1 else [], self.active.parameters, replica.lane)
+        alone = replica.ranks.peer.size == 1
+        return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer)
 
     def compare_optimizers(self, step: int) -> None:
         """Notice settings of the optimizers that have become different between ranks; collective.
@@ -186,13 +215,13 @@ class ActivePhase:
     def hook(self) -> None:
         """Set the hooks."""
         exchanges = self.parameters.exchanges
-        overlaps = {exchange.overlap for exchange in exchanges}
+        delayed = any(exchange.opened.exchange.delay for exchange in exchanges)
         for exchange in exchanges:
             if exchange.overlap is Overlap.FORWARD:
                 self._hooks.append(ForwardMerge(self._replica.model, exchange))
-        if overlaps - {Overlap.NONE}:
+        if delayed or self._hooks:
             # Set after those, so that a merge comes first.
-            backward = Overlap.DELAYED in overlaps and self.gradients is None
+            backward = delayed and self.gradients is None
             self._hooks.append(ProgressHooks(self._replica.model, self._progress, backward=backward))
         if self.gradients is not None:
             self.gradients.hook()

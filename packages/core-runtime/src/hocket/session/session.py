@@ -266,7 +266,7 @@ class Session(TrainingSession):
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
-        self.phase.parameters.after_step(self.step)
+        self.phase.parameters.after_step(self.step, self._weights.contribution().weight)
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)

@@ -12,7 +12,7 @@ from hocket.config.settings import ROOT_KEYS
 from hocket.config.source import SLOTS, Target, load_document, parse_override
 from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Kind, Registry, default_registry
-from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules import refusals
 from hocket.strategy.strategy import Phase, Strategy
 
@@ -93,6 +93,18 @@ def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange,
     if not isinstance(where.value, list):
         raise where.error(f"got {where.given}", "a list of exchanges, such as [{collective: allreduce}]")
     places = [where.child(index) for index in range(len(where.value))]
+    for place in places:
+        _refuse_delayed(place)
     return tuple(
         build_record(Exchange, place, registry, slot=slot, index=index) for index, place in enumerate(places)
     )
+
+
+def _refuse_delayed(exchange: Location) -> None:
+    """Say what a config writes for what once was an overlap."""
+    overlap = exchange.child("overlap")
+    if overlap.value == "delayed":
+        allowed = ", ".join(Overlap)
+        raise overlap.error(
+            "got 'delayed': write delay: 1, merge: add, which gives the same numbers", allowed
+        )

@@ -15,7 +15,7 @@ from hocket.errors import some
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
 
-__all__ = ["check_contributions", "replicas_stay_equal", "results"]
+__all__ = ["check_contributions", "outer_holders", "replicas_stay_equal", "results"]
 
 
 def replicas_stay_equal(
@@ -61,12 +61,25 @@ def check_contributions(
 
 
 def _occasions(parameters: Sequence[Exchange], size: int) -> Iterator[list[Exchange]]:
-    """Yield the exchanges of parameters that take place in a step, for steps of every kind."""
-    steps = {1}
+    """Yield the exchanges of parameters that take place in a step, for steps of every kind.
+
+    Segments that are due at different steps are taken to be so in all exchanges alike.
+    """
+    met: list[tuple[int, int]] = [(1, 0)]
     for exchange in parameters:
-        steps |= {lcm(step, exchange.period(size)) for step in steps}
-    for step in sorted(steps):
-        yield [exchange for exchange in parameters if step % exchange.period(size) == 0]
+        own = exchange.period(size), exchange.offset
+        met += [both for each in met if (both := _both(each, own)) is not None]
+    for period, first in dict.fromkeys(met):
+        step = first % period or period
+        yield [e for e in parameters if (step - e.offset) % e.period(size) == 0]
+
+
+def _both(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:
+    """Return period and first of the steps that two series have in common; None where they have none."""
+    (period, first), (other_period, other_first) = one, other
+    steps = range(first, first + lcm(period, other_period), period)
+    found = next((step for step in steps if (step - other_first) % other_period == 0), None)
+    return None if found is None else (lcm(period, other_period), found)
 
 
 def _check_step(exchanges: Sequence[Exchange], placement: Placement, segment: int) -> None:
@@ -106,6 +119,14 @@ def results(collective: Collective, values: Sequence[Hashable], leader: int) -> 
     return [(rank, together) for rank in range(len(values))]
 
 
+def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of ranks that hold equal outer parameters of a segment, each in the order of its ranks."""
+    carries = exchange.over.carries
+    parts = exchange.over.parts(placement)
+    held = (tuple(rank for rank in part if carries(rank, segment, placement)) for part in parts)
+    return tuple(ranks for ranks in held if ranks)
+
+
 @dataclass(frozen=True)
 class _Contribution:
     """The token of what one rank contributes."""
@@ -130,7 +151,7 @@ def _after(
     ended = list(values)
     for part in exchange.over.parts(placement):
         members = [rank for rank in part if exchange.over.carries(rank, segment, placement)]
-        if len(members) < 2:
+        if not exchange.takes_place(len(members)):
             continue
         leader = exchange.over.leader(len(members), segment)
         ends = results(exchange.collective, [values[rank] for rank in members], leader)

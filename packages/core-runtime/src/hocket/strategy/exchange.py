@@ -1,4 +1,4 @@
-"""An exchange: five independent choices about what one slot sends."""
+"""An exchange: independent choices about what one slot sends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import StrEnum
 from hocket.collective.api import Choices, Collective
 from hocket.compressor.api import Compressor
 from hocket.configured import Configured
+from hocket.outer.api import Merge, Outer
+from hocket.outer.merge import Add
 from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
 from hocket.topology.api import Topology
@@ -25,7 +27,6 @@ class Overlap(StrEnum):
     NONE = "none"
     BACKWARD = "backward"
     FORWARD = "forward"
-    DELAYED = "delayed"
 
 
 class Every(StrEnum):
@@ -58,6 +59,12 @@ class Exchange(Configured):
         overlap: what hides it.
         progress: who advances its messages while the training thread computes: that thread itself, whenever a gradient
             arrives and whenever it waits, or a progress thread.
+        outer: how the outer parameters step that the ranks keep; None where none are kept, and parameters themselves
+            are sent. With one, each rank sends its distance from them.
+        delay: how many steps after it was sent what has come is merged; at 0 in the same step.
+        merge: what becomes of parameters then.
+        stagger: whether segments are due at different steps of the period, evenly spread, the last at its end.
+        offset: by how many steps all of them are due later, or earlier where it is negative.
     """
 
     slot: str
@@ -70,16 +77,70 @@ class Exchange(Configured):
     every: int | Every = 1
     overlap: Overlap = Overlap.NONE
     progress: Progress = Progress.INLINE
+    outer: Outer | None = None
+    delay: int = 0
+    merge: Merge = field(default_factory=Add)
+    stagger: bool = False
+    offset: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, Every) and self.every < 1:
             raise ValueError(f"every must be 1 or more, not {self.every}")
+        if self.delay < 0:
+            raise ValueError(f"delay must be 0 or more, not {self.delay}")
 
     def period(self, size: int) -> int:
         """Return in each how manieth step it takes place among `size` ranks."""
         if isinstance(self.every, Every):
             return max(1, (size - 1).bit_length())  # ceil(log2 size), exactly
         return self.every
+
+    @property
+    def schedule(self) -> tuple[int | Every, bool, int]:
+        """What decides in which steps it takes place, for the same segments."""
+        return self.every, self.stagger, self.offset
+
+    def is_due(self, step: int, segment: int, num_segments: int, size: int) -> bool:
+        """Return whether segment number `segment` of `num_segments` is sent after step number `step`, from 1 on."""
+        period = self.period(size)
+        start = round((segment + 1) * period / num_segments) if self.stagger else 0
+        return (step - start - self.offset) % period == 0
+
+    @property
+    def keeps_sent(self) -> bool:
+        """Whether what parameters were when their distance was sent is kept until they are merged."""
+        return self.outer is not None and self.delay > 0 and self.merge.needs_sent
+
+    def takes_place(self, num_ranks: int) -> bool:
+        """Return whether so many ranks have something to do: one alone steps outer parameters, too."""
+        return num_ranks >= 2 or (num_ranks == 1 and self.outer is not None)
+
+    def check_size(self, size: int) -> None:
+        """Refuse numbers of ranks for which one of its parts is not defined.
+
+        Raises:
+            ValueError: says what is.
+        """
+        self.collective.check_size(size)
+        if self.topology is not None:
+            self.topology.check_size(size)
+        period = self.period(size)
+        if self.delay > period:
+            raise ValueError(
+                f"delay: {self.delay} steps are longer than its period, {period}: use {period} or less"
+            )
+
+    def check_segments(self, num_segments: int, size: int) -> None:
+        """Refuse more segments than the period has steps, if each is to have one of its own.
+
+        Raises:
+            ValueError: says how many there are.
+        """
+        if self.stagger and num_segments > self.period(size):
+            raise ValueError(
+                f"stagger: {num_segments} segments need as many steps of their own, and every is {self.period(size)}: "
+                "use a longer period, or fewer segments ({name: fragments, count: 2})"
+            )
 
     @property
     def name(self) -> str:

@@ -59,6 +59,11 @@ class Strategy:
         """All exchanges, in the order of a step."""
         return (*self.gradients, *self.parameters)
 
+    @property
+    def outer(self) -> Exchange | None:
+        """The last exchange with outer parameters, whose values stand for the ranks' own; None where there is none."""
+        return next((exchange for exchange in reversed(self.parameters) if exchange.outer is not None), None)
+
     def keeps_replicas_equal(self, placement: Placement) -> bool:
         """Return whether replicas that begin equal are equal after every step, to the bit."""
         return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
@@ -79,9 +84,7 @@ class Strategy:
             try:
                 sizes = {len(part) for part in exchange.over.parts(placement)}
                 for size in sorted(sizes):
-                    exchange.collective.check_size(size)
-                    if exchange.topology is not None:
-                        exchange.topology.check_size(size)
+                    exchange.check_size(size)
             except ValueError as error:
                 raise CompositionError(f"{exchange.name} among {placement.size} ranks: {error}") from error
         try:

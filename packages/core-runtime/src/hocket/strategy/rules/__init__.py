@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.strategy.rules.of_exchanges import EXCHANGE_RULES
+from hocket.strategy.rules.of_outer import OUTER_RULES
 from hocket.strategy.rules.of_slots import SLOT_RULES
 from hocket.strategy.rules.refusal import Refusal
 from hocket.strategy.strategy import Strategy
@@ -19,7 +20,7 @@ __all__ = ["Refusal", "refusals"]
 def refusals(strategy: Strategy) -> Iterator[Refusal]:
     """Yield everything that is wrong with a strategy; nothing where it can be run."""
     for exchange in strategy.exchanges:
-        for exchange_rule in EXCHANGE_RULES:
+        for exchange_rule in (*EXCHANGE_RULES, *OUTER_RULES):
             yield from exchange_rule(exchange)
     for slot_rule in SLOT_RULES:
         yield from slot_rule(strategy)

@@ -13,7 +13,7 @@ __all__ = ["EXCHANGE_RULES"]
 
 _OVERLAPS = {
     GRADIENTS: (Overlap.NONE, Overlap.BACKWARD),
-    PARAMETERS: (Overlap.NONE, Overlap.FORWARD, Overlap.DELAYED),
+    PARAMETERS: (Overlap.NONE, Overlap.FORWARD),
 }
 
 
@@ -138,7 +138,9 @@ def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
 def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
     """What a round of parameters does not send is in them still: a residual would send it twice."""
     compressor = exchange.compressor
-    if exchange.slot == PARAMETERS and compressor is not None and compressor.traits.keeps_residual:
+    if exchange.slot != PARAMETERS or exchange.outer is not None:
+        return
+    if compressor is not None and compressor.traits.keeps_residual:
         yield refuse(
             exchange,
             "compressor",
@@ -149,7 +151,7 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
 
 def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
     """A sum of messages holds nothing of the parameters that did not travel, which each rank has to keep."""
-    if exchange.slot != PARAMETERS or exchange.compressor is None:
+    if exchange.slot != PARAMETERS or exchange.outer is not None or exchange.compressor is None:
         return
     if exchange.compressor.traits.reducible and exchange.collective.traits.messages is Messages.SUMMED:
         yield refuse(

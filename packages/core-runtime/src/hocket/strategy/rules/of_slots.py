@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hocket.collective.api import Ends
 from hocket.config.component import component_name
-from hocket.strategy.exchange import PARAMETERS, Overlap
+from hocket.strategy.exchange import PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules.refusal import Refusal, flow, refuse, title_of
 from hocket.strategy.scope import Leaders, World
 from hocket.strategy.strategy import Strategy
@@ -52,25 +52,28 @@ def leaders_are_heard(strategy: Strategy) -> Iterator[Refusal]:
             if not isinstance(exchange.over, Leaders):
                 continue
             group = exchange.over.as_group()
+            together = exchange.over.sharded or exchange.stagger
             heard = (
                 following is not None
                 and following.collective.traits.ends is Ends.COPY
                 and following.collective.traits.root is None
                 and following.over == group
-                and following.every == exchange.every
+                and following.schedule == exchange.schedule
             )
             if not heard:
                 yield refuse(
                     exchange,
                     "over",
                     "the other members of the groups would not hear of it: let an exchange {collective: broadcast, "
-                    f"over: {flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}}} follow",
+                    f"over: {flow(group)}, segments: {flow(exchange.segments)}, every: {exchange.every}"
+                    f"{_flow_of_due(exchange)}}} follow",
                 )
-            elif following is not None and exchange.over.sharded and following.segments != exchange.segments:
+            elif following is not None and together and following.segments != exchange.segments:
+                why = "sharded leaders" if exchange.over.sharded else "stagger"
                 yield refuse(
                     following,
                     "segments",
-                    f"with sharded leaders, those of {exchange.name} are broadcast: use {title_of(exchange.segments)}",
+                    f"with {why}, those of {exchange.name} are broadcast: use {title_of(exchange.segments)}",
                 )
 
 
@@ -127,7 +130,9 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
             for other in strategy.parameters
             if other is not exchange
         )
-        if exchange.compressor is not None and not (exchange.compressor.traits.same_coordinates or averaged):
+        if exchange.compressor is None or exchange.outer is not None:
+            continue  # all ranks step outer parameters by the same combination, whatever coordinates each has sent
+        if not (exchange.compressor.traits.same_coordinates or averaged):
             yield refuse(
                 exchange,
                 "compressor",
@@ -139,13 +144,26 @@ def own_coordinates_need_an_average(strategy: Strategy) -> Iterator[Refusal]:
 def overlap_comes_last(strategy: Strategy) -> Iterator[Refusal]:
     """An exchange of parameters begins with what the one before has left, so only the last can stay under way."""
     for exchange in strategy.parameters[:-1]:
+        following = f"{PARAMETERS}.{exchange.index + 1}"
         if exchange.overlap != Overlap.NONE:
             yield refuse(
                 exchange,
                 "overlap",
-                f"{exchange.overlap} leaves it under way when {PARAMETERS}.{exchange.index + 1} begins: use none "
-                "here, and overlap the last one",
+                f"{exchange.overlap} leaves it under way when {following} begins: use none here, and overlap the last "
+                "one",
             )
+        if exchange.delay:
+            yield refuse(
+                exchange,
+                "delay",
+                f"it is under way still when {following} begins: use 0 here, and delay the last one",
+            )
+
+
+def _flow_of_due(exchange: Exchange) -> str:
+    """Write when an exchange is due, besides its period, as a config does."""
+    stagger = ", stagger: true" if exchange.stagger else ""
+    return stagger + (f", offset: {exchange.offset}" if exchange.offset else "")
 
 
 SLOT_RULES = (

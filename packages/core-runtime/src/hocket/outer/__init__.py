@@ -1,0 +1,1 @@
+"""Outer steps and merges: what an exchange of parameters makes of what the ranks' steps have come to."""

@@ -1,0 +1,138 @@
+"""Outer parameters of one segment: what ranks send of their distance from them, and what a step makes of the mean.
+
+Source: A. Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1, and for segments that are due at different steps
+and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer optimizer steps when the mean has come.
+
+Each rank's distance counts as much as its batches since the last: a rank that was out of data counts less, or nothing.
+That travels behind it, as a gradient's weight does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hocket.plan.layout import WEIGHT
+from hocket.segment.segment import Segment, view_of
+from hocket.segment.storage import Pieces
+from hocket.strategy.exchange import Exchange
+from hocket.transport.lane import Lane
+
+__all__ = ["OuterSegment"]
+
+# A mean of weights that is this close to 1 is 1.
+_WEIGHT_TOLERANCE = 1e-6
+
+
+class OuterSegment:
+    """The outer parameters φ of a segment, with what the outer optimizer remembers.
+
+    Args:
+        exchange: has an outer optimizer.
+        segment: whose `outgoing` gets distances, and whose `incoming` their combination.
+        pieces: where the parameters θ lie, which φ begins with.
+    """
+
+    def __init__(self, exchange: Exchange, segment: Segment, pieces: Pieces) -> None:
+        assert exchange.outer is not None
+        self._exchange, self._outer = exchange, exchange.outer
+        self._segment, self._pieces = segment, pieces
+        data = segment.outgoing[: segment.numel]
+        #: φ, flat.
+        self.parameters = torch.zeros_like(data)
+        self._state = {name: torch.zeros_like(data) for name in self._outer.remembers}
+        # θ when it was sent, for merges that ask.
+        self._sent = torch.zeros_like(data) if exchange.keeps_sent else None
+        # What batches have counted since θ was sent, and in how many steps.
+        self._counted = torch.zeros(2, dtype=torch.float64)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the parameters as they are for the outer ones."""
+        for place, target in self._pieces:
+            self.parameters[place].copy_(target)
+
+    def count(self, weight: float) -> None:
+        """Take note of a step, in which this rank's batch has counted `weight`."""
+        self._counted += torch.tensor((weight, 1.0), dtype=torch.float64)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended since θ was sent."""
+        return round(float(self._counted[1]))
+
+    def send(self) -> None:
+        """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it."""
+        segment = self._segment
+        for place, target in self._pieces:
+            torch.sub(self.parameters[place], target, out=segment.outgoing[place])
+            if self._sent is not None:
+                self._sent[place].copy_(target)
+        weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
+        if weight != 1.0:
+            segment.outgoing[: segment.numel].mul_(weight)
+        segment.outgoing_trailer[WEIGHT] = weight
+        self._counted.zero_()
+
+    def take(self, scale: float) -> None:
+        """Step by what has come, and merge the outer parameters into the parameters.
+
+        Args:
+            scale: by which a combination is the mean of what ranks have sent.
+        """
+        segment = self._segment
+        mean_weight = float(segment.incoming_trailer[WEIGHT]) * scale
+        factor = (
+            scale if abs(mean_weight - 1) <= _WEIGHT_TOLERANCE or not mean_weight else scale / mean_weight
+        )
+        gradient = segment.incoming[: segment.numel]
+        if factor != 1.0:
+            gradient.mul_(factor)
+        self._outer.step(self.parameters, gradient, self._state)
+        for place, target in self._pieces:
+            self._merge(place, target)
+
+    def _merge(self, place: slice, target: Tensor) -> None:
+        exchange, come = self._exchange, self.parameters[place]
+        if exchange.merge.takes_all and not exchange.delay:
+            target.copy_(come)
+        else:
+            exchange.merge.merge(target, come, None if self._sent is None else self._sent[place])
+
+    def show(self) -> None:
+        """Make parameters hold the outer ones."""
+        for place, target in self._pieces:
+            target.copy_(self.parameters[place])
+
+    def average(self, lane: Lane) -> None:
+        """Set the outer parameters to their mean over the ranks of a lane."""
+        own = self.parameters.cpu()
+        total = torch.empty_like(own)
+        lane.iallreduce(own.numpy(), total.numpy()).wait()
+        self.parameters.copy_(total.div_(lane.size))
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return what a resumed run needs, by parameter."""
+        sent = {} if self._sent is None else {"sent": self._sent}
+        kept = {"outer": self.parameters, **self._state, **sent}
+        return {
+            span.name: {name: view_of(flat, span) for name, flat in kept.items()} | {"counted": self._counted}
+            for span in self._segment.spans
+        }
+
+    @property
+    def remembered(self) -> dict[str, dict[str, Tensor]]:
+        """What the outer optimizer remembers, by parameter."""
+        return {
+            span.name: {name: view_of(flat, span) for name, flat in self._state.items()}
+            for span in self._segment.spans
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from what `state_dict` or `remembered` returned, or the part of it that there is."""
+        for name, kept in self.state_dict().items():
+            for key, value in state.get(name, {}).items():
+                if key in kept:
+                    kept[key].copy_(value)

@@ -1,0 +1,144 @@
+"""Rules about outer parameters, delays and merges: what an exchange of parameters may make of what has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hocket.collective.api import Ends, Messages
+from hocket.outer.merge import Add, Blend
+from hocket.segment.partition import Fragments
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap
+from hocket.strategy.rules.refusal import Refusal, refuse, title_of
+
+__all__ = ["OUTER_RULES"]
+
+
+def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
+    """Gradients are used up in the step that made them: nothing of them is kept, or comes later."""
+    if exchange.slot != GRADIENTS:
+        return
+    given = {
+        "outer": exchange.outer is not None,
+        "delay": exchange.delay != 0,
+        "merge": exchange.merge != Add(),
+        "stagger": exchange.stagger,
+        "offset": exchange.offset != 0,
+    }
+    for field in (field for field, is_given in given.items() if is_given):
+        yield refuse(exchange, field, f"{field} is of {PARAMETERS}, which are exchanged there after the step")
+
+
+def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
+    """Outer parameters stay equal as all ranks step them by the same mean."""
+    traits = exchange.collective.traits
+    if exchange.outer is not None and not (traits.ends is Ends.SAME and traits.sums):
+        yield refuse(
+            exchange,
+            "outer",
+            f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so that their outer "
+            "parameters would drift apart: use collective: allreduce",
+        )
+
+
+def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
+    """The outer parameters take the place of a rank's own, with whatever of these has not been sent."""
+    compressor = exchange.compressor
+    if exchange.outer is None or compressor is None or compressor.traits.keeps_residual:
+        return
+    if exchange.collective.traits.messages is Messages.SUMMED and compressor.traits.reducible:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"what {title_of(compressor)} does not send of a rank's distance would be lost when the outer parameters "
+            "take its place: use {name: error_feedback, compressor: ...} around it",
+        )
+
+
+def delay_hides_by_itself(exchange: Exchange) -> Iterator[Refusal]:
+    """What comes steps later is hidden by those steps."""
+    if exchange.delay and exchange.overlap is not Overlap.NONE:
+        yield refuse(
+            exchange,
+            "overlap",
+            f"with delay {exchange.delay} the steps that follow hide it, and it needs no {exchange.overlap}: use none",
+        )
+
+
+def delay_fits_period(exchange: Exchange) -> Iterator[Refusal]:
+    """A segment is under way once at a time, and after a blend nothing is left of the steps before it."""
+    if isinstance(exchange.every, Every):
+        return
+    if exchange.delay > exchange.every:
+        yield refuse(
+            exchange,
+            "delay",
+            f"{exchange.delay} steps are longer than from one exchange to the next, every {exchange.every}: use "
+            f"{exchange.every} or less",
+        )
+    elif exchange.delay == exchange.every and isinstance(exchange.merge, Blend):
+        yield refuse(
+            exchange,
+            "merge",
+            f"with delay {exchange.delay} and every {exchange.every} all steps would be sent after the blend that "
+            "overwrites them: use a shorter delay, or merge: add",
+        )
+
+
+def offset_is_within_period(exchange: Exchange) -> Iterator[Refusal]:
+    """An offset moves an exchange within its period."""
+    every = exchange.every
+    if exchange.offset and (isinstance(every, Every) or abs(exchange.offset) >= every):
+        yield refuse(
+            exchange,
+            "offset",
+            f"{exchange.offset} is no part of a period of {every} steps: use less than every",
+        )
+
+
+def stagger_has_steps(exchange: Exchange) -> Iterator[Refusal]:
+    """Fragments that are due at different steps need as many of them."""
+    cut, every = exchange.segments, exchange.every
+    if exchange.stagger and isinstance(cut, Fragments) and isinstance(every, int) and cut.count > every:
+        yield refuse(
+            exchange,
+            "stagger",
+            f"{cut.count} fragments need as many steps of their own, and every is {every}: use fewer fragments, or a "
+            "longer period",
+        )
+
+
+def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
+    """A blend is between a rank's parameters and an average of all."""
+    if not isinstance(exchange.merge, Blend):
+        return
+    ends = exchange.collective.traits.ends
+    if ends in {Ends.COPY, Ends.ROOT} or exchange.collective.traits.pushes_weight:
+        yield refuse(
+            exchange,
+            "merge",
+            f"what {title_of(exchange.collective)} gives is no average of parameters that could be blended: use "
+            "merge: add, or allreduce or gossip without push_sum",
+        )
+
+
+def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
+    """Push-sum multiplies a segment's parameters where they lie, as one piece of memory."""
+    if exchange.carries_weight and isinstance(exchange.segments, Fragments):
+        yield refuse(
+            exchange,
+            "segments",
+            "push-sum takes parameters that lie side by side: use layers, bytes or model",
+        )
+
+
+OUTER_RULES = (
+    outer_is_of_parameters,
+    outer_steps_by_the_mean,
+    outer_loses_nothing,
+    delay_hides_by_itself,
+    delay_fits_period,
+    offset_is_within_period,
+    stagger_has_steps,
+    blend_is_of_averages,
+    push_sum_is_in_order,
+)
