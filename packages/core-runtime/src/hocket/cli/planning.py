@@ -15,6 +15,7 @@ import numpy as np
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
+from hocket.outer.merge import Add
 from hocket.training.run import RunConfig, build_engine, load_run
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _row(plan: Plan, planned: ExchangePlan) -> tuple[str, ...]:
         f"{len(sizes)} ({_title(exchange.segments)})",
         size,
         _every(planned),
-        exchange.overlap.value,
+        _overlap(planned),
         format_bytes(planned.bytes_per_step),
         format_seconds(planned.seconds_per_step),
         _models(plan, planned.memory_bytes),
@@ -142,13 +143,21 @@ def _collective(planned: ExchangePlan) -> str:
     text = _title(exchange.collective)
     if exchange.topology is not None:
         text += f", {_title(exchange.topology)}"
-    compressor = "none" if exchange.compressor is None else _title(exchange.compressor)
-    return text if compressor == "none" else f"{text}, {compressor}"
+    if exchange.compressor is not None:
+        text += f", {_title(exchange.compressor)}"
+    return text if exchange.outer is None else f"{text}, outer {_title(exchange.outer)}"
 
 
 def _every(planned: ExchangePlan) -> str:
     periods = sorted({planned.exchange.period(len(scope)) for scope in planned.scopes})
-    return "step" if periods == [1] else f"{' or '.join(map(str, periods))} steps"
+    steps = "step" if periods == [1] else f"{' or '.join(map(str, periods))} steps"
+    return f"{steps}, in turns" if planned.exchange.stagger else steps
+
+
+def _overlap(planned: ExchangePlan) -> str:
+    exchange = planned.exchange
+    merge = "" if exchange.merge == Add() else f", {_title(exchange.merge)}"
+    return (f"delay {exchange.delay}" if exchange.delay else exchange.overlap.value) + merge
 
 
 def _among(planned: ExchangePlan) -> str:
@@ -192,6 +201,18 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
             lines.append(
                 f"{exchange.name}: averaging over {_title(topology)} does not keep the replicas' mean, as some "
                 "ranks are heard by more others than they hear."
+            )
+        if exchange.outer is not None:
+            lines.append(
+                f"{exchange.name}: consensus and evaluation take the outer parameters, which hold what ranks have "
+                "trained when it was last sent."
+            )
+        if exchange.stagger and planned.layouts:
+            largest = max(layout.wire_bytes for layout in planned.layouts)
+            lines.append(
+                f"{exchange.name}: segments take turns, so that in one step at most "
+                f"{format_bytes(largest)} of {format_bytes(sum(layout.wire_bytes for layout in planned.layouts))} "
+                "are sent around."
             )
     if any(planned.exchange.every != 1 for planned in plan.exchanges):
         lines.append("What does not happen in every step is shared out over the steps.")

@@ -9,6 +9,7 @@ from statistics import mean
 from torch import nn
 
 from hocket.compressor.api import footprint_of
+from hocket.errors import CompositionError
 from hocket.plan.layout import Layout, layouts
 from hocket.segment.partition import Span, named_spans
 from hocket.strategy.exchange import Exchange
@@ -91,7 +92,7 @@ def plan(
         shared_bytes: from this size on, in bytes, the ranks share a segment's memory; infinite where they do not.
 
     Raises:
-        CompositionError: a scope or a topology is not defined for so many ranks.
+        CompositionError: a scope or a topology is not defined for so many ranks, or segments outnumber a period.
     """
     placement = Placement.on_one_host(ranks)
     strategy.check_size(placement)
@@ -125,6 +126,8 @@ def _planned(
                 strict=True,
             )
         ]
+        for part in parts:
+            _check_segments(exchange, len(cut), len(part))
     # The exchanges of the gradients slot pass each segment on between the first one's buffers.
     own_buffers = exchange not in strategy.gradients[1:]
     costs = {
@@ -150,6 +153,13 @@ def _planned(
         max(cost.seconds for cost in of_rank),
         round(max(cost.memory for cost in of_rank)),
     )
+
+
+def _check_segments(exchange: Exchange, num_segments: int, size: int) -> None:
+    try:
+        exchange.check_segments(num_segments, size)
+    except ValueError as error:
+        raise CompositionError(f"{exchange.name}: {error}") from error
 
 
 def _cost(exchange: Exchange, layout: Layout, size: int, network: NetworkModel, own_buffers: bool) -> Cost:

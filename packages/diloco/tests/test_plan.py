@@ -1,0 +1,66 @@
+"""What `hocket plan` shows of outer parameters, turns and delays; its bytes are those that a session counts."""
+
+from __future__ import annotations
+
+import pytest
+from toys import Toy, on_ranks, steps_of, toy_session
+
+import hocket
+from hocket.cli.planning import plan_command
+from hocket.errors import CompositionError
+from hocket.plan.plan import plan
+from hocket.transport.network import NetworkModel
+
+RECIPES = ("diloco", "diloco.streaming", "diloco.snoo", "diloco.two_level")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_planned_bytes_are_those_that_are_counted(recipe: str, ranks: int) -> None:
+    last = len(hocket.compose(recipe).parameters)
+    strategy = hocket.compose(recipe, *(f"parameters.{number}.every=8" for number in range(last)))
+    planned = plan(strategy, Toy(), ranks, NetworkModel())
+
+    def sent() -> float:
+        with toy_session(strategy) as session:
+            steps_of(session, 16)
+            return float(session.counters.bytes_sent) / 16
+
+    counted = on_ranks(ranks, sent)
+    assert sum(counted) / ranks == pytest.approx(planned.bytes_per_step, rel=1e-12)
+
+
+def test_memory_is_the_outer_parameters_momentum_and_buffers() -> None:
+    def memory_bytes(*overrides: str) -> int:
+        return plan(hocket.compose("diloco", *overrides), Toy(), 2, NetworkModel()).exchanges[0].memory_bytes
+
+    model_bytes = 8 * sum(-(-p.numel() // 8) * 8 for p in Toy().parameters())
+    weights = 2 * 8  # one behind what is sent, one behind what comes back
+    assert memory_bytes() == 4 * model_bytes + weights
+    plain = "parameters.0.outer={momentum: 0, nesterov: false}"
+    assert memory_bytes(plain) == 3 * model_bytes + weights
+    assert (
+        memory_bytes("parameters.0.delay=1") == 5 * model_bytes + weights
+    )  # what parameters were when they were sent
+    assert (
+        memory_bytes("parameters.0={delay: 1, merge: {name: blend, local: 0.5}}") == 4 * model_bytes + weights
+    )
+
+
+def test_it_says_what_is_hidden_and_when(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    plan_command("diloco.streaming", (), 4)
+    told = capsys.readouterr().out
+    assert "outer sgd {lr: 0.4, momentum: 0.9, nesterov: True}" in told
+    assert "96 steps, in turns" in told
+    assert "delay 1, blend {local: 0.5}" in told
+    assert "segments take turns, so that in one step at most" in told
+    assert "consensus and evaluation take the outer parameters" in told
+
+
+def test_more_segments_than_steps_are_refused() -> None:
+    exchange = {"collective": "allreduce", "every": 3, "segments": "layers", "stagger": True}
+    with pytest.raises(CompositionError, match=r"parameters\.0: stagger: 4 segments need"):
+        plan(hocket.compose({"parameters": [exchange]}), Toy(), 2, NetworkModel())
