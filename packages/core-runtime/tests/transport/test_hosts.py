@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hocket.errors import UserError
@@ -16,6 +16,7 @@ NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True)
 
 
 @given(st.dictionaries(NAMES, st.integers(1, 99), min_size=1))
+@example({f"node{number}": 8 for number in range(64)})
 def test_what_is_written_is_read(places: dict[str, int]) -> None:
     hosts = tuple(Host(name, ranks) for name, ranks in places.items())
     assert parse_hosts(",".join(map(str, hosts))) == hosts
