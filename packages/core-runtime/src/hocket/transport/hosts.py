@@ -48,7 +48,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """
     if (grid := _GRID.fullmatch(text)) is not None:
         hosts, where = [Host("", int(grid[2]))] * int(grid[1]), f"hosts {text!r}"
-    elif os.path.isfile(text):  # noqa: PTH113 (Path.is_file raises where many hosts make no file's name)
+    elif os.path.isfile(text):  # Path.is_file raises for a long name
         hosts, where = _of_file(Path(text)), f"hostfile {text}"
     else:
         hosts, where = [_entry(part, f"hosts {text!r}") for part in text.split(",")], f"hosts {text!r}"
