@@ -69,7 +69,7 @@ def sweep_command(
         raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     chosen = combinations(target, arguments, wanted.size, wanted.transport)
     _check(chosen)
-    folder = out or Path("sweeps") / Path(target).stem
+    folder = out or Path("sweeps") / Path(target).name.removesuffix(".yaml").removesuffix(".yml")
     with _held(folder) as lock:
         runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.training import VALID
+from hocket.training.history import is_number
 
 __all__ = ["Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 
@@ -85,7 +86,7 @@ def text_of_metrics(values: Mapping[str, Any]) -> str:
     found = {
         name.removeprefix(VALID).replace("_", " "): value
         for name, value in values.items()
-        if name.startswith(VALID) and isinstance(value, float)
+        if name.startswith(VALID) and is_number(value)
     }
     told = [
         f"{n} {100 * value:.2f} %" if n == "accuracy" else f"{n} {value:.4f}" for n, value in found.items()
