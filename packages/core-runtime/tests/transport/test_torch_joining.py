@@ -84,6 +84,13 @@ def test_a_store_that_is_not_there_is_named() -> None:
         open_store(place)
 
 
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_host_that_is_not_known_is_named(serves: bool) -> None:
+    place = Rendezvous(0, 2, "nobody.invalid", 29500, "job", serves=serves, timeout_s=0.1)
+    with pytest.raises(UserError, match=r"^rank 0 cannot find the store at nobody\.invalid port 29500, "):
+        open_store(place)
+
+
 # ------------------------------------------------------------------------------------------------ who is let in
 
 

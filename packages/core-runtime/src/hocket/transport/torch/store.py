@@ -6,8 +6,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
@@ -21,6 +22,8 @@ __all__ = ["StoreRanks", "open_store", "serve_store"]
 
 _LOOK_EVERY_S = 0.2
 _CONNECTING_S = 5.0
+# A name may become known only when its host starts, as those of containers.
+_NAMING_S = 30.0
 
 
 def serve_store(port: int = 0) -> TCPStore:
@@ -34,8 +37,12 @@ def open_store(rendezvous: Rendezvous) -> Store:
     Raises:
         UserError: it cannot be reached, or, on the rank that runs it, be opened.
     """
+    place = (rendezvous.host, rendezvous.port)
+    # torch's own attempts print paragraphs, and heed no Ctrl-C.
+    _try(rendezvous, "find", lambda: socket.getaddrinfo(*place), min(_NAMING_S, rendezvous.timeout_s))
     if not rendezvous.serves:
-        _wait_for_listener(rendezvous)
+        reach = partial(socket.create_connection, place, _CONNECTING_S)
+        _try(rendezvous, "reach", lambda: reach().close(), rendezvous.timeout_s)
     try:
         store = TCPStore(
             rendezvous.host,
@@ -50,20 +57,20 @@ def open_store(rendezvous: Rendezvous) -> Store:
     return PrefixStore(rendezvous.prefix, store)
 
 
-def _wait_for_listener(rendezvous: Rendezvous) -> None:
-    """Wait until somebody listens where the store should be: torch's own attempts print paragraphs, and heed no Ctrl-C.
+def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_s: float) -> None:
+    """Make a call again and again until it succeeds.
 
     Raises:
-        UserError: nobody does in time.
+        UserError: it does not in time.
     """
-    end_s = time.monotonic() + rendezvous.timeout_s
+    end_s = time.monotonic() + longest_s
     while True:
         try:
-            socket.create_connection((rendezvous.host, rendezvous.port), _CONNECTING_S).close()
+            call()
         except OSError as error:
             if time.monotonic() > end_s:
-                cause = f"{error}: has rank 0 been started there, and does the network let it pass?"
-                raise _refusal(rendezvous, "reach", cause) from error
+                cause = f"{error}: is that where rank 0 has been started, and does the network let it pass?"
+                raise _refusal(rendezvous, what, cause) from error
         else:
             return
         time.sleep(_LOOK_EVERY_S)

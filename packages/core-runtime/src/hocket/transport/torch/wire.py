@@ -315,6 +315,11 @@ class Wire:
         """Whether anything is not sent that can still be."""
         return any(connection.busy for connection in self._connections.values())
 
+    @property
+    def all_left(self) -> bool:
+        """Whether all other ranks have said that they leave."""
+        return all(connection.left for connection in self._connections.values())
+
     def say(self, kind: Kind, number: int = 0) -> None:
         """Tell all other ranks that this one leaves, or with which exit status it ends the job."""
         end_s = time.monotonic() + _SAYING_S
