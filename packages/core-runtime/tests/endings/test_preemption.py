@@ -51,6 +51,7 @@ def saved_step(folder: Path) -> int:
     [
         pytest.param("local", ["-n", "2"], signal.SIGUSR1, marks=needs_mpi),
         pytest.param("overlap_sgp", ["-n", "2"], signal.SIGTERM, marks=needs_mpi),
+        ("sgd", ["-n", "2", "--transport", "torch"], signal.SIGTERM),
         ("dpsgd", VIRTUAL, signal.SIGTERM),
         ("sgd", ONE, signal.SIGUSR1),
     ],

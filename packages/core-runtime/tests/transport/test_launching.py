@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,14 @@ import pytest
 
 from hocket.errors import UserError
 from hocket.transport import launching
-from hocket.transport.job_notes import PID_FOLDER_VARIABLE, note_pid, processes_of
+from hocket.transport.job_notes import (
+    PID_FOLDER_VARIABLE,
+    note_host,
+    note_leaving,
+    note_pid,
+    noted_pids,
+    processes_of,
+)
 from hocket.transport.launching import launch
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import threads_per_rank
@@ -140,6 +148,19 @@ def test_a_rank_leaves_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(PID_FOLDER_VARIABLE, str(tmp_path))
     note_pid(2)
     assert (tmp_path / str(os.getpid())).read_text() == "2"
+
+
+def test_a_rank_on_another_host_leaves_nothing_in_a_folder_that_both_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PID_FOLDER_VARIABLE, str(tmp_path))
+    note_host(tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    note_pid(2)
+    note_leaving()
+    assert noted_pids(tmp_path) == []
+    monkeypatch.setenv(PID_FOLDER_VARIABLE, str(tmp_path / "absent"))
+    note_pid(2)
 
 
 def test_a_job_passes_on_what_it_prints(

@@ -114,12 +114,13 @@ def _carry_out(
     assert run.ranks is not None
     run.check_size(run.ranks)
     starter = None
-    if run.ranks > 1 and run.transport is not TransportName.VIRTUAL:
+    if (run.ranks > 1 or wanted.hosts) and run.transport is not TransportName.VIRTUAL:
         options = [*(["--trace"] if run.trace else []), *(["--report"] if run.report else [])]
         starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options])
     device = choose_device(run)
     folder = folder_of(out, run)
-    _announce(run, folder, starter.transport if starter else TransportName.VIRTUAL, run.ranks, device)
+    local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
+    _announce(run, folder, starter.transport if starter else TransportName.VIRTUAL, local, device)
     from hocket.cli.checking import check_run
 
     check_run(run).data(run.seed)
@@ -142,7 +143,7 @@ def _announce(run: RunConfig, folder: Path, transport: str, local: int, device: 
         run: with its number of ranks.
         folder: of the results.
         transport: what the ranks meet over.
-        local: how many of the ranks are on this host.
+        local: how many of the ranks share a host.
         device: what they train on.
     """
     where, each = f"{run.ranks} ranks over {transport}", " each"

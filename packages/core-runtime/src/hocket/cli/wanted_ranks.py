@@ -102,7 +102,8 @@ class WantedRanks:
         if elsewhere:
             lines = "\n".join(_lines(hosts, command))
             raise UserError(
-                f"ranks of transport torch are not started on other hosts from here: start this\n{lines}"
+                "other hosts are reached by mpiexec's ssh, and these ranks meet over transport torch: start this\n"
+                f"{lines}"
             )
         return OwnRanks()
 

@@ -83,9 +83,9 @@ def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 
 
 def are_here(hosts: Sequence[Host]) -> bool:
-    """Return whether all ranks are to run on this host; so they are where no host is named."""
+    """Return whether all ranks are to run on this host, as those of a host without a name are."""
     own = socket.gethostname()
-    here = {"localhost", "127.0.0.1", "::1", "[::1]", own, own.partition(".")[0]}
+    here = {"", "localhost", "127.0.0.1", "::1", "[::1]", own, own.partition(".")[0]}
     return all(host.name in here for host in hosts)
 
 

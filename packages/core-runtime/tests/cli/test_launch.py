@@ -1,0 +1,210 @@
+"""`hocket launch`: a user's own script on ranks, here and elsewhere, and what is answered where that cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.cli import wanted_ranks
+from hocket.cli.main import main
+from hocket.cli.wanted_ranks import WantedRanks
+from hocket.errors import UserError
+from hocket.transport.mpiexec import Mpiexec
+from hocket.transport.own_ranks import OwnRanks
+
+MPIEXEC = Mpiexec("/mpiexec", "openmpi", "mpiexec (Open MPI) 5.0.11")
+MPICH = Mpiexec("/mpiexec", "mpich", "MPICH 5.0.2")
+PYTHON = sys.executable
+
+
+@pytest.fixture
+def with_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wanted_ranks, "usable_mpiexec", lambda: MPIEXEC)
+    monkeypatch.setattr(wanted_ranks, "find_mpiexec", lambda: MPIEXEC)
+
+
+@pytest.fixture
+def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wanted_ranks, "usable_mpiexec", lambda: None)
+
+
+def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys, "argv", ["hocket", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capfd.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    return shown.err
+
+
+@pytest.mark.usefixtures("with_mpi")
+def test_mpi_starts_ranks_where_it_is_installed_unless_torch_is_asked_for() -> None:
+    assert WantedRanks.of(2, None, None, []).starter([PYTHON, "a.py"]) == MPIEXEC
+    assert isinstance(WantedRanks.of(2, None, "torch", []).starter([PYTHON, "a.py"]), OwnRanks)
+
+
+@pytest.mark.usefixtures("with_mpi")
+def test_hosts_and_options_come_to_mpiexec() -> None:
+    wanted = WantedRanks.of(5, "a:4,b:4", None, ["--mca btl_tcp_if_include eth1", "--tag-output"])
+    assert wanted.size == 5
+    starter = wanted.starter([PYTHON, "a.py"])
+    assert isinstance(starter, Mpiexec)
+    command = starter.command(5, ["x"], forwarded=["A", "B"])
+    assert command[command.index("--host") :] == [
+        *("--host", "a:4,b:1", "--map-by", "slot", "-x", "A", "-x", "B"),
+        *("--mca", "btl_tcp_if_include", "eth1", "--tag-output", "-n", "5", "x"),
+    ]
+    mpich = Mpiexec("/mpiexec", "mpich", "MPICH 5.0.2", hosts=starter.hosts).command(5, ["x"])
+    assert mpich == ["/mpiexec", "-bind-to", "none", "-hosts", "a:4,b:1", "-n", "5", "x"]
+
+
+@pytest.mark.usefixtures("with_mpi")
+@pytest.mark.parametrize("hosts", ["localhost:3", "1x3"])
+def test_hosts_that_are_this_one_are_no_others(hosts: str) -> None:
+    wanted = WantedRanks.of(None, hosts, None, [])
+    assert (wanted.size, wanted.starter([PYTHON, "a.py"])) == (3, MPIEXEC)
+
+
+@pytest.mark.usefixtures("with_mpi")
+def test_mpiexec_needs_names() -> None:
+    with pytest.raises(UserError, match=r"^mpiexec needs the hosts' names, such as --hosts a:8,b:8$"):
+        WantedRanks.of(None, "2x8", None, []).starter([PYTHON, "a.py"])
+
+
+@pytest.mark.usefixtures("without_mpi")
+def test_other_hosts_without_mpi_get_a_line_each(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    Path("a.py").touch()
+    launch = ("launch", "--hosts", "a:4,b:2", "a.py", "--name", "x y")
+    told = refused(*launch, monkeypatch=monkeypatch, capfd=capfd)
+    meeting = "--master-addr a --master-port 29500"
+    assert told.splitlines() == [
+        "hocket: other hosts are reached by mpiexec's ssh, and these ranks meet over transport torch: start this",
+        f"on a: torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 {meeting} a.py --name 'x y'",
+        f"on b: torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 {meeting} a.py --name 'x y'",
+    ]
+    told = refused(
+        *("run", "sgd", "epochs=1", "--trace", "--hosts", "2x1"), monkeypatch=monkeypatch, capfd=capfd
+    )
+    assert told.splitlines()[1] == (
+        "on host 0: torchrun --nnodes 2 --node-rank 0 --nproc-per-node 1 --master-addr FIRST_HOST --master-port "
+        "29500 -m hocket run sgd epochs=1 --trace"
+    )
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    told = refused(*launch, monkeypatch=monkeypatch, capfd=capfd)
+    assert told.splitlines()[1] == f"srun --nodes 2 --ntasks 6 {PYTHON} a.py --name 'x y'"
+
+
+@pytest.mark.usefixtures("without_mpi")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["a.py"], "hocket: how many ranks? Say -n 4, or --hosts a:4,b:4"),
+        (["-n", "2", "b.py"], "hocket: there is no file b.py"),
+        (["-n", "2", "no-such-program"], "hocket: there is no program no-such-program; a Python script's"),
+        (
+            ["-n", "2", "--mpi-arg", "-v", "a.py"],
+            "hocket: --mpi-arg is for mpiexec, and these ranks meet over",
+        ),
+        (["-n", "9", "--hosts", "a:4,b:4", "a.py"], "hocket: -n 9, but the hosts have places for 8 ranks"),
+        (
+            ["--hosts", "./none", "a.py"],
+            "hocket: hosts './none': './none' is no host, and there is no such file",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(
+    args: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").touch()
+    [told] = refused("launch", *args, monkeypatch=monkeypatch, capfd=capfd).splitlines()
+    assert told.startswith(message)
+
+
+def test_a_rank_launches_no_ranks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    told = refused("launch", "-n", "2", "a.py", monkeypatch=monkeypatch, capfd=capfd)
+    assert told == (
+        "hocket: Open MPI's mpiexec has started this process as one of 4 ranks: have it start a.py itself, without "
+        "`hocket launch`\n"
+    )
+
+
+def test_virtual_ranks_are_on_no_hosts(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(
+        *("run", "sgd", "--transport", "virtual", "--hosts", "a:2"), monkeypatch=monkeypatch, capfd=capfd
+    )
+    assert told.startswith("hocket: virtual ranks are threads of one process: leave out --hosts")
+
+
+SCRIPT = """
+import os, signal, sys
+import hocket
+peer = hocket.join()
+os.write(1, f"rank {peer.rank} of {peer.size} over {peer.transport}: {sys.argv[1:]}\n".encode())
+peer.allgather_bytes(b"")
+if "--die" in sys.argv and peer.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+peer.allgather_bytes(b"")
+"""
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "torch",
+        pytest.param(
+            "mpi",
+            marks=[
+                pytest.mark.mpi,
+                pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+            ],
+        ),
+    ],
+)
+def test_a_script_gets_its_ranks_and_arguments_and_a_dead_rank_is_named(
+    transport: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    hocket = [PYTHON, "-m", "hocket", "launch", "-n", "2", "--transport", transport, "train.py"]
+
+    def launch(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*hocket, *args],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    ended = launch("-n", "7", "--lr=0.1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(ended.stdout.split("\n")) == [
+        "",
+        *(f"rank {rank} of 2 over {transport}: ['-n', '7', '--lr=0.1']" for rank in range(2)),
+    ]
+    ended = launch("--die")
+    [message] = ended.stderr.strip("\0\n").splitlines()
+    assert message.startswith("hocket: at step 0, rank 0: control (allgather): rank 1 has died; rank 1 on ")
+    assert "was killed by SIGKILL" in message
+    assert ended.returncode == 128 + signal.SIGKILL
