@@ -155,7 +155,7 @@ def test_virtual_ranks_are_on_no_hosts(
     assert told.startswith("hocket: virtual ranks are threads of one process: leave out --hosts")
 
 
-SCRIPT = """
+SCRIPT = r"""
 import os, signal, sys
 import hocket
 peer = hocket.join()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ _SAVED_EVERY, _KILLED_AT, _EPOCHS = 3, 8, 2
 
 def main(folder: Path, kill: bool) -> None:
     torch.manual_seed(1)
-    samples = [(torch.randn(5), torch.randn(2)) for _ in range(48)]
+    samples: Any = [(torch.randn(5), torch.randn(2)) for _ in range(48)]
     model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.2), nn.Linear(7, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     checkpoints = folder / "checkpoints"
