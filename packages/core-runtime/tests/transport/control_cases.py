@@ -62,6 +62,17 @@ def _next_communicator() -> int:
     return number
 
 
+def call_something_else(peer: Peer) -> str:
+    """Rank 0 is at a barrier where the other adds up."""
+    lane, data = peer.lane("mixed up"), np.ones(3)
+    request = lane.iallreduce(data, data) if peer.rank else lane.ibarrier()
+    try:
+        request.wait(10)
+    except TransportError as error:
+        return str(error)
+    return "nothing"
+
+
 def wait_idly(peer: Peer, numel: int) -> float:
     """Return the seconds of CPU that a rank uses while it waits 2 s for rank 0."""
     lane, data = peer.lane("late", 8 * numel), np.ones(numel)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from control_cases import drop_and_wait, leave_early, lose_a_rank_that_has_forked, wait_idly
+from control_cases import (
+    call_something_else,
+    drop_and_wait,
+    leave_early,
+    lose_a_rank_that_has_forked,
+    wait_idly,
+)
 
 from hocket.testing.job import Job
 from hocket.testing.transport import TransportConformance
@@ -37,24 +43,23 @@ class TestTorch(TransportConformance):
             self.jobs.pop(size).close()
             raise
 
-
-def test_ranks_that_meet_in_different_places_say_who_is_where() -> None:
-    with closing(Job(3, HERE, "torch")) as job:
-        for rank, message in enumerate(job.run(leave_early, ())):
+    def test_ranks_that_meet_in_different_places_say_who_is_where(self) -> None:
+        for rank, message in enumerate(self.run(3, leave_early)):
             assert message.startswith(
                 f"rank {rank}: the ranks are in different places: ranks 0, 2 at opening gradients.0[3]; "
                 "rank 1 at closing the peer: did one leave its loop early"
             )
 
+    def test_what_was_dropped_is_let_go_once_it_is_over(self) -> None:
+        assert self.run(2, drop_and_wait) == [False, False]
 
-def test_what_was_dropped_is_let_go_once_it_is_over() -> None:
-    with closing(Job(2, HERE, "torch")) as job:
-        assert job.run(drop_and_wait, ()) == [False, False]
+    def test_ranks_that_wait_cost_no_cpu(self) -> None:
+        assert max(self.run(3, wait_idly, 10)) < 0.1
 
-
-def test_ranks_that_wait_cost_no_cpu() -> None:
-    with closing(Job(3, HERE, "torch")) as job:
-        assert max(job.run(wait_idly, (10,))) < 0.1
+    def test_ranks_that_call_different_collectives_are_told(self) -> None:
+        for rank, message in enumerate(self.run(2, call_something_else)):
+            assert message.startswith(f"rank {rank}: mixed up ({'allreduce' if rank else 'barrier'}): ")
+            assert f"rank {1 - rank} called something else here, or with another size or dtype: " in message
 
 
 def test_a_dead_rank_is_noticed_though_what_it_has_forked_lives_on(tmp_path: Path) -> None:
