@@ -56,6 +56,10 @@ class JobBoard(StatusBoard):
         self._told = self.own()
         self._store.set(_key(self._rank), _entry(self._told))
 
+    def unheard(self) -> list[int]:
+        """Return the ranks of whom nothing is known any more, as the store is gone with the rank that ran it."""
+        return self._elsewhere if self._store.gone else []
+
     def others(self) -> list[RankStatus]:
         if self._elsewhere and time.monotonic() - self._read_s > _READ_EVERY_S:
             told = self._store.get([_key(rank) for rank in self._elsewhere])

@@ -33,6 +33,11 @@ from hocket.transport.waiting import CHECK_EVERY_S
 __all__ = ["TorchPeer", "join"]
 
 
+# A rank that fails has this time to say so before the next one does, in seconds.
+_TURN_S = 0.3
+_MOST_TURNS = 10
+
+
 class TorchPeer(HostPeer):
     """This process's endpoint in a group of ranks.
 
@@ -130,9 +135,20 @@ class TorchPeer(HostPeer):
             self.wire.sleep(lambda: False, min(left_s, CHECK_EVERY_S))
 
     def abort(self, message: str, code: int = 1) -> NoReturn:
+        if message:
+            self._let_others_speak()
         announce(message, code)
         self.wire.say(Kind.ENDED, code)
         os._exit(code)
+
+    def _let_others_speak(self) -> None:
+        """Leave lower ranks of other hosts time to end the job, where the board cannot tell who of them speaks."""
+        board = self.status.board
+        if isinstance(board, JobBoard):
+            first = [
+                rank for rank in board.unheard() if rank < self.world_rank and rank not in self.wire.lost
+            ]
+            self.pause(_TURN_S * min(len(first), _MOST_TURNS))
 
     def close(self) -> None:
         """Wait until every rank is here; the connections live until the process ends."""
@@ -157,7 +173,7 @@ class TorchFailures(Failures):
         if self._board is not None:
             self._board.tell_what_lasts()
         if self._store is not None and 0 in self._wire.lost:
-            self._store.give_up()
+            self._store.gone = True
         return self._wire.lost
 
 

@@ -89,13 +89,16 @@ class StoreRanks:
     Args:
         store: all ranks'.
         rendezvous: who and how many they are.
+
+    Attributes:
+        gone: whether the store is used no more.
     """
 
     def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
         self._store = store
         self._rendezvous = rendezvous
         self._round = 0
-        self._gone = False
+        self.gone = False
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value`, which JSON can hold, by rank; collective.
@@ -116,27 +119,23 @@ class StoreRanks:
 
     def set(self, key: str, value: str) -> None:
         """Leave a value there for the others; microseconds."""
-        if not self._gone:
+        if not self.gone:
             with self._giving_up():
                 self._store.set(key, value)
 
     def get(self, keys: list[str]) -> list[bytes]:
         """Return values that have been left, none where the store is gone."""
-        if not self._gone:
+        if not self.gone:
             with self._giving_up():
                 return list(self._store.multi_get(keys))
         return []
-
-    def give_up(self) -> None:
-        """Use the store no more."""
-        self._gone = True
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError:
-            self._gone = True
+            self.gone = True
 
     def _describe_missing(self, keys: list[str]) -> str:
         place = self._rendezvous
