@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +20,8 @@ def gradient_of(model: nn.Module, samples: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    if "joined" in sys.argv:
+        hocket.join()  # who comes first serves the store
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

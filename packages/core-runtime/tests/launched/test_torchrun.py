@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from jobs import HERE, TORCHRUN, check_readme, ended
 
@@ -15,8 +17,18 @@ def test_the_script_of_the_readme(tmp_path: Path) -> None:
     check_readme(tmp_path, 4, "torch")
 
 
-def test_beside_a_process_group_and_ddp_of_the_users_own(tmp_path: Path) -> None:
-    job = ended([*TORCHRUN, "--nproc-per-node", "2", str(HERE / "beside_ddp.py")], tmp_path)
+# With torchrun an agent holds the store; without, rank 0 does, twice at one port.
+LAUNCHERS = {
+    "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
+    "hocket": [sys.executable, "-m", "hocket", "launch", "--transport", "torch", "-n", "2"],
+}
+
+
+@pytest.mark.parametrize(("launcher", "first"), [("torchrun", []), ("hocket", []), ("hocket", ["joined"])])
+def test_beside_a_process_group_and_ddp_of_the_users_own(
+    launcher: str, first: list[str], tmp_path: Path
+) -> None:
+    job = ended([*LAUNCHERS[launcher], str(HERE / "beside_ddp.py"), *first], tmp_path)
     assert (job.returncode, job.stdout) == (0, "right\n"), job.stderr
 
 
