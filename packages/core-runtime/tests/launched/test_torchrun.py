@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import HERE, TORCHRUN, check_readme, ended
+from jobs import HERE, TORCHRUN, check_readme, ended, of_full_set
 
 
 def test_the_script_of_the_readme(tmp_path: Path) -> None:
@@ -24,7 +24,10 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize(("launcher", "first"), [("torchrun", []), ("hocket", []), ("hocket", ["joined"])])
+@pytest.mark.parametrize(
+    ("launcher", "first"),
+    [("torchrun", []), pytest.param("hocket", [], marks=of_full_set), ("hocket", ["joined"])],
+)
 def test_beside_a_process_group_and_ddp_of_the_users_own(
     launcher: str, first: list[str], tmp_path: Path
 ) -> None:
@@ -64,6 +67,7 @@ class Killed(Digits):
 """
 
 
+@of_full_set
 def test_a_run_of_hocket_goes_on_where_torchrun_starts_it_again(tmp_path: Path) -> None:
     (tmp_path / "killed_task.py").write_text(TASK)
     run = ["-m", "hocket", "run", "sgd", "steps=12", "log_every=1", "checkpoint.every=3", "--out", "out"]
