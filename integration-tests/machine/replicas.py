@@ -81,6 +81,9 @@ class Exchanges:
         pending: W x - x, by parameter for each rank, and W w: still under way.
         is_due: whether parameters are to be exchanged before they are read.
         late: gradients that join each rank's next step, by parameter.
+        outer: phi, by parameter, and its momentum; empty where there is none.
+        counted: what each rank's batches have counted since phi - x was sent.
+        sent: x of each rank, by parameter, and the mean of phi - x: still under way.
     """
 
     entry: Entry
@@ -94,6 +97,9 @@ class Exchanges:
     pending: tuple[dict[str, Tensor], dict[str, Any]] | None = None
     is_due: bool = False
     late: list[dict[str, Tensor]] = field(default_factory=list)
+    outer: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    counted: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0))
+    sent: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.late = [{} for _ in range(self.ranks)]
@@ -105,6 +111,20 @@ class Exchanges:
         self.residuals = [{} for _ in range(self.ranks)]
         self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
         self.pending = None
+        self.sent = {}
+        self.counted = np.zeros(self.ranks)
+
+    @property
+    def has_outer(self) -> bool:
+        return self.rule.parameters is not None and self.rule.parameters.outer is not None
+
+    @torch.no_grad()
+    def begin_outer(self, replicas: Sequence[Replica]) -> None:
+        """Begin with the replicas' mean for phi; momentum goes on where there is any."""
+        before, self.outer = self.outer, {}
+        for name in self.names if self.has_outer else ():
+            mean = torch.stack([replica.parameters[name] for replica in replicas]).mean(0)
+            self.outer[name] = mean, before[name][1] if before else torch.zeros_like(mean)
 
     @property
     def alone(self) -> bool:
@@ -174,11 +194,23 @@ class Exchanges:
             for name in self.names:
                 replica.parameters[name].div_(self.push_weights[layer_of(name)][rank])
 
-    def end_step(self, replicas: Sequence[Replica]) -> None:
-        """Do what follows the optimizers' step; models hold x before, and x / w afterwards."""
+    def end_step(self, replicas: Sequence[Replica], weights: Sequence[float]) -> None:
+        """Do what follows the optimizers' step; models hold x before, and x / w afterwards.
+
+        Args:
+            replicas: of all ranks.
+            weights: what their batches count.
+        """
         self.step += 1
         mixing = self.rule.parameters
-        if mixing is not None and not self.alone:
+        if mixing is not None and mixing.outer is not None:
+            self._merge_outer(replicas)
+            self.counted += weights
+            if self.step % mixing.every == 0:
+                self._send_outer(replicas)
+                if not mixing.delayed:
+                    self._merge_outer(replicas)
+        elif mixing is not None and not self.alone:
             self._merge(replicas)
             if self.step % mixing.every == 0:
                 self.is_due = True
@@ -217,6 +249,31 @@ class Exchanges:
         self.parameter_round += 1
 
     @torch.no_grad()
+    def _send_outer(self, replicas: Sequence[Replica]) -> None:
+        shares = torch.from_numpy(self.counted / (self.counted.sum() or 1))
+        for name, (phi, _) in self.outer.items():
+            own = torch.stack([replica.parameters[name] for replica in replicas])
+            self.sent[name] = own, torch.tensordot(shares, phi - own, 1)
+        self.counted = np.zeros(self.ranks)
+
+    @torch.no_grad()
+    def _merge_outer(self, replicas: Sequence[Replica]) -> None:
+        """Step phi, and add to x what phi is more than x was."""
+        if not self.sent:
+            return
+        assert self.rule.parameters is not None
+        assert self.rule.parameters.outer is not None
+        lr, momentum = self.rule.parameters.outer
+        for name, (own, distance) in self.sent.items():
+            phi, velocity = self.outer[name]
+            velocity = momentum * velocity + distance
+            phi = phi - lr * (distance + momentum * velocity)
+            self.outer[name] = phi, velocity
+            for rank, replica in enumerate(replicas):
+                replica.parameters[name].add_(phi - own[rank])
+        self.sent = {}
+
+    @torch.no_grad()
     def _merge(self, replicas: Sequence[Replica]) -> None:
         if self.pending is not None:
             changes, self.push_weights = self.pending
@@ -229,13 +286,18 @@ class Exchanges:
         self.bias(replicas)
         self.exchange(replicas)
         self._merge(replicas)
+        self._merge_outer(replicas)
         self.debias(replicas)
 
     @torch.no_grad()
     def consensus(self, replicas: Sequence[Replica]) -> None:
-        """Set all replicas to sum x / sum w."""
+        """Set all replicas to phi where there is one, and else to sum x / sum w."""
         self.settle(replicas)
-        if not self.alone and not self.equal:
+        if self.has_outer:
+            for replica in replicas:
+                for name, (phi, _) in self.outer.items():
+                    replica.parameters[name].copy_(phi)
+        elif not self.alone and not self.equal:
             self.bias(replicas)
             for name in self.names:
                 total = sum(replica.parameters[name].detach() for replica in replicas)
@@ -264,6 +326,8 @@ class Exchanges:
         self._begin_phase()
         # A round that was under way is dropped, and begun again; one rank alone counts none.
         self.parameter_round = 0 if before.alone else before.parameter_round - (before.pending is not None)
+        self.outer = before.outer
+        self.counted = np.full(self.ranks, before.counted.mean())
         mean = mean_of(before.late) if before.late[0].keys() == before.late[-1].keys() else {}
         self.late = [mean for _ in self.late]
 
@@ -280,11 +344,16 @@ class Exchanges:
                     for late in self.late:
                         late[name] = late.get(name, 0) + part.view(shape)
         following: Rule = self.entry.at(self.step)
+        if self.has_outer:
+            self.consensus(replicas)
         if following.keeps_equal and not self.equal:
             self.consensus(replicas)
             average_optimizers(replicas)
             self.begins_equal = True
+        elif following.parameters is not None and following.parameters.outer is not None and not self.equal:
+            self.consensus(replicas)
         self._begin_phase()
+        self.begin_outer(replicas)
 
 
 def average_optimizers(replicas: Sequence[Replica]) -> None:

@@ -51,7 +51,10 @@ class Steps:
         if given.micro == 0:
             self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
             self._shares = [0.0] * len(self.replicas)
+            self._counted = [0.0] * len(self.replicas)
             self._repeated: dict[int, Gradients] = {}
+        for rank, weight in enumerate(given.weights):
+            self._counted[rank] += weight / given.way.micros
         if given.way.how == "closure" or isinstance(self.replicas[0].optimizers[0], Sam):
             self._by_closures(given)
         else:
@@ -62,7 +65,7 @@ class Steps:
             if given.way.how == "sam":
                 self._ascend(given)
             self._optimize(given)
-        self.exchanges.end_step(self.replicas)
+        self.exchanges.end_step(self.replicas, self._counted)
         _write_after(given, self.replicas)
 
     # --- gradients

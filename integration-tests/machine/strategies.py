@@ -40,6 +40,7 @@ class Mixing:
         is_fair: whether all w stay 1.
         hidden: whether they are exchanged when the next forward begins, with all that was done to them until then.
         layered: whether each layer is exchanged on its own; else all of them are layer 0.
+        outer: lr and momentum of a Nesterov step of outer parameters phi by the ranks' mean of phi - x; None for W x.
     """
 
     matrix: Callable[[int, int, int], Matrix]
@@ -49,6 +50,7 @@ class Mixing:
     is_fair: bool = False
     hidden: bool = False
     layered: bool = False
+    outer: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,16 @@ SLOTS: dict[str, dict[str, Any]] = {
     },
 }
 
+OUTER = {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+SLOTS |= {
+    "outer": {"parameters": [{"collective": "allreduce", "every": 2, "outer": OUTER}]},
+    "outer_delayed": {
+        "parameters": [
+            {"collective": "allreduce", "every": 2, "delay": 1, "segments": "layers", "outer": OUTER}
+        ]
+    },
+}
+
 # Plugins' recipes.
 SLOTS |= {
     "crossover": layered_gossip("crossover.fair_random"),
@@ -199,6 +211,8 @@ RULES: dict[str, Rule] = {
     "feedback": Rule(Sparse(0.1)),
     "periodic_average": Rule(None, Mixing(everyone, every=2)),
     "every_step_average": Rule(None, EVERY_STEP),
+    "outer": Rule(None, Mixing(everyone, every=2, outer=(0.7, 0.9))),
+    "outer_delayed": Rule(None, Mixing(everyone, every=2, delayed=True, outer=(0.7, 0.9))),
     "dpsgd": Rule(None, Mixing(ring)),
     "dpsgd_hidden": Rule(None, Mixing(ring, hidden=True)),
     "sgp": Rule(None, Mixing(exponential, pushes=True, is_fair=True)),
@@ -229,6 +243,10 @@ PHASES = [
     ("dpsgd_hidden", "hierarchical_sgd"),
     ("agd", "push_sum_delayed"),
     ("feedback", "dpsgd"),
+    ("sgd", "outer"),
+    ("outer_delayed", "agd"),
+    ("outer", "outer_delayed"),
+    ("push_sum", "outer"),
     ("crossover", "sgd"),
     ("gossipgrad.random", "agd"),
 ]

@@ -92,6 +92,7 @@ class Truth:
             states = [each.state_dict() for each in first.every_optimizer]
             for replica in self._replicas[1:]:
                 _give(replica, *copy.deepcopy((first.model.state_dict(), states)))
+        exchanges.begin_outer(self._replicas)
         if move.loads:
             self._load()
         self._look()
