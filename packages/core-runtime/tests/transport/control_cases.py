@@ -63,7 +63,7 @@ def _next_communicator() -> int:
 
 
 def call_something_else(peer: Peer) -> str:
-    """Rank 0 is at a barrier where the other adds up."""
+    """Rank 0 is at a barrier where the others add up."""
     lane, data = peer.lane("mixed up"), np.ones(3)
     request = lane.iallreduce(data, data) if peer.rank else lane.ibarrier()
     try:

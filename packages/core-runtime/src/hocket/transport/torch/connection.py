@@ -33,6 +33,8 @@ class Kind(IntEnum):
     LEFT = 1
     #: The rank ends the job; the round is the exit status.
     ENDED = 2
+    #: In place of a message: the rank has failed in the collective.
+    GIVEN_UP = 3
 
 
 class Frame(NamedTuple):

@@ -14,7 +14,7 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
 from hocket.transport.host import HostPeer, Operation, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
-from hocket.transport.torch.connection import Frame
+from hocket.transport.torch.connection import Frame, Kind
 from hocket.transport.torch.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
@@ -23,6 +23,7 @@ __all__ = ["Collective", "GatherRequest", "Program", "ReceiveRequest", "SendRequ
 
 # The messages of one collective are numbered below this.
 _TAGS = 1 << 20
+_NOTHING = np.empty(0, np.uint8)
 
 
 class WireLane(ProcessLane):
@@ -268,9 +269,15 @@ class Collective(TorchOperation):
         self._go_on()
 
     def fail_part(self, error: str) -> None:
-        """Note that a message cannot be taken."""
-        if not self._finished:
-            self._fail(error)
+        """Note that a message cannot be taken, and tell the ranks that would still get one of this one."""
+        if self._finished:
+            return
+        self._fail(error)
+        lane, program = self._lane, self._program
+        for i, operation in enumerate(program.operations):
+            if isinstance(operation, Send) and (i in program.firing.queue or i not in program.firing.fired):
+                key = lane.call_key(operation.to, self._round, operation.tag)
+                lane.wire.send(key, _NOTHING, program.call, _ignore, Kind.GIVEN_UP)
 
     def _go_on(self) -> None:
         """Perform what has fired. What ends meanwhile is performed by the call that is at it."""
@@ -316,14 +323,21 @@ class _Part:
         self._source, self._call = source, call
 
     def place(self, frame: Frame) -> Array | None:
+        collective = self._collective
         if frame.call != self._call:
-            self._collective.fail_part(another_call(self._collective._lane, self._source))
-            return None
-        assert frame.nbytes == self._data.nbytes  # a part of the call
-        return self._data
+            collective.fail_part(another_call(collective._lane, self._source))
+        elif frame.kind is Kind.GIVEN_UP:
+            rank = collective._lane.peer.world_rank_of(self._source)
+            collective.fail_part(f"rank {rank} has failed in this call")
+        # What comes for a call that has failed goes nowhere.
+        return None if collective._finished else self._data
 
     def arrived(self) -> None:
         self._collective.finish_part(self._number)
+
+
+def _ignore() -> None:
+    pass
 
 
 def another_call(lane: WireLane, rank: int) -> str:

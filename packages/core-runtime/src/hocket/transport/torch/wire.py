@@ -114,7 +114,9 @@ class Wire:
 
     # ------------------------------------------------------------------------------------------------ sending
 
-    def send(self, key: Key, data: Array, call: int, sent: Callable[[], None]) -> bool:
+    def send(
+        self, key: Key, data: Array, call: int, sent: Callable[[], None], kind: Kind = Kind.MESSAGE
+    ) -> bool:
         """Send a message, as far as it goes at once.
 
         Args:
@@ -122,16 +124,18 @@ class Wire:
             data: uint8 [n]; the wire's until it is sent.
             call: a word on the call that it belongs to.
             sent: called later, when it is sent, if it is not now.
+            kind: a message, or what stands in its place.
 
         Returns:
             Whether it is sent.
         """
         with self.lock:
+            frame = Frame(key.space, key.round, data.nbytes, call, kind)
             if key.rank == self.rank:
-                self._keep(key, Frame(key.space, key.round, data.nbytes, call), data.copy())
+                self._keep(key, frame, data.copy())
                 return True
             connection = self._connections[key.rank]
-            finished = connection.send(Frame(key.space, key.round, data.nbytes, call), data, sent)
+            finished = connection.send(frame, data, sent)
             if connection.lost:
                 self._lose(connection)
             elif not finished:
