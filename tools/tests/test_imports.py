@@ -24,7 +24,7 @@ FLOORS = """
     configured plugin
     kernels schedule
     transport
-    topology segment delays trace checkpoint progress
+    topology outer segment delays trace checkpoint progress
     compressor config messages
     collective
     strategy
@@ -32,6 +32,7 @@ FLOORS = """
     session
     task
     training
+    comparison
     cli testing api
     __main__
 """.strip().splitlines()
