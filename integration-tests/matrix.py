@@ -40,12 +40,16 @@ __all__ = [
     "is_repeatable",
     "recipes",
     "refused",
+    "shorter_periods",
     "sized_recipes",
     "tried",
     "wrapped",
 ]
 
 RANKS = (4, 6)
+
+#: What longer periods are replaced by: one in which fragments of the toy have steps of their own.
+_PERIOD = 8
 
 #: Values for fields that a component does not work without, by type; the first that it takes are used.
 _CANDIDATES: dict[type, tuple[Any, ...]] = {int: (2, 1), float: (0.25, 1.0), bool: (True, False)}
@@ -107,6 +111,12 @@ def everything() -> Registry:
 
 def recipes(registry: Registry | None = None) -> list[str]:
     return [recipe.name for recipe in (registry or everything()).recipes()]
+
+
+def shorter_periods(recipe: str, steps: int) -> list[str]:
+    """Return overrides that give a recipe's exchanges a shorter period where `steps` do not reach the recipe's."""
+    long = [exchange for exchange in compose(recipe).parameters if exchange.period(max(RANKS)) > steps]
+    return [f"{exchange.name}.every={_PERIOD}" for exchange in long]
 
 
 def sized_recipes() -> list[tuple[str, int]]:

@@ -2,8 +2,8 @@
 
     mpiexec -n 4 python mpi_rank.py FOLDER STEPS
 
-FOLDER holds `strategies.json`, a list of what `hocket.compose` takes, and gets a file for each of them, by its place in
-the list: for every rank its parameters, its losses and the bytes that it sent.
+FOLDER holds `strategies.json`, a list of arguments for `hocket.compose`, and gets a file for each of them, by its place
+in the list: for every rank its parameters, its losses and the bytes that it sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(folder: Path, steps: int) -> None:
     peer = hocket.join()
     peer.timeout_s = _TIMEOUT_S
     for number, target in enumerate(json.loads((folder / "strategies.json").read_text())):
-        told = train(hocket.compose(target), steps)
+        told = train(hocket.compose(*target), steps)
         of_ranks = gather(peer, [told.parameters.tolist(), told.losses, told.bytes_sent])
         if peer.rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(of_ranks))

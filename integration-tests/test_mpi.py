@@ -14,7 +14,7 @@ import mpi_rank
 import numpy as np
 import pytest
 from checks import check_numbers
-from matrix import accepted, is_repeatable, recipes
+from matrix import accepted, is_repeatable, recipes, shorter_periods
 from trial import Run, Toy
 
 import hocket
@@ -48,10 +48,11 @@ CELLS = (
 _JOB_TIMEOUT_S = 150
 
 
-def targets() -> dict[str, Any]:
-    """Return what to compose, by name."""
+def targets() -> dict[str, list[Any]]:
+    """Return the arguments of `hocket.compose`, by name."""
     cells = {cell.id: cell.config for slot in ("gradients", "parameters") for cell, _ in accepted(slot)}
-    return {name: name for name in recipes()} | {name: cells[name] for name in CELLS}
+    whole = {name: [name, *shorter_periods(name, STEPS)] for name in recipes()}
+    return whole | {name: [cells[name]] for name in CELLS}
 
 
 TARGETS = targets()
@@ -87,7 +88,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_case(job: Job, name: str) -> None:
     told = job.folder / f"{list(TARGETS).index(name)}.json"
     assert told.exists(), f"the job ended with {job.status} before this case:\n{job.output}"
-    run, strategy = read(told), hocket.compose(TARGETS[name])
+    run, strategy = read(told), hocket.compose(*TARGETS[name])
     check_numbers(strategy, run)
     if is_repeatable(strategy):
         planned = plan(strategy, Toy(), RANKS, NetworkModel()).bytes_per_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from checks import check_bytes, check_learns, check_numbers
-from matrix import RANKS, recipes, sized_recipes
+from matrix import RANKS, recipes, shorter_periods, sized_recipes
 from trial import train_virtually
 
 import hocket
@@ -17,14 +17,9 @@ STEPS = 24
 LEARNING_STEPS = 48
 
 
-#: What longer periods are replaced by: one in which fragments of the toy have steps of their own.
-PERIOD = 8
-
-
 def shortened(recipe: str) -> Strategy:
     """Compose a recipe, with a shorter period where no training of here reaches the recipe's."""
-    long = [e for e in hocket.compose(recipe).parameters if e.period(max(RANKS)) > STEPS]
-    return hocket.compose(recipe, *(f"{exchange.name}.every={PERIOD}" for exchange in long))
+    return hocket.compose(recipe, *shorter_periods(recipe, STEPS))
 
 
 @pytest.mark.parametrize(("recipe", "ranks"), [*((name, 1) for name in recipes()), *sized_recipes()])

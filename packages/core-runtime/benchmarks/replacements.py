@@ -320,9 +320,9 @@ def _advance_by_passes(
 
 def glibcs_allocator() -> Replacement:
     """What glibc does with freed memory unless it is told."""
-    from hocket.transport import launching
+    from hocket.transport import rank_process
 
-    return replaced(launching, _ALLOCATOR={})
+    return replaced(rank_process, ALLOCATOR={})
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import hocket
 
 EVERY = 4
 STEPS = 2 * EVERY + 3
-NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+NESTEROV: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 OUTER = {"name": "sgd", **NESTEROV}
 DILOCO = {"parameters": [{"collective": "allreduce", "every": EVERY, "outer": OUTER}]}
 RESIDUAL = {"name": "error_feedback", "compressor": {"name": "shared_random", "density": 0.5}}
@@ -69,8 +70,8 @@ def test_resumed_at_each_step_of_a_period_it_has_the_same_bits(
     expected = on_ranks(4, lambda: run(strategy, None, 0, STEPS, dtype))
     for step in range(EVERY, 2 * EVERY + 1):
         folder = tmp_path / str(step)
-        on_ranks(4, lambda step=step, folder=folder: run(strategy, folder, step, step, dtype))
-        resumed = on_ranks(4, lambda folder=folder: run(strategy, folder, 0, STEPS, dtype))
+        on_ranks(4, partial(run, strategy, folder, step, step, dtype))
+        resumed = on_ranks(4, partial(run, strategy, folder, 0, STEPS, dtype))
         assert all(map(torch.equal, resumed, expected)), f"saved after step {step}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import hocket
 
 EVERY = 4
 STEPS = 3 * EVERY + 2
-OUTERS = [
+OUTERS: list[dict[str, Any]] = [
     {"lr": 1.0},
     {"lr": 0.3},
     {"lr": 0.7, "momentum": 0.9},
@@ -116,8 +117,7 @@ def test_looking_at_the_outer_parameters_sends_nothing_and_changes_nothing() -> 
 @pytest.mark.parametrize("segments", ["model", "layers", {"name": "bytes", "size_mb": 1e-4}])
 def test_segments_change_no_bit(segments: Any) -> None:
     [expected, *_], [given, *_] = (
-        on_ranks(2, lambda cut=cut: train(diloco(OUTERS[3], segments=cut), STEPS))
-        for cut in ("bytes", segments)
+        on_ranks(2, partial(train, diloco(OUTERS[3], segments=cut), STEPS)) for cut in ("bytes", segments)
     )
     for layer in LAYERS:
         np.testing.assert_array_equal(given[0][layer], expected[0][layer])
@@ -160,15 +160,15 @@ def test_ranks_weigh_as_much_as_their_batches() -> None:
 
 def test_frozen_parameters_stay_at_home() -> None:
     def run() -> float:
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).double()
-        model[0].requires_grad_(False)
-        model[0].weight.fill_(hocket.join().rank)
+        frozen = torch.nn.Linear(4, 4).requires_grad_(False)
+        frozen.weight.fill_(hocket.join().rank)
+        model = torch.nn.Sequential(frozen, torch.nn.Linear(4, 4)).double()
         optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
         with hocket.attach(model, optimizer, diloco(OUTERS[3], every=1), initial="keep") as session:
             model(torch.ones(1, 4).double()).sum().backward()
             optimizer.step()
             with session.consensus():
-                return float(model[0].weight.detach().mean())
+                return float(frozen.weight.detach().mean())
 
     assert on_ranks(3, run) == [0, 1, 2]
 

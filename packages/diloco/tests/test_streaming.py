@@ -16,7 +16,7 @@ from hocket.errors import CompositionError
 from hocket.segment.partition import Fragments, named_spans
 
 STEPS = 23
-NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+NESTEROV: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 FRAGMENTS = {
     "strided": [["a", "c"], ["b", "d"]],
     "sequential": [["a", "b"], ["c", "d"]],

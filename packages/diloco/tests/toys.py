@@ -45,7 +45,8 @@ class Toy(nn.Module):
 
 
 def _target(rank: int, step: int, size: int) -> NDArray[np.float64]:
-    return np.cos(np.arange(size) * (1 + rank) + 0.7 * step + rank)
+    target: NDArray[np.float64] = np.cos(np.arange(size) * (1 + rank) + 0.7 * step + rank)
+    return target
 
 
 def gradient(rank: int, step: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
