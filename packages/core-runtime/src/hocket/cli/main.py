@@ -21,6 +21,11 @@ _FIRST_SPEAKS_S = 2.0
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml")
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
+_TRANSPORT = click.option(
+    "--transport",
+    type=click.Choice(["mpi", "torch", "virtual"]),
+    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
+)
 _REPORT = click.option(
     "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
 )
@@ -38,11 +43,7 @@ def cli() -> None:
 @click.option(
     "-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, the hosts', or 1."
 )
-@click.option(
-    "--transport",
-    type=click.Choice(["mpi", "torch", "virtual"]),
-    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
-)
+@_TRANSPORT
 @rank_options
 @click.option(
     "--out",
@@ -226,11 +227,7 @@ def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None
 @_TARGET
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
-@click.option(
-    "--transport",
-    type=click.Choice(["mpi", "torch", "virtual"]),
-    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
-)
+@_TRANSPORT
 @rank_options
 @click.option(
     "--out",

@@ -47,20 +47,22 @@ class Ranks:
 
 def local_rank(peer: Peer) -> int:
     """Return the number of this rank among those of its host, from 0; collective."""
-    hosts = Placement.of(
-        [name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())]
-    ).hosts
+    hosts = _placement(peer).hosts
     return hosts[: peer.rank].count(hosts[peer.rank])
 
 
 def find_ranks(peer: Peer) -> Ranks:
     """Find out where the ranks of `peer` are; collective."""
-    placement = Placement.of([name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())])
+    placement = _placement(peer)
     own = placement.hosts[peer.rank]
     neighbours = [rank for rank, host in enumerate(placement.hosts) if host == own]
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)
     assert host is not None  # this rank is its own neighbour
     return Ranks(peer, host, placement)
+
+
+def _placement(peer: Peer) -> Placement:
+    return Placement.of([name.decode() for name in peer.allgather_bytes(peer.memory.host_name.encode())])
 
 
 def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -> None:

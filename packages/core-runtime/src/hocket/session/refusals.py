@@ -57,9 +57,12 @@ def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
     Raises:
         AttachError: the model is on a device, and gradients are exchanged, now or in a later phase.
     """
-    slots = (strategy.gradients, *(phase.strategy.gradients for phase in strategy.phases))
     device = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
-    if device is not None and peer.threads.shares_process and any(slots):
+    if (
+        device is not None
+        and peer.threads.shares_process
+        and any(each.gradients for each in strategy.in_turn)
+    ):
         raise AttachError(
             f"the model is on {device}, and {strategy.name or 'the strategy'} exchanges gradients: virtual ranks share "
             "autograd's one thread for that device, on which they would wait for each other. Train on the CPU, with a "
@@ -79,8 +82,8 @@ def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy) -> None
     Raises:
         AttachError: parameters are exchanged by push-sum, now or in a later phase.
     """
-    slots = (strategy.parameters, *(phase.strategy.parameters for phase in strategy.phases))
-    for exchange in (exchange for slot in slots for exchange in slot if exchange.carries_weight):
+    exchanges = (exchange for each in strategy.in_turn for exchange in each.parameters)
+    for exchange in (exchange for exchange in exchanges if exchange.carries_weight):
         raise AttachError(
             f"{strategy.name or 'the strategy'}: {exchange.name} is push-sum, and {type(optimizer).__name__} steps "
             "with a closure, which would compute with x in place of x / w. Use an optimizer that steps without one, or "

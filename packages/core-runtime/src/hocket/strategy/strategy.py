@@ -55,6 +55,11 @@ class Strategy:
         return begun[-1] if begun else replace(self, phases=())
 
     @property
+    def in_turn(self) -> tuple[Strategy, ...]:
+        """The strategy, and those that take its place later."""
+        return (self, *(phase.strategy for phase in self.phases))
+
+    @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """All exchanges, in the order of a step."""
         return (*self.gradients, *self.parameters)

@@ -41,8 +41,7 @@ def choose_device(run: RunConfig) -> Device:
 
 
 def _reason_against_cuda(run: RunConfig) -> str | None:
-    slots = [run.strategy, *(phase.strategy for phase in run.strategy.phases)]
-    if run.transport is TransportName.VIRTUAL and any(strategy.gradients for strategy in slots):
+    if run.transport is TransportName.VIRTUAL and any(each.gradients for each in run.strategy.in_turn):
         return "virtual ranks share autograd's one thread for it, and cannot wait for each other's gradients there"
     if not isinstance(build_engine(run), ReplicaEngine):
         return f"engine {run.engine.name} keeps its stages on the CPU"
