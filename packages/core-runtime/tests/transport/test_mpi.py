@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from control_cases import drop_and_wait, form_groups_often, leave_early, open_many_lanes
+from in_jobs import ConformanceInJobs
 from piece_cases import in_small_pieces
 
 from hocket.testing.job import Job
-from hocket.testing.transport import TransportConformance
 from hocket.transport.mpiexec import find_mpiexec
 
 HERE = Path(__file__).parent
@@ -24,33 +24,14 @@ pytestmark = [
 ]
 
 
-class TestMPI(TransportConformance):
+class TestMPI(ConformanceInJobs):
     sizes: tuple[int, ...] = (1, 2, 3, 4)
-    jobs: ClassVar[dict[int, Job]] = {}
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _end_jobs(cls) -> Iterator[None]:
-        yield
-        while cls.jobs:
-            cls.jobs.popitem()[1].close()
-
-    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        if size not in self.jobs:
-            self.jobs[size] = Job(size, HERE)
-        try:
-            return self.jobs[size].run(body, args)
-        except BaseException:
-            # What is left of a failed body would meet the next one.
-            self.jobs.pop(size).close()
-            raise
 
 
 class TestMPIInPieces(TestMPI):
     """What is too large for one call of MPI."""
 
     sizes = (2, 3)
-    jobs: ClassVar[dict[int, Job]] = {}
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
         return super().run(size, in_small_pieces, body.__module__, body.__name__, list(args))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 from control_cases import (
@@ -15,33 +13,16 @@ from control_cases import (
     lose_a_rank_that_has_forked,
     wait_idly,
 )
+from in_jobs import ConformanceInJobs
 
 from hocket.testing.job import Job
-from hocket.testing.transport import TransportConformance
 
 HERE = Path(__file__).parent
 
 
-class TestTorch(TransportConformance):
+class TestTorch(ConformanceInJobs):
     sizes: tuple[int, ...] = (1, 2, 3, 4, 5)
-    jobs: ClassVar[dict[int, Job]] = {}
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _end_jobs(cls) -> Iterator[None]:
-        yield
-        while cls.jobs:
-            cls.jobs.popitem()[1].close()
-
-    def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        if size not in self.jobs:
-            self.jobs[size] = Job(size, HERE, "torch")
-        try:
-            return self.jobs[size].run(body, args)
-        except BaseException:
-            # What is left of a failed body would meet the next one.
-            self.jobs.pop(size).close()
-            raise
+    transport = "torch"
 
     def test_ranks_that_meet_in_different_places_say_who_is_where(self) -> None:
         for rank, message in enumerate(self.run(3, leave_early)):
