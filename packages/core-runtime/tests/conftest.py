@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import io
 import signal
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,3 +38,35 @@ def no_plugins() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "entry_points", entry_points)
         yield
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def hocket() -> Callable[..., Ended]:
+    """Return a function that carries out a command in this process, on a terminal of 80 columns."""
+    from hocket.cli.main import main
+
+    def carry_out(*arguments: str) -> Ended:
+        out, err = io.StringIO(), io.StringIO()
+        status = 0
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setenv("COLUMNS", "80")
+            patch.setattr(sys, "argv", ["hocket", *arguments])
+            try:
+                main()
+            except SystemExit as ended:
+                status = int(ended.code or 0)
+        return Ended(status, out.getvalue(), err.getvalue())
+
+    return carry_out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,12 +93,13 @@ def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) 
         assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
 
 
-def test_many_metrics(browser: str, tmp_path: Path) -> None:
+def test_many_metrics(hocket: Hocket, browser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     (tmp_path / "many.py").write_text(MANY)
-    command = [sys.executable, "-m", "hocket", "run", "sgd", "-n", "2", "--transport", "virtual", "epochs=2"]
-    command += ["task=many:Many", "--report", "--out", str(out)]
-    subprocess.run(command, cwd=tmp_path, timeout=60, check=True, capture_output=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ("-n", "2", "--transport", "virtual", "epochs=2", "task=many:Many", "--report")
+    ended = hocket("run", "sgd", *arguments, "--out", str(out))
+    assert ended.status == 0, ended.err
     dom = look(browser, out / "report.html", "--dump-dom").stdout
     for number in range(20):
         assert f"valid_metric_{number}" in dom

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,19 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
-def run(out: Path, *arguments: str) -> Path:
-    command = [sys.executable, "-m", "hocket", "run", *arguments, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "results in" in done.stdout
+#: Carries out a command: its status and what it printed.
+Hocket = Callable[..., Any]
+
+
+def run(hocket: Hocket, out: Path, *arguments: str) -> Path:
+    ended = hocket("run", *arguments, "--out", str(out))
+    assert ended.status == 0, ended.out + ended.err
+    assert "results in" in ended.out
     return out
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def results(hocket: Hocket, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of the same training, carried out in different ways."""
     folder = tmp_path_factory.mktemp("runs")
     ways = {
@@ -39,7 +41,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     start_s = time.monotonic()
     folders = {}
     for way, arguments in ways.items():
-        folders[way] = run(folder / way, *arguments)
+        folders[way] = run(hocket, folder / way, *arguments)
         if way == "mpi":
             (folder / "seconds").write_text(str(time.monotonic() - start_s))
     return folders
@@ -91,7 +93,7 @@ def test_what_a_run_leaves_behind(results: dict[str, Path]) -> None:
     assert (folder / "metrics.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_runs_config_repeats_it(results: dict[str, Path], tmp_path: Path) -> None:
-    again = run(tmp_path / "again", str(results["virtual"] / "config.yaml"))
+def test_a_runs_config_repeats_it(results: dict[str, Path], hocket: Hocket, tmp_path: Path) -> None:
+    again = run(hocket, tmp_path / "again", str(results["virtual"] / "config.yaml"))
     expected, given = weights(results["virtual"]), weights(again)
     assert all(torch.equal(expected[name], given[name]) for name in expected)
