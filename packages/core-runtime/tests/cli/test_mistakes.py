@@ -202,8 +202,7 @@ class TestUnderALauncher:
         assert ended.returncode == 2
         [message] = ended.stderr.strip("\0\n").splitlines()
         assert message.startswith("hocket: rank ")
-        assert "optimizer: muon refuses lr: 0.1" in message
-        assert "Muon only supports 2D parameters" in message
+        assert "optimizer: muon takes matrices only: add rest: " in message
 
     def test_a_number_of_ranks_that_the_launcher_did_not_start(self, tmp_path: Path) -> None:
         command = find_mpiexec().command(2, HOCKET, folder=tmp_path)

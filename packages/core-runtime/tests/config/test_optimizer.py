@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.config.optimizer import build_optimizer, complete_arguments
+from hocket.config.optimizer import build_optimizer, build_optimizers, complete_arguments
 from hocket.config.reference import Reference
 from hocket.errors import ConfigError
 from hocket.training.run import load_run
@@ -84,10 +84,62 @@ def test_an_optimizer_of_ones_own_is_named_by_its_module() -> None:
     [
         ("torch.optim:Adagrat", "cannot import the optimizer 'torch.optim:Adagrat': "),
         ("no_such_module:LARS", "cannot import the optimizer 'no_such_module:LARS': No module named"),
-        ("torch.nn:Linear", "'torch.nn:Linear' is no subclass of torch.optim.Optimizer"),
+        ("torch.nn:Linear", "'torch.nn:Linear' is no subclass of torch.optim.optimizer.Optimizer"),
     ],
 )
 def test_what_is_no_optimizer_of_ones_own(name: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_optimizer(load_run({"optimizer": {"name": name}}).optimizer, parameters())
     assert str(caught.value).startswith(f"mapping: optimizer.name: {problem}")
+
+
+class Tied(torch.nn.Module):
+    """An embedding, two hidden layers and norms, and a head that is the embedding, or is not."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.first, self.norm, self.second = (
+            torch.nn.Linear(3, 4),
+            torch.nn.LayerNorm(4),
+            torch.nn.Linear(4, 3),
+        )
+        self.convolution = torch.nn.Conv1d(3, 3, 2)
+        self.head = torch.nn.Linear(3, 5)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
+    model = Tied(tied=tied)
+    run = load_run({"optimizer": {"name": "muon", "lr": 0.02, "rest": {"name": "adamw", "lr": 1e-3}}})
+    muon, adamw = build_optimizers(run.optimizer, model)
+    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
+    assert (muon.defaults["lr"], adamw.defaults["lr"]) == (0.02, 1e-3)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    assert [names[p] for p in muon.param_groups[0]["params"]] == ["first.weight", "second.weight"]
+    others = [name for name in names.values() if name not in ("first.weight", "second.weight")]
+    assert [names[p] for p in adamw.param_groups[0]["params"]] == others
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({"name": "muon"}, "mapping: optimizer: muon takes matrices only: add rest: {name: adamw}, which steps all "),
+        ({"name": "muon", "rest": "adamv"}, "mapping: optimizer.rest: there is no optimizer 'adamv'; allowed: "),
+        ({"name": "muon", "rest": {"name": "sgd", "lrr": 1}}, "mapping: optimizer.rest.lrr: unknown argument of sgd; "),
+        ({"name": "muon", "rest": {"lr": 1}}, "mapping: optimizer.rest.name: missing; allowed: a name, or a mapping"),
+        ({"name": "muon", "rest": {"name": "muon", "rest": "sgd"}}, "mapping: optimizer.rest.rest: one optimizer is "),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_rest_is_refused_with_its_place(optimizer: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_optimizers(load_run({"optimizer": optimizer}).optimizer, Tied(tied=False))
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_model_without_hidden_matrices_is_refused() -> None:
+    reference = load_run({"optimizer": {"name": "muon", "rest": "adamw"}}).optimizer
+    with pytest.raises(ConfigError, match=r"optimizer.rest: the model has no hidden matrix for muon"):
+        build_optimizers(reference, torch.nn.Linear(2, 2))

@@ -17,17 +17,18 @@ def check_run(run: RunConfig) -> Task:
     """
     import torch
 
-    from hocket.config.optimizer import build_optimizer
-    from hocket.config.scheduler import build_scheduler
+    from hocket.config.optimizer import build_optimizers
     from hocket.session.refusals import check_optimizer_terms
     from hocket.training.meters import meters_of
+    from hocket.training.schedules import Schedules
 
     task = build_task(run)
     meters_of(task, None)
     build_engine(run)
-    # Of two axes: some optimizers take only matrices.
-    optimizer = build_optimizer(run.optimizer, [torch.zeros(1, 1, requires_grad=True)])
-    check_optimizer_terms(run.strategy, optimizer)
-    for scheduler in run.schedulers:
-        build_scheduler(scheduler, optimizer)
+    # Of matrices, hidden and not: some optimizers take nothing else.
+    stand_in = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
+    optimizers = build_optimizers(run.optimizer, stand_in)
+    for optimizer in optimizers:
+        check_optimizer_terms(run.strategy, optimizer)
+    Schedules(run.schedulers, optimizers).check()
     return task

@@ -22,7 +22,17 @@ from hocket.training.run import RunConfig, load_run, resolved
 __all__ = ["check_asked", "differing_keys", "folder_of", "load_resumed", "prepared", "with_ranks"]
 
 #: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
-_FIXED = ("task", "optimizer", "schedulers", "engine", "batch_size", "seed", "on_nonfinite")
+_FIXED = (
+    "task",
+    "optimizer",
+    "schedulers",
+    "accumulate",
+    "clip_grad_norm",
+    "engine",
+    "batch_size",
+    "seed",
+    "on_nonfinite",
+)
 
 
 def folder_of(out: Path | None, run: RunConfig) -> Path:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from hocket.config.document import Location
-from hocket.config.reference import Reference
+from hocket.config.reference import REFERENCE, Reference
 from hocket.config.schema import read_value
 from hocket.configured import allowed_by, optional
 from hocket.errors import ConfigError
@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 #: The component that stands for none at all where there need not be one.
 _NONE = "none"
-
-_REFERENCE = "a name, or a mapping with a name and arguments"
 
 
 def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
@@ -168,11 +166,11 @@ def _read_field(hint: object, where: Location, registry: Registry) -> Any:
         component = build_component(kind, where, registry)
         return None if nullable and component_name(component, registry) == _NONE else component
     if inner is Reference:
-        return Reference.read(where, _REFERENCE)
+        return Reference.read(where, REFERENCE)
     if typing.get_origin(inner) is tuple and typing.get_args(inner)[0] is Reference:
         if not isinstance(where.value, list):
-            raise where.error(f"got {where.given}", f"a list, of which each is {_REFERENCE}")
-        return tuple(Reference.read(where.child(place), _REFERENCE) for place in range(len(where.value)))
+            raise where.error(f"got {where.given}", f"a list, of which each is {REFERENCE}")
+        return tuple(Reference.read(where.child(place), REFERENCE) for place in range(len(where.value)))
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return build_record(inner, where, registry)
     return read_value(hint, where)

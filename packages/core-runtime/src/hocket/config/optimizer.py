@@ -7,34 +7,69 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hocket.config.reference import Reference
-from hocket.errors import suggest
-from hocket.plugin.kinds import import_object
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["build_optimizer", "complete_arguments"]
+__all__ = ["build_optimizer", "build_optimizers", "complete_arguments"]
 
 _LEFT_OUT = ("params",)
 
+#: The optimizer of what is no hidden matrix, as an argument of the one of those.
+_REST = "rest"
+
+
+def build_optimizers(reference: Reference, model: nn.Module) -> list[Optimizer]:
+    """Build the optimizer that a config names, or two where it has `rest`: of hidden matrices, and of all else.
+
+    Hidden matrices are parameters of two axes, but for those of embeddings and of the head, which is the last module
+    that holds any.
+
+    Args:
+        model: on its device.
+
+    Raises:
+        ConfigError: as in `build_optimizer`; or the model has no hidden matrix.
+    """
+    if _REST not in reference.arguments:
+        return [build_optimizer(reference, model.parameters())]
+    hidden = _hidden_matrices(model)
+    rest = [p for p in model.parameters() if not any(p is each for each in hidden)]
+    if not hidden:
+        problem = f"the model has no hidden matrix for {reference.name}: name the optimizer of the rest alone"
+        raise reference.where.child(_REST).error(problem)
+    return [
+        build_optimizer(reference.without(_REST), hidden),
+        build_optimizer(reference.nested(_REST), rest),
+    ]
+
 
 def build_optimizer(reference: Reference, params: Iterable[Tensor] | Iterable[dict[str, Any]]) -> Optimizer:
-    """Build the optimizer that a config names.
+    """Build the one optimizer that a config names.
 
     Args:
         params: parameters or parameter groups, as torch takes them.
 
     Raises:
-        ConfigError: no such optimizer, no such argument, or a value that it refuses; names source and key.
+        ConfigError: no such optimizer, no such argument, a value that it refuses, or `rest`, which would be another
+            one; names source and key.
     """
     optimizer = _find(reference)
+    if _REST in reference.arguments:
+        place = reference.where.child(_REST)
+        raise place.error("one optimizer is wanted here: a pipeline's stages have one, and so has rest")
     given = reference.check_arguments(optimizer, _LEFT_OUT)
     try:
         built: Optimizer = optimizer(params, **given)
     except (TypeError, ValueError) as error:
-        written = ", ".join(f"{key}: {value}" for key, value in given.items())
-        raise reference.where.error(f"{reference.name} refuses {written}: {error}") from error
+        written = ", ".join(f"{key}: {value}" for key, value in given.items()) or "no arguments"
+        problem = f"{reference.name} refuses {written}: {error}"
+        if "2D" in str(error):
+            problem = (
+                f"{reference.name} takes matrices only: add {_REST}: {{name: adamw}}, which steps all else"
+            )
+        raise reference.where.error(problem) from error
     return built
 
 
@@ -44,23 +79,26 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
     Raises:
         ConfigError: as in `build_optimizer`.
     """
-    return reference.complete_arguments(_find(reference), _LEFT_OUT)
+    own = reference.without(_REST).complete_arguments(_find(reference), _LEFT_OUT)
+    if _REST not in reference.arguments:
+        return own
+    rest = reference.nested(_REST)
+    return {**own, _REST: {"name": rest.name, **complete_arguments(rest)}}
+
+
+def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    from torch import nn
+
+    holders = [module for module in model.modules() if any(p.dim() == 2 for p in module.parameters(False))]
+    outer = [m for m in holders if isinstance(m, nn.Embedding | nn.EmbeddingBag)] + holders[-1:]
+    kept = {id(p) for module in outer for p in module.parameters(False)}
+    return [p for p in model.parameters() if p.dim() == 2 and id(p) not in kept]
 
 
 def _find(reference: Reference) -> Any:
     """Return the class that a reference means."""
     import torch
 
-    if ":" in reference.name:
-        try:
-            found = import_object(reference.name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise reference.name_location.error(
-                f"cannot import the optimizer {reference.name!r}: {error}"
-            ) from error
-        if not (inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)):
-            raise reference.name_location.error(f"{reference.name!r} is no subclass of torch.optim.Optimizer")
-        return found
     # LBFGS evaluates the loss several times in a step, which a run's training loop does not offer it.
     left_out = (torch.optim.Optimizer, torch.optim.LBFGS)
     optimizers = {
@@ -68,8 +106,4 @@ def _find(reference: Reference) -> Any:
         for name, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value not in left_out
     }
-    if reference.name not in optimizers:
-        problem = f"there is no optimizer {reference.name!r}"
-        allowed = f"{', '.join(sorted(optimizers))}, or one of your own as module:Class"
-        raise reference.name_location.error(problem, allowed, suggest(reference.name, optimizers))
-    return optimizers[reference.name]
+    return reference.find_class("optimizer", torch.optim.Optimizer, optimizers)

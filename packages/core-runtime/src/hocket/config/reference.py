@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hocket.config.document import Document, Location, Origin
 from hocket.errors import suggest
+from hocket.plugin.kinds import import_object
 
-__all__ = ["Reference"]
+__all__ = ["REFERENCE", "Reference"]
+
+#: What a reference looks like, for errors.
+REFERENCE = "a name, or a mapping with a name and arguments"
+
+_NUMBERS = (int, float, "int", "float")  # torch's annotations are text in some of its modules
 
 
 def _nowhere() -> Location:
@@ -49,6 +55,60 @@ class Reference:
             raise place.error(f"got {place.given}" if "name" in where.value else "missing", allowed)
         return cls(name, arguments, where)
 
+    def nested(self, key: str) -> Reference:
+        """Return the reference that an argument is.
+
+        Raises:
+            ConfigError: the argument is none.
+        """
+        return self._read_nested(self.arguments[key], self.where.child(key))
+
+    def nested_list(self, key: str) -> list[Reference]:
+        """Return the references that an argument is a list of; none where it is not given.
+
+        Raises:
+            ConfigError: the argument is no such list.
+        """
+        given, where = self.arguments.get(key, []), self.where.child(key)
+        if not isinstance(given, list):
+            raise where.error(f"got {given!r}", f"a list, of which each is {REFERENCE}")
+        return [self._read_nested(each, where.child(place)) for place, each in enumerate(given)]
+
+    def _read_nested(self, given: Any, where: Location) -> Reference:
+        # One that was made in code stands nowhere.
+        return Reference.read(replace(where, value=given), REFERENCE)
+
+    def without(self, *keys: str) -> Reference:
+        """Return the reference without some of its arguments."""
+        return replace(self, arguments={k: v for k, v in self.arguments.items() if k not in keys})
+
+    def find_class(self, what: str, base: type, named: Mapping[str, type]) -> Any:
+        """Return the class that the name means.
+
+        Args:
+            what: it is, for errors.
+            base: what it has to be a subclass of.
+            named: classes by the names that configs have for them; others are written `module:Class`.
+
+        Raises:
+            ConfigError: there is no such class; names source and key.
+        """
+        if ":" not in self.name:
+            if self.name not in named:
+                allowed = f"{', '.join(sorted(named))}, or one of your own as module:Class"
+                problem = f"there is no {what} {self.name!r}"
+                raise self.name_location.error(problem, allowed, suggest(self.name, named))
+            return named[self.name]
+        try:
+            found = import_object(self.name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise self.name_location.error(f"cannot import the {what} {self.name!r}: {error}") from error
+        if not (inspect.isclass(found) and issubclass(found, base)):
+            raise self.name_location.error(
+                f"{self.name!r} is no subclass of {base.__module__}.{base.__name__}"
+            )
+        return found
+
     @property
     def name_location(self) -> Location:
         """Where the name was written: the place itself where there is nothing but the name."""
@@ -78,7 +138,8 @@ class Reference:
                 )
             default = parameters[key].default
             numeric = isinstance(default, int | float) and not isinstance(default, bool)
-            if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
+            required = default is inspect.Parameter.empty and parameters[key].annotation in _NUMBERS
+            if (numeric or required) and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise where.error(f"got {where.given}", "a number")
             if isinstance(default, bool) and not isinstance(value, bool):
                 raise where.error(f"got {where.given}", "true or false")

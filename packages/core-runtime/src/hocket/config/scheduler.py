@@ -1,40 +1,67 @@
-"""The learning rate schedulers of torch.optim.lr_scheduler by their lower-case names."""
+"""The learning rate schedulers of torch.optim.lr_scheduler by their lower-case names, others as `module:Class`."""
 
 from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from hocket.config.document import Location
 from hocket.config.reference import Reference
-from hocket.errors import suggest
+from hocket.plugin.kinds import import_object
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["build_scheduler", "complete_arguments"]
+__all__ = ["build_scheduler", "complete_arguments", "metric_of"]
 
 # A resumed run knows its last step from its checkpoint.
 _LEFT_OUT = ("optimizer", "last_epoch")
 
-# Made of functions or of other schedulers, or stepped with a metric, which a config cannot give them.
-_NOT_CONFIGURABLE = ("LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
+#: The argument that is a list of schedulers, of SequentialLR and ChainedScheduler.
+_SCHEDULERS = "schedulers"
+
+#: What ReduceLROnPlateau is stepped with: torch has its caller give it.
+_METRIC, _DEFAULT_METRIC = "metric", "valid_loss"
 
 
 def build_scheduler(reference: Reference, optimizer: Optimizer) -> LRScheduler:
-    """Build the scheduler that a config names; its "epochs" are steps.
+    """Build the scheduler that a config names; its "epochs" are steps of the optimizer.
 
     Raises:
         ConfigError: no such scheduler, no such argument, or a value that it refuses; names source and key.
     """
     scheduler = _find(reference)
-    given = reference.check_arguments(scheduler, _LEFT_OUT)
+    given = _without_metric(reference, scheduler).check_arguments(scheduler, _LEFT_OUT)
+    written = ", ".join(f"{key}: {value}" for key, value in given.items() if key != _SCHEDULERS)
+    for key in given:
+        if key == _SCHEDULERS:
+            given[key] = [_build_nested(each, optimizer) for each in reference.nested_list(key)]
+        elif "Callable" in str(inspect.signature(scheduler).parameters[key].annotation):
+            given[key] = _functions(reference, key)
     try:
-        built: LRScheduler = scheduler(optimizer, **given)
-    except (TypeError, ValueError) as error:
-        written = ", ".join(f"{key}: {value}" for key, value in given.items()) or "no arguments"
-        raise reference.where.error(f"{reference.name} refuses {written}: {error}") from error
+        built: LRScheduler = scheduler(optimizer=optimizer, **given)
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise reference.where.error(
+            f"{reference.name} refuses {written or 'no arguments'}: {error}"
+        ) from error
     return built
+
+
+def metric_of(reference: Reference) -> str | None:
+    """Return the metric that the scheduler is stepped with when it is known; None for one that steps count.
+
+    Raises:
+        ConfigError: no such scheduler, or the metric is no name.
+    """
+    if not _takes_metric(_find(reference)):
+        return None
+    metric = reference.arguments.get(_METRIC, _DEFAULT_METRIC)
+    if not isinstance(metric, str):
+        raise reference.where.child(_METRIC).error(
+            f"got {metric!r}", f"a metric's name, such as {_DEFAULT_METRIC}"
+        )
+    return metric
 
 
 def complete_arguments(reference: Reference) -> dict[str, Any]:
@@ -43,7 +70,49 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
     Raises:
         ConfigError: as in `build_scheduler`.
     """
-    return reference.complete_arguments(_find(reference), _LEFT_OUT)
+    scheduler = _find(reference)
+    complete = _without_metric(reference, scheduler).complete_arguments(scheduler, _LEFT_OUT)
+    if _SCHEDULERS in complete:
+        nested = reference.nested_list(_SCHEDULERS)
+        complete[_SCHEDULERS] = [{"name": each.name, **complete_arguments(each)} for each in nested]
+    metric = metric_of(reference)
+    return complete if metric is None else {_METRIC: metric, **complete}
+
+
+def _build_nested(reference: Reference, optimizer: Optimizer) -> LRScheduler:
+    if _takes_metric(_find(reference)):
+        raise reference.where.error(
+            f"{reference.name} is stepped with a metric, and not by another scheduler: let it stand in the run's list"
+        )
+    return build_scheduler(reference, optimizer)
+
+
+def _takes_metric(scheduler: Any) -> bool:
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    return issubclass(scheduler, ReduceLROnPlateau)
+
+
+def _without_metric(reference: Reference, scheduler: Any) -> Reference:
+    return reference.without(_METRIC) if _takes_metric(scheduler) else reference
+
+
+def _functions(reference: Reference, key: str) -> Any:
+    """Return what `module:function` means, or each of a list of them."""
+    given, where = reference.arguments[key], reference.where.child(key)
+    if isinstance(given, list):
+        return [_import(each, where) for each in given]
+    return given if given is None else _import(given, where)
+
+
+def _import(name: Any, where: Location) -> Any:
+    try:
+        found = import_object(name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise where.error(f"cannot import {name!r}: {error}", "a function as module:function") from error
+    if not callable(found):
+        raise where.error(f"{name!r} cannot be called", "a function as module:function")
+    return found
 
 
 def _find(reference: Reference) -> Any:
@@ -56,11 +125,6 @@ def _find(reference: Reference) -> Any:
         if inspect.isclass(value)
         and issubclass(value, lr_scheduler.LRScheduler)
         and not name.startswith("_")
-        and name not in ("LRScheduler", *_NOT_CONFIGURABLE)
+        and name != "LRScheduler"
     }
-    if reference.name not in schedulers:
-        problem = f"there is no scheduler {reference.name!r}"
-        raise reference.name_location.error(
-            problem, ", ".join(sorted(schedulers)), suggest(reference.name, schedulers)
-        )
-    return schedulers[reference.name]
+    return reference.find_class("scheduler", lr_scheduler.LRScheduler, schedulers)

@@ -82,12 +82,17 @@ class RunSettings:
         source: the paper that it comes from.
         recipe: what the file is based on; a recipe's name.
         task: data, model and loss.
-        optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments.
+        optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
+            `rest`, another one, steps all but hidden matrices.
         schedulers: of torch.optim.lr_scheduler by their lower-case names, with keyword arguments; each is stepped
-            after each step, so that they multiply: a warm-up and a decay, for instance.
+            after each step, so that they multiply, and reducelronplateau with its `metric`, when that is known.
+        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more; all
+            that counts steps counts those.
+        clip_grad_norm: the largest norm of the gradients that the optimizer gets, over the whole model, more than 0;
+            null for any.
         engine: how a batch flows through the model.
         epochs: passes over the data, 1 or more.
-        batch_size: samples per rank and step, 1 or more.
+        batch_size: samples per rank and batch, 1 or more.
         seed: of the model, the data's order and every draw; 0 or more.
         ranks: how many to start, 1 or more; null where the launcher says.
         transport: what moves bytes between ranks; null for what the launcher is for, else MPI where it is installed,
@@ -114,6 +119,8 @@ class RunSettings:
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))
     schedulers: tuple[Reference, ...] = ()
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
     engine: Reference = field(default_factory=lambda: Reference("data_parallel"))
     epochs: int = 20
     batch_size: int = 32
@@ -135,14 +142,16 @@ class RunSettings:
     phases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "ranks", "log_every", "steps"):
+        for name in ("accumulate", "epochs", "batch_size", "ranks", "log_every", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
         if self.seed < 0:
             raise ValueError(f"seed must be 0 or more, not {self.seed}")
-        if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s must be finite and more than 0, not {self.timeout_s}")
+        for name in ("timeout_s", "clip_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be finite and more than 0, not {value}")
 
 
 #: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.

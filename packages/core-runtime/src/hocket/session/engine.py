@@ -96,25 +96,33 @@ class ReplicaEngine(Engine):
 
     @abstractmethod
     def open(self, session: Session) -> TrainStep:
-        """Make ready to step the session's model; collective."""
+        """Make ready to step the session's model; collective.
+
+        Within `session.accumulate` a batch's gradients are added to those before, and no optimizer steps.
+        """
 
 
 @dataclass(frozen=True)
 class DataParallel(ReplicaEngine):
-    """zero_grad, forward, backward, step."""
+    """zero_grad, forward, backward, step; of batches that accumulate the first begins so, and the last ends so."""
 
     def open(self, session: Session) -> TrainStep:
         from hocket.session.api import StepResult
 
         model, optimizers = session.model, session.optimizers
+        accumulated = False
 
         def step(batch: Batch, loss: Loss) -> StepResult:
+            nonlocal accumulated
             inputs, target = batch
-            optimizers.zero_grad()
+            if not accumulated:
+                optimizers.zero_grad()
             output = model(inputs)
             value = loss(output, target)
             value.backward()
-            optimizers.step()
+            accumulated = session.phase.is_accumulating
+            if not accumulated:
+                optimizers.step()
             return StepResult(value.detach(), _without_graph(output))
 
         return step

@@ -195,10 +195,12 @@ class ActivePhase:
         gradients: exchanges that slot; None where this rank exchanges none.
         parameters: exchanges that slot.
         opened: the exchanges of both slots in which this rank takes part.
+        is_accumulating: whether backwards only add to `p.grad`.
     """
 
     def __init__(self, strategy: Strategy, opening: PhaseOpener, replica: Replica) -> None:
         self.strategy = strategy
+        self.is_accumulating = False
         self._replica = replica
         self.gradients = opening.gradients(
             replica.optimizers, replica.begin_gradients, replica.end_gradients, may_skip=replica.may_skip
@@ -250,13 +252,16 @@ class ActivePhase:
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """Surround backwards that only add to `p.grad`."""
-        if self.gradients is not None:
-            self.gradients.accumulating = True
+        self._set_accumulating(True)
         try:
             yield
         finally:
-            if self.gradients is not None:
-                self.gradients.accumulating = False
+            self._set_accumulating(False)
+
+    def _set_accumulating(self, accumulating: bool) -> None:
+        self.is_accumulating = accumulating
+        if self.gradients is not None:
+            self.gradients.accumulating = accumulating
 
     def look_before_step(self) -> None:
         """Take over what parameters were set to, where neither a backward nor the step's end looks."""

@@ -120,7 +120,7 @@ class Session(TrainingSession):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Mark backwards after which nothing is sent: their gradients add up until one outside of it."""
+        """Mark backwards, or batches, after which nothing is sent: gradients add up until one outside of it."""
         self.require("session.accumulate", training=True)
         self.state = SessionState.ACCUMULATED
         with self.phase.accumulating():

@@ -9,6 +9,7 @@ __all__ = [
     "PICTURE",
     "SUMMARY",
     "TRACE_FILE",
+    "TRAIN_LOSS",
     "VALID",
 ]
 
@@ -27,6 +28,9 @@ TRACE_FILE = "trace.json"
 
 #: The folder of a run's checkpoints in the folder of its results.
 CHECKPOINTS = "checkpoints"
+
+#: The mean loss over the samples that were trained on since the last line of metrics.
+TRAIN_LOSS = "train_loss"
 
 #: What the names of loss and metrics on held-out samples begin with in a run's results.
 VALID = "valid_"

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,20 +15,22 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.checkpoint.files import write_tensors
-from hocket.config.optimizer import build_optimizer
-from hocket.config.scheduler import build_scheduler
+from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
+from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
-from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, VALID
+from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import evaluate, evaluate_together
 from hocket.training.meters import Value
 from hocket.training.observer import observer_for
 from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
+from hocket.training.schedules import Schedules
+from hocket.training.split import split
 from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "train"]
@@ -73,7 +76,7 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
     model = task.model().to(device)
     loss = in_precision(run, model, task.loss, device)
     torch.manual_seed(run.seed + 1 + peer.rank)
-    optimizer = build_optimizer(run.optimizer, model.parameters())
+    optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
     results = Results(out, run.trace) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE) if run.trace else None
@@ -81,7 +84,7 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
         contextlib.closing(results) if results else contextlib.nullcontext(),
         attach(
             model,
-            optimizer,
+            optimizers,
             run.strategy,
             on_nonfinite=run.on_nonfinite.value,
             peer=peer,
@@ -123,9 +126,11 @@ class _Run:
         self._session = session
         self._results = results
         self._checkpoints = checkpoints
-        self._schedulers = [build_scheduler(each, session.optimizer) for each in run.schedulers]
+        self._schedules = Schedules(run.schedulers, session.optimizers.given)
+        self._clip()
         num_samples = len(cast(Sized, data.train))
-        self._per_epoch = -(-num_samples // (run.batch_size * session.data_size))
+        self._per_step = run.batch_size * run.accumulate
+        self._per_epoch = -(-num_samples // (self._per_step * session.data_size))
         self._done_in_epoch = 0
         self._since_row = _SinceRow()
         self._start_s = session.peer.clock.now()
@@ -168,24 +173,47 @@ class _Run:
 
     def _batches(self) -> Iterator[tuple[int, bool]]:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
-        session, batch_size = self._session, self._run.batch_size
-        batches = loader(self._data.train, batch_size, seed=self._run.seed)
+        session, per_step = self._session, self._per_step
+        batches = loader(self._data.train, per_step, seed=self._run.seed)
         for epoch in range(session.epochs.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
-            for batch in session.data(batches, weight=lambda batch: len(batch[1]) / batch_size):
+            for batch in session.data(batches, weight=lambda batch: len(batch[1]) / per_step):
                 self._pass_time(batch)
-                result = session.train_batch(moved(batch, self._device), self._loss)
-                for scheduler in self._schedulers:
-                    scheduler.step()
-                if result is not None and session.weight:
-                    self._since_row.add(float(result.loss), len(batch[1]))
+                self._train_step(batch)
+                self._schedules.after_step()
                 self._done_in_epoch += 1
                 ends_run = session.step >= self._steps
                 yield epoch + 1, ends_run or self._done_in_epoch == self._per_epoch
                 if ends_run:
                     return
             self._done_in_epoch = 0
+
+    def _train_step(self, batch: Any) -> None:
+        """Make a step of a rank's samples, in batches whose gradients add up to the samples' mean."""
+        if self._run.accumulate == 1:
+            self._train_batch(batch, self._loss)
+            return
+        session = self._session
+        assert isinstance(session, Session)  # of an engine that `build_engine` lets accumulate
+        parts = split(batch, self._run.batch_size)
+        for place, part in enumerate(parts, start=1):
+            share = len(part[1]) / len(batch[1])
+            with session.accumulate() if place < len(parts) else contextlib.nullcontext():
+                self._train_batch(part, partial(_share_of, self._loss, share), share)
+
+    def _train_batch(self, batch: Any, loss: Loss, share: float = 1.0) -> None:
+        session = self._session
+        result = session.train_batch(moved(batch, self._device), loss)
+        if result is not None and session.weight:
+            self._since_row.add(float(result.loss) / share, len(batch[1]))
+
+    def _clip(self) -> None:
+        """Clip the gradients that the optimizers get, once the session has made them what they are."""
+        session, norm = self._session, self._run.clip_grad_norm
+        if norm is not None:
+            assert isinstance(session, Session)  # as above
+            session.optimizer.register_step_pre_hook(partial(_clip_before, session, norm))
 
     def _pass_time(self, batch: Any) -> None:
         """Charge computing to a virtual clock, and hold this rank up as the run's delays say."""
@@ -216,7 +244,7 @@ class _Run:
         return {
             "done_in_epoch": self._done_in_epoch,
             "since_row": asdict(self._since_row),
-            "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
+            "schedules": self._schedules.state_dict(),
             "seconds": self._seconds(),
             "last_row": self._last_row,
         }
@@ -224,8 +252,7 @@ class _Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._done_in_epoch = state["done_in_epoch"]
         self._since_row = _SinceRow(**state["since_row"])
-        for scheduler, own in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(own)
+        self._schedules.load_state_dict(state["schedules"])
         self._start_s = self._session.peer.clock.now() - state["seconds"]
         self._last_row = state["last_row"]
 
@@ -237,6 +264,7 @@ class _Run:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
         self._last_row = row
+        self._schedules.after_row(row)
         if self._results:
             self._results.write(row)
         if self._observer:
@@ -252,8 +280,8 @@ class _Run:
         losses, samples, sent, waits, shares = zip(*told, strict=True)
         means = [loss / count for loss, count in zip(losses, samples, strict=True) if count]
         return {
-            **_spread("train_loss", means),
-            "train_loss": sum(losses) / max(1, sum(samples)),
+            **_spread(TRAIN_LOSS, means),
+            TRAIN_LOSS: sum(losses) / max(1, sum(samples)),
             **_spread("bytes_sent", sent),
             "exposed_wait_s": sum(waits) / len(waits),
             **_spread("wait_share", [share for share in shares if share is not None]),
@@ -290,7 +318,7 @@ class _Run:
             "skipped_steps": session.skipped_steps,
             "seconds": seconds,
             "steps_per_second": session.step / seconds if seconds > 0 else None,
-            "train_loss": row["train_loss"],
+            TRAIN_LOSS: row[TRAIN_LOSS],
             **validated,
             **self._of_replicas(validated),
             "bytes_sent_per_step": bytes_sent / max(1, session.step),
@@ -316,6 +344,16 @@ class _Run:
             own = {f"{VALID}{name}": value for name, value in found.values().items()}
         told = self._session.gather(own)
         return {f"{name}_ranks": [of_rank[name] for of_rank in told] for name in own}
+
+
+def _share_of(loss: Loss, share: float, output: Any, target: Any) -> torch.Tensor:
+    """Return a batch's loss as a part of a step's."""
+    return loss(output, target) * share
+
+
+def _clip_before(session: Session, norm: float, *step: object) -> None:
+    """Clip, as a hook of an optimizer's step."""
+    session.clip_grad_norm_(norm)
 
 
 def _spread(name: str, of_ranks: Sequence[float]) -> dict[str, float | None]:

@@ -98,9 +98,20 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
     """Build the engine of a run.
 
     Raises:
-        ConfigError: no such engine, or a field that it cannot have; names source and key.
+        ConfigError: no such engine, a field that it cannot have, or a setting that it cannot keep; names source and
+            key.
     """
+    from hocket.session.engine import ReplicaEngine
+
     engine: Engine = build_reference(Kind.ENGINE, run.engine, registry or default_registry())
+    for key, value, trivial in (
+        ("accumulate", run.accumulate, 1),
+        ("clip_grad_norm", run.clip_grad_norm, None),
+    ):
+        if value != trivial and not isinstance(engine, ReplicaEngine):
+            raise ConfigError(
+                f"{key}: {value}: engine {run.engine.name} steps parts of the model by itself: leave it out"
+            )
     return engine
 
 

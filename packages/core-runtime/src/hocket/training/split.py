@@ -1,0 +1,35 @@
+"""A batch as several smaller ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hocket.errors import UserError
+
+__all__ = ["split"]
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """Return the samples of a batch in batches of `size`, the last with what is left; views, no copies.
+
+    Args:
+        batch: (inputs, targets), any nesting of tuples, lists and dictionaries of tensors, each [samples, ...].
+        size: 1 or more.
+
+    Raises:
+        UserError: it holds what has not one row for each sample.
+    """
+    num = len(batch[1])
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != num:
+            found = f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{type(leaf).__name__}"
+            raise UserError(
+                f"accumulate: a batch of {num} samples holds {found}, and only tensors with a row for each sample can "
+                "be split: leave accumulate out, or let the task's batches hold nothing else"
+            )
+    return [
+        tree_map(lambda leaf, start=start: leaf[start : start + size], batch) for start in range(0, num, size)
+    ]
