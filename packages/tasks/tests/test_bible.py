@@ -143,6 +143,44 @@ def test_loss_and_accuracy_are_means_over_sentences() -> None:
     assert task.loss(task.model()(target), target).item() == pytest.approx(np.log(128), abs=0.5)
 
 
+def test_the_transformer_looks_back_only_and_takes_sentences_and_stretches() -> None:
+    torch.manual_seed(0)
+    fields: dict[str, Any] = {"network": "transformer", "hidden": 8, "heads": 2}
+    text = torch.randint(1, 128, (3, 9))
+    changed = text.clone()
+    changed[:, 5:] = 1
+    for task in (Bible(length=9, **fields), Bible(longest=10, **fields)):
+        model = task.model()
+        told, other = model(text), model(changed)
+        assert told.shape == (3, 9, 128)
+        torch.testing.assert_close(told[:, :5], other[:, :5])
+        assert (told[:, 5:] - other[:, 5:]).abs().amax(2).min() > 1e-4
+        # What comes before matters at each place.
+        changed_at_0 = text.clone()
+        changed_at_0[:, 0] = (text[:, 0] + 1) % 128
+        assert (model(changed_at_0) - told).abs().amax(2).min() > 1e-4
+        torch.testing.assert_close(model(text[:, :4]), told[:, :4])
+        assert task.loss(told, text).item() == pytest.approx(np.log(128), abs=0.5)
+    layers = [model.layers[place].linear1.weight for place in range(2)]
+    assert not torch.equal(*layers)  # drawn each
+
+
+def test_a_transformer_learns_what_repeats(file: str) -> None:
+    task = Bible(file=file, length=16, network="transformer", hidden=16, heads=2, held_out=10)
+    train, valid = samples_of(NextElements, task)
+    assert (len(train), len(valid)) == (79, 8)
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    inputs, targets = train[list(range(10, len(train)))]
+    for _ in range(60):
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()
+        optimizer.step()
+    inputs, targets = valid[list(range(8))]
+    assert task.loss(model(inputs), targets).item() < 1.0
+
+
 def test_a_missing_file_says_what_installs_it(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         Bible(file=str(tmp_path / "nowhere")).data(seed=0)
@@ -164,6 +202,9 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ({"length": 1}, "length is 1; allowed: 2 or more"),
         ({"longest": 1}, "longest is 1; allowed: 2 or more"),
         ({"hidden": 0}, "hidden is 0; allowed: 1 or more"),
+        ({"layers": 0}, "layers is 0; allowed: 1 or more"),
+        ({"held_out": 0}, "held_out is 0; allowed: 1 or more"),
+        ({"network": "transformer", "hidden": 6}, "hidden is 6; allowed: a multiple of the 4 heads"),
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:

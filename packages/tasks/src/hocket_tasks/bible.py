@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -14,12 +15,19 @@ from hocket.api import Task, TaskData
 from hocket_tasks.bible_text import FILE, read_verses
 from hocket_tasks.recurrent import CharacterModel
 from hocket_tasks.sequences import NextElements, Sequences
+from hocket_tasks.transformer import CharacterTransformer
 
-__all__ = ["Bible"]
+__all__ = ["Bible", "Network"]
 
 _NUM_CHARACTERS = 128  # ASCII; 0 is padding
 _BETWEEN_SENTENCES = re.compile(rb"(?<=[.?!]) ")
-_HELD_OUT = 20
+
+
+class Network(StrEnum):
+    """The model that predicts characters."""
+
+    LSTM = "lstm"
+    TRANSFORMER = "transformer"
 
 
 @dataclass(frozen=True)
@@ -27,31 +35,41 @@ class Bible(Task):
     """Predict each next character: inputs int64 [T], targets the same characters one later.
 
     There are 29,710 sentences of 4 to 2,298 characters, 138 on average with a standard deviation of 102. So a step
-    takes one rank several times as long as another. The last twentieth of the text is held out. The loss, in nats, and
+    takes one rank several times as long as another. The end of the text is held out. The loss, in nats, and
     the accuracy are means over a sentence's characters, then over sentences.
 
     Attributes:
         length: characters in a stretch, 2 or more: pieces of one length in place of sentences; null for sentences.
         longest: a sentence's end behind so many characters is left out; 2 or more.
-        hidden: units of the embedding and of the LSTM, 1 or more.
+        network: `lstm`, of one layer, or `transformer`.
+        hidden: units of the embedding and of each layer, 1 or more.
+        layers, heads: of the transformer; 1 or more, and `hidden` is a multiple of `heads`.
+        held_out: one sentence or stretch in so many is held out, 1 or more.
         file: the text, as Debian's package bible-kjv-text has it.
     """
 
     length: int | None = None
     longest: int = 512
+    network: Network = Network.LSTM
     hidden: int = 128
+    layers: int = 2
+    heads: int = 4
+    held_out: int = 20
     file: str = FILE
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 2), ("longest", 2), ("hidden", 1)):
+        least = {"length": 2, "longest": 2, "hidden": 1, "layers": 1, "heads": 1, "held_out": 1}
+        for name, smallest in least.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}; allowed: {least} or more")
+            if value is not None and value < smallest:
+                raise ValueError(f"{name} is {value}; allowed: {smallest} or more")
+        if self.network is Network.TRANSFORMER and self.hidden % self.heads:
+            raise ValueError(f"hidden is {self.hidden}; allowed: a multiple of the {self.heads} heads")
 
     def data(self, seed: int) -> TaskData:
         text = read_verses(self.file)
         pieces = self._sentences(text) if self.length is None else self._stretches(text, self.length)
-        split = len(pieces) - len(pieces) // _HELD_OUT
+        split = len(pieces) - len(pieces) // self.held_out
         # Sorted, batches of an evaluation have little padding.
         return TaskData(_samples(pieces[:split]), _samples(sorted(pieces[split:], key=len)))
 
@@ -64,7 +82,10 @@ class Bible(Task):
         return [text[start : start + length + 1] for start in range(0, len(text) - length, length)]
 
     def model(self) -> nn.Module:
-        return CharacterModel(_NUM_CHARACTERS, self.hidden)
+        if self.network is Network.LSTM:
+            return CharacterModel(_NUM_CHARACTERS, self.hidden)
+        longest = self.longest - 1 if self.length is None else self.length
+        return CharacterTransformer(_NUM_CHARACTERS, longest, self.hidden, self.layers, self.heads)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         nats = cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=0, reduction="none")
