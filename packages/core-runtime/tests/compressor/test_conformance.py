@@ -25,7 +25,7 @@ from hocket.compressor import (
 )
 from hocket.compressor.wrappers import _Feedback
 from hocket.segment.segment import Segment
-from hocket.testing.compressor import CompressorConformance, make_segment
+from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round
 
 
 class TestNone(CompressorConformance):
@@ -69,6 +69,22 @@ class TestErrorFeedback(CompressorConformance):
         ErrorFeedback(SharedRandom(0.1)),
         ErrorFeedback(Identity()),
     )
+
+
+def test_a_residual_decays_and_is_what_receivers_did_not_get() -> None:
+    """V <- decay V + G - D(C(decay V + G)), in float64, with values that bf16 rounds."""
+    compressor, segment, kept = ErrorFeedback(BFloat16(), decay=0.75), make_segment([40]), np.zeros(40)
+    state = compressor.init(segment)
+    for round in range(5):
+        fill(segment, round)
+        kept = 0.75 * kept + segment.outgoing[:40].double().numpy()
+        sent = dense(compressor, run_round(compressor, segment, state, round))[:40].double().numpy()
+        np.testing.assert_allclose(sent, kept, rtol=2**-8)
+        kept -= sent
+        np.testing.assert_allclose(state.residual[:40], kept, atol=1e-6)
+    assert np.abs(kept).max() > 1e-4
+    with pytest.raises(ValueError, match="decay must be above 0 and at most 1, not 0"):
+        ErrorFeedback(BFloat16(), decay=0)
 
 
 class TestMomentumCorrection(CompressorConformance):

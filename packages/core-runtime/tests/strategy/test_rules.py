@@ -48,13 +48,20 @@ class Corrected(Identity):
         return CompressorTraits(True, applies_optimizer_terms=frozenset({"momentum", "weight_decay"}))
 
 
+@dataclass(frozen=True)
+class Levels(TopK):
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=False, coarse=True)
+
+
 @pytest.fixture
 def registry() -> Registry:
     registry = Registry(lambda: [])
     registry.collective("gathering", Gathering)
     registry.collective("particular", Particular)
-    for name, compressor in (("sparse", Sparse), ("clipped", Clipped), ("corrected", Corrected)):
-        registry.compressor(name, compressor)
+    for compressor in (Sparse, Clipped, Corrected, Levels):
+        registry.compressor(compressor.__name__.lower(), compressor)
     return registry
 
 
@@ -74,7 +81,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"progress": "thread"}, "progress", ["allreduce is advanced by the training thread", "use inline, or gossip"]),
         ("gradients", {"collective": "reduce"}, "collective", ["only the root would have the mean", "allreduce"]),
         ("parameters", {"collective": "reduce"}, "collective", ["only the root would have the mean", "broadcast"]),
-        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["sparse_allreduce means nothing here", "use it in gradients"]),
+        ("parameters", {"collective": "sparse_allreduce"}, "collective", ["mean of what has travelled", "use it in gradients, or with an outer"]),
         ("gradients", {"over": {"name": "leaders", "size": 2}}, "over", ["those who lead nothing", "group or world"]),
         ("parameters", {"over": {"name": "leaders", "size": 2}}, "over", ["would not hear of it", "{collective: broadcast, over: {name: group, size: 2}, segments: {name: bytes, size_mb: 25.0}, every: 1}"]),
         ("parameters", {"collective": "gossip", "topology": "irregular_directed"}, "topology", ["does not add up to 1", "push_sum: true"]),
@@ -92,6 +99,8 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"outer": SGD, "collective": "gossip", "topology": "ring"}, "outer", ["gossip does not give all ranks the mean"]),
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
         ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would be lost", "error_feedback"]),
+        ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would be lost", "error_feedback"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["leaves a few levels of what is sent", "outer"]),
         ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["with delay 1 the steps that follow hide it", "use none"]),
         ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
         ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["overwrites them", "shorter delay, or merge: add"]),
@@ -136,6 +145,15 @@ def test_an_exchange_that_means_nothing_is_refused(
             "parameters",
             {"outer": SGD, "compressor": {"name": "error_feedback", "compressor": "shared_random"}},
         ),
+        (
+            "parameters",
+            {
+                "outer": SGD,
+                "collective": "sparse_allreduce",
+                "compressor": {"name": "error_feedback", "decay": 0.95, "compressor": "topk"},
+            },
+        ),
+        ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "levels"}),
         ("parameters", {"every": 2, "delay": 2, "merge": "add"}),
         ("parameters", {"every": 2, "delay": 1, "merge": BLEND}),
         (

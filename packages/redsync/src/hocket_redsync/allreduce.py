@@ -79,7 +79,8 @@ class RedSyncAllreduce(SparseAllreduce):
 
     @property
     def traits(self) -> CollectiveTraits:
-        return replace(super().traits, depends_on_time=self.auto and self.costs is None)
+        slots = frozenset({"gradients"})
+        return replace(super().traits, slots=slots, depends_on_time=self.auto and self.costs is None)
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel

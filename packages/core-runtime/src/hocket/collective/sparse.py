@@ -22,10 +22,13 @@ from hocket.collective.api import (
     Outcome,
 )
 from hocket.collective.packing import Packing
+from hocket.compressor.api import footprint_of, whole_bytes
 from hocket.compressor.wrappers import Identity
+from hocket.config.component import component_name
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
+    from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
     from hocket.topology import Topology
@@ -41,14 +44,13 @@ class SparseAllreduce(Collective):
     """Every rank ends with the mean of what all ranks sent, the same bits everywhere.
 
     For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Bytes and
-    decompression grow with the number of ranks: dense messages are cheaper by allreduce from a few ranks on.
+    decompression grow with the number of ranks: dense messages are cheaper by allreduce from a few ranks on. Of
+    parameters it is for distances from outer ones.
     """
 
     @property
     def traits(self) -> CollectiveTraits:
-        return CollectiveTraits(
-            Ends.SAME, slots=frozenset({"gradients"}), messages=Messages.GATHERED, sums=True
-        )
+        return CollectiveTraits(Ends.SAME, messages=Messages.GATHERED, sums=True)
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
@@ -60,6 +62,25 @@ class SparseAllreduce(Collective):
         return Cost(
             (size - 1) * message_bytes, network.allgatherv_seconds(message_bytes, size), size * message_bytes
         )
+
+    def notes(
+        self,
+        compressor: Compressor | None,
+        shapes: Sequence[SegmentShape],
+        size: int,
+        network: NetworkModel,
+    ) -> list[str]:
+        """Say from how many ranks on a gather sends more than an allreduce of whole values would."""
+        packed = sum(footprint_of(compressor, shape).message_bytes for shape in shapes)
+        if not packed:
+            return []
+        # (p - 1) n against 2 (p - 1) / p of the whole
+        equal = 2 * sum(whole_bytes(shape) for shape in shapes) / packed
+        more = " (it does here)" if size > equal else ""
+        return [
+            f"{component_name(self)} sends a message to each other rank: among more than {equal:.3g} ranks "
+            f"that is more than an allreduce of whole values sends{more}."
+        ]
 
 
 class GatheringChannel(Channel):

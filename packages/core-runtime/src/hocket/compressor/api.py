@@ -136,6 +136,8 @@ class CompressorTraits:
         same_coordinates: whether in one round all ranks send the same elements, so that mixing them mixes the models.
         keeps_residual: whether what a round does not send stays in the state, to be sent later.
         prepares: whether `prepare` must see all segments before the first is compressed, as local clipping does.
+        leaves_out: whether a message leaves elements out.
+        coarse: whether values are rounded to so few levels that differences may travel so, and parameters may not.
     """
 
     reducible: bool
@@ -144,6 +146,8 @@ class CompressorTraits:
     same_coordinates: bool = True
     keeps_residual: bool = False
     prepares: bool = False
+    leaves_out: bool = False
+    coarse: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class SharedRandom(Compressor):
 
     @property
     def traits(self) -> CompressorTraits:
-        return CompressorTraits(reducible=True)
+        return CompressorTraits(reducible=True, leaves_out=True)
 
     def compress(self, segment: Segment, state: State, round: int) -> Message:
         """Return the values of this round's coordinates."""

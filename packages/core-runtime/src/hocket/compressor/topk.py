@@ -198,7 +198,7 @@ class TopK(Compressor):
 
     @property
     def traits(self) -> CompressorTraits:
-        return CompressorTraits(reducible=False, same_coordinates=False)
+        return CompressorTraits(reducible=False, same_coordinates=False, leaves_out=True)
 
     def init(self, segment: Segment) -> State:
         check_indexable(segment)

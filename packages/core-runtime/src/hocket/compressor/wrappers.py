@@ -1,10 +1,11 @@
 """Compressors that hold a compressor, and correct what goes into it: error feedback, momentum correction, clipping.
 
 Error feedback: what is not sent stays, and is sent later. V is the residual, G a round's contribution, C the compressor
-that is held: V <- V + G, send C(V), V <- V - C(V). Source: Fang et al., "RedSync", algorithm 1; F. Seide et al.,
-"1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P. Karimireddy et al., "Error Feedback Fixes
-SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In the last the learning rate sits inside the
-residual; here, as in RedSync, it does not.
+that is held, D what receivers read from its message: V <- decay V + G, send C(V), V <- V - D(C(V)). Source: Fang et al.,
+"RedSync", algorithm 1; F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P.
+Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In the
+last the learning rate sits inside the residual; here, as in RedSync, it does not. A decay below 1 forgets what has
+waited long: A. Sarfi et al., "SparseLoCo", arXiv:2508.15706.
 
 Momentum correction: momentum is applied before sparsification, so that what is sent late has the velocity that it would
 have had. u is the velocity, g the gradient with weight decay in it, m the momentum: u <- m u + g, and u (with Nesterov
@@ -162,17 +163,24 @@ class _Feedback(WrapperState):
 class ErrorFeedback(Wrapper):
     """Adds what was not sent to the next round's contribution.
 
-    Nothing is lost: V before + G = V after + what was sent, bit for bit around a compressor that selects or that
-    rounds to a shorter type. Memory: one more copy of the segment's data.
+    Nothing is lost: decay * V before + G = V after + what was sent, to rounding; with decay 1 bit for bit around a
+    compressor that selects or that rounds to a shorter type. Memory: one more copy of the segment's data.
 
     A round with NaN or Inf in G is sent without V, and leaves V as it was.
 
+    Attributes:
+        decay: what is left of a residual in the next round, above 0 and at most 1.
+
     Raises:
-        ValueError: the compressor that is held keeps a residual too, so that everything would be sent twice, or
-            corrects momentum, which has to come before.
+        ValueError: decay is not in its range; the compressor that is held keeps a residual too, so that everything
+            would be sent twice, or corrects momentum, which has to come before.
     """
 
+    decay: float = 1.0
+
     def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be above 0 and at most 1, not {self.decay}")
         if self.compressor.traits.keeps_residual:
             raise ValueError("compressor keeps a residual already: leave one error_feedback out")
         if self.compressor.traits.applies_optimizer_terms:
@@ -190,11 +198,13 @@ class ErrorFeedback(Wrapper):
 
     def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
         """Return what the compressor that is held makes of the contribution and the residual together."""
+        import torch
+
         data = segment.outgoing[: segment.numel]
         if not is_finite(data):
             return self.compressor.compress(segment, state.inner, round)
         carrier = state.carrier
-        state.residual.add_(data)
+        torch.add(data, state.residual, alpha=self.decay, out=state.residual)
         carrier.outgoing_trailer[:] = segment.outgoing_trailer
         carrier.stage_out()
         payload = self.compressor.compress(carrier, state.inner, round).payload

@@ -43,14 +43,41 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
 def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
     """The outer parameters take the place of a rank's own, with whatever of these has not been sent."""
     compressor = exchange.compressor
-    if exchange.outer is None or compressor is None or compressor.traits.keeps_residual:
+    if exchange.outer is None or compressor is None:
         return
-    if exchange.collective.traits.messages is Messages.SUMMED and compressor.traits.reducible:
+    if compressor.traits.leaves_out and not compressor.traits.keeps_residual:
         yield refuse(
             exchange,
             "compressor",
             f"what {title_of(compressor)} does not send of a rank's distance would be lost when the outer parameters "
             "take its place: use {name: error_feedback, compressor: ...} around it",
+        )
+
+
+def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
+    """Rounded to a few levels parameters are no longer a model; their distances from outer ones may be."""
+    if exchange.slot != PARAMETERS or exchange.outer is not None:
+        return
+    if exchange.compressor is not None and exchange.compressor.traits.coarse:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title_of(exchange.compressor)} leaves a few levels of what is sent, and here those are parameters "
+            "themselves: give the exchange an outer ({name: sgd, lr: 1.0}), by which distances are sent, or use fp16",
+        )
+
+
+def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
+    """A mean of messages is no mean of the parameters that did not travel."""
+    traits = exchange.collective.traits
+    if exchange.slot != PARAMETERS or exchange.outer is not None:
+        return
+    if traits.messages is Messages.GATHERED and traits.sums:
+        yield refuse(
+            exchange,
+            "collective",
+            f"{title_of(exchange.collective)} gives the mean of what has travelled, and parameters that have not would "
+            "be lost: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
 
 
@@ -135,6 +162,8 @@ OUTER_RULES = (
     outer_is_of_parameters,
     outer_steps_by_the_mean,
     outer_loses_nothing,
+    parameters_are_not_made_coarse,
+    gathered_parameters_are_distances,
     delay_hides_by_itself,
     delay_fits_period,
     offset_is_within_period,
