@@ -63,7 +63,7 @@ def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "compressor",
             f"{title_of(exchange.compressor)} leaves a few levels of what is sent, and here those are parameters "
-            "themselves: give the exchange an outer ({name: sgd, lr: 1.0}), by which distances are sent, or use fp16",
+            "themselves: use fp16, or an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
 
 
