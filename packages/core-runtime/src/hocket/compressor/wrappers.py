@@ -1,10 +1,10 @@
 """Compressors that hold a compressor, and correct what goes into it: error feedback, momentum correction, clipping.
 
 Error feedback: what is not sent stays, and is sent later. V is the residual, G a round's contribution, C the compressor
-that is held, D what receivers read from its message: V <- decay V + G, send C(V), V <- V - D(C(V)). Source: Fang et al.,
-"RedSync", algorithm 1; F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P.
-Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In the
-last the learning rate sits inside the residual; here, as in RedSync, it does not. A decay below 1 forgets what has
+that is held, D what receivers read from its message: V <- decay V + G, send C(V), V <- V - D(C(V)). Source: Fang et
+al., "RedSync", algorithm 1; F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P.
+Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In
+the last the learning rate sits inside the residual; here, as in RedSync, it does not. A decay below 1 forgets what has
 waited long: A. Sarfi et al., "SparseLoCo", arXiv:2508.15706.
 
 Momentum correction: momentum is applied before sparsification, so that what is sent late has the velocity that it would
