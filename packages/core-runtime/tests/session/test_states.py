@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -228,6 +230,47 @@ def test_no_step_after_a_backward_that_failed_while_it_sent() -> None:
         session.abandon()
 
     on_ranks(2, run)
+
+
+FEEDBACK = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.5}}
+GIVEN_UP: dict[str, Any] = {
+    "gradients": "agd",
+    "residuals": {"gradients": [{"collective": "sparse_allreduce", "compressor": FEEDBACK}]},
+    "parameters": {"parameters": [{"collective": "gossip", "topology": "ring", "overlap": "forward"}]},
+    "outer parameters": {
+        "parameters": [{"collective": "allreduce", "every": 2, "outer": {"name": "sgd", "lr": 0.7}}]
+    },
+}
+
+
+@pytest.mark.parametrize("strategy", GIVEN_UP.values(), ids=GIVEN_UP)
+def test_a_session_that_is_given_up_goes_with_its_model(strategy: Any) -> None:
+    def run(rank: int) -> weakref.ref[Any]:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, strategy)
+        for x, y in session.data(batches(rank, 2 + rank)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return weakref.ref(session)
+
+    given_up = on_ranks(2, run)
+    gc.collect()
+    assert [session() for session in given_up] == [None, None]
+
+
+def test_a_session_lives_as_long_as_its_optimizer() -> None:
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        hocket.attach(model, optimizer, "sgd")
+        gc.collect()
+        step(model, optimizer, rank)
+        return flat(model)
+
+    first, second = on_ranks(2, run)
+    assert torch.equal(first, second)
 
 
 def fail(gradient: Tensor) -> None:

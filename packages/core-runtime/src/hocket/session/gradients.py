@@ -14,6 +14,7 @@ optimizer expects it.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -128,7 +129,7 @@ class GradientSync:
             for gradient in state.gradients:
                 # Frozen since attach: torch sets no hook there, and there is no gradient to be told of.
                 if gradient.parameter.requires_grad:
-                    hook = _hook_for(gradient, self._arrived)
+                    hook = _hook_for(gradient, self)
                     self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
 
     def _arrived(self, gradient: GradientSlot) -> None:
@@ -296,10 +297,15 @@ class GradientSync:
             state.unbind()
 
 
-def _hook_for(gradient: GradientSlot, arrived: Callable[[GradientSlot], None]) -> Callable[[Tensor], None]:
+def _hook_for(gradient: GradientSlot, sync: GradientSync) -> Callable[[Tensor], None]:
+    # The garbage collector does not see what such a hook refers to: a session that is given up without `close` would
+    # stay for ever, with its model. The optimizer's hooks keep it for as long as there is an optimizer.
+    slot, told = weakref.ref(gradient), weakref.ref(sync)
+
     # A function, not a method: `copy.deepcopy` of a model copies hooks, and must not copy the session with them.
     def hook(parameter: Tensor) -> None:
-        if parameter is gradient.parameter:
-            arrived(gradient)
+        gradient, sync = slot(), told()
+        if sync is not None and gradient is not None and parameter is gradient.parameter:
+            sync._arrived(gradient)
 
     return hook

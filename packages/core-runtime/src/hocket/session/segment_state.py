@@ -29,6 +29,7 @@ class GradientSlot:
     """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
 
     __slots__ = (
+        "__weakref__",
         "arrived",
         "finite",
         "name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -173,9 +174,12 @@ class BatchWeights:
 
     def _watch_backward(self) -> None:
         """Put back at the end of a repetition's backward, so that what clips or unscales gets the real gradients."""
+        # Parameters' hooks keep alive what they refer to: see `hocket.session.gradients`.
+        told = weakref.ref(self)
 
         def arrived(_: Tensor) -> None:
-            if current_backward() != self._backward:
+            self = told()
+            if self is not None and current_backward() != self._backward:
                 self._backward = current_backward()
                 at_end_of_backward(self._put_back_copies)
 
