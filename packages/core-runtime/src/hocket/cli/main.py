@@ -73,6 +73,7 @@ def run(
     hocket run sgd -n 4
     hocket run sgd --hosts a:4,b:4
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
+    hocket run sgd 'optimizer={name: muon, rest: adamw}' accumulate=4 clip_grad_norm=1
     hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
     """
     from hocket.cli.running import run_command
