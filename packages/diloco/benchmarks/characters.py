@@ -5,7 +5,8 @@
         [--jobs 2]
 
 `characters.yaml` beside this file says what is trained, and the rows: one line each. Each run is a `hocket run` on
-virtual ranks, on one core, with a folder of its own; the same command again leaves those that have ended as they are.
+virtual ranks, on one core, with a folder of its own; the same command again leaves those that have ended as they are,
+and goes on with those that were interrupted. `--rows` alone runs none, and prints the table of what there is.
 Every run begins with the synchronous steps of `sgd`, as many as `synchronous` says: DiLoCo's paper trains so for 24,000
 of 88,000 steps, and averages of replicas that start from scratch are poor.
 
@@ -32,6 +33,7 @@ from typing import Any
 import yaml
 from scipy.stats import ttest_1samp
 
+from hocket.checkpoint.folder import complete
 from hocket.training.run import load_run, resolved
 
 BENCHMARKS = Path(__file__).parent
@@ -87,10 +89,14 @@ class Run:
         """
         if self.summary is not None:
             return
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder / "run.yaml"
-        file.write_text(yaml.safe_dump({**configured(self.row), "seed": self.seed}, sort_keys=False))
-        command = [sys.executable, "-m", "hocket", "run", str(file), "--out", str(self.folder)]
+        command = [sys.executable, "-m", "hocket"]
+        if complete(self.folder / "checkpoints"):
+            command += ["resume", str(self.folder)]
+        else:
+            self.folder.mkdir(exist_ok=True)
+            file = self.folder / "run.yaml"
+            file.write_text(yaml.safe_dump({**configured(self.row), "seed": self.seed}, sort_keys=False))
+            command += ["run", str(file), "--out", str(self.folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
