@@ -29,7 +29,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -155,9 +154,10 @@ def _of_processes(start: _Start, environment: dict[str, str]) -> Iterator[tuple[
     from digest_cases import mpi_cases
 
     for ranks in (2, 4):
-        cases = {name: asdict(case) for name, case in mpi_cases().items() if case.ranks == ranks}
+        cases = [name for name, case in mpi_cases().items() if case.ranks == ranks]
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "cases.json").write_text(json.dumps(list(cases.values())))
+            # By name: the ranks' sources may spell a case's strategy in another way than those at hand.
+            Path(folder, "cases.json").write_text(json.dumps(cases))
             start(ranks, [*_ITSELF, "--rank-of", folder], environment)
             for number, name in enumerate(cases):
                 files = [Path(folder, f"{number}.{rank}.json") for rank in range(ranks)]
@@ -205,14 +205,14 @@ def _compare_transports() -> int:
 
 def _be_rank(folder: Path) -> int:
     """Train all cases of a folder on this rank of an MPI job."""
-    from digest_cases import Training, train
+    from digest_cases import mpi_cases, train
 
     import hocket
 
     rank = hocket.join().rank
-    for number, case in enumerate(json.loads((folder / "cases.json").read_text())):
-        case["poisoned"] = case["poisoned"] and tuple(case["poisoned"])
-        (folder / f"{number}.{rank}.json").write_text(json.dumps(train(Training(**case))))
+    cases = mpi_cases()
+    for number, name in enumerate(json.loads((folder / "cases.json").read_text())):
+        (folder / f"{number}.{rank}.json").write_text(json.dumps(train(cases[name])))
     return 0
 
 
