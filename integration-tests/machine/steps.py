@@ -45,6 +45,11 @@ class Steps:
         """Whether each rank steps with its own gradients."""
         return self.exchanges.rule.gradients is None or self.exchanges.alone
 
+    @property
+    def notices_nan(self) -> bool:
+        """Whether a session looks for NaN in gradients, which one rank alone does, too."""
+        return self.exchanges.rule.gradients is not None
+
     def batch(self, given: Given) -> None:
         """Do with a batch of each rank what the way says."""
         self.exchanges.begin_forward(self.replicas)
@@ -99,13 +104,13 @@ class Steps:
     def _exchange(self, given: Given) -> None:
         """Give each replica what comes of the gradients that were gathered."""
         poisoned, scaled = self._poisoned(), given.way.scaled
-        self._is_skipped = poisoned and not scaled and not self.is_local
+        self._is_skipped = poisoned and not scaled and self.notices_nan
         if self._is_skipped:
             if not self._skips:
                 raise FailedError
             self.skipped += 1
             combined = [dict.fromkeys(own) for own in self._own]
-        elif poisoned and scaled and not self.is_local:
+        elif poisoned and scaled and self.notices_nan:
             # Nothing is sent, and scalers find it.
             combined = [
                 {name: torch.full_like(p, math.nan) for name, p in r.parameters.items()}
