@@ -37,6 +37,9 @@ STRATEGIES = {
     "under way as long as a period": streaming("add", delay=EVERY),
     "with a residual": streaming("add", compressor=RESIDUAL),
     "without outer parameters": streaming("add", outer=None, delay=3),
+    "some elements": streaming(
+        "add", outer=None, delay=EVERY, compressor={"name": "shared_random", "density": 0.3}
+    ),
     "two levels": {
         "gradients": [{"collective": "allreduce", "over": {"name": "group", "size": 2}}],
         "parameters": [

@@ -11,7 +11,14 @@ from hocket.errors import CompositionError
 from hocket.plan.plan import plan
 from hocket.transport.network import NetworkModel
 
-RECIPES = ("diloco", "diloco.streaming", "diloco.snoo", "diloco.two_level")
+RECIPES = (
+    "diloco",
+    "diloco.streaming",
+    "diloco.snoo",
+    "diloco.two_level",
+    "diloco.sparta",
+    "diloco.sparta_diloco",
+)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -55,12 +55,19 @@ class Levels(TopK):
         return CompressorTraits(reducible=False, coarse=True)
 
 
+@dataclass(frozen=True)
+class Scattered(Identity):
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True, same_coordinates=False, leaves_out=True)
+
+
 @pytest.fixture
 def registry() -> Registry:
     registry = Registry(lambda: [])
     registry.collective("gathering", Gathering)
     registry.collective("particular", Particular)
-    for compressor in (Sparse, Clipped, Corrected, Levels):
+    for compressor in (Sparse, Clipped, Corrected, Levels, Scattered):
         registry.compressor(compressor.__name__.lower(), compressor)
     return registry
 
@@ -89,7 +96,8 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"collective": {"name": "gossip", "push_sum": True}, "topology": "irregular_directed", "compressor": "bf16"}, "compressor", ["push-sum weight is of the whole segment"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "topk"}, "compressor", ["coordinates of its own", "shared_random"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": {"name": "error_feedback", "compressor": "bf16"}}, "compressor", ["keeps what it does not send", "gradients"]),
-        ("parameters", {"compressor": "shared_random"}, "compressor", ["would be lost", "use gossip, with topology complete"]),
+        ("parameters", {"compressor": "scattered"}, "compressor", ["on some ranks only", "use shared_random"]),
+        ("parameters", {"every": 4, "delay": 2, "merge": BLEND, "compressor": "shared_random"}, "merge", ["2 steps ago", "use merge: add, or delay 0"]),
         ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "clipped"}, "compressor", ["Clipped looks at all gradients", "use it in gradients"]),
         ("gradients", {"overlap": "forward"}, "overlap", ["gradients cannot be overlapped with forward", "use none or backward"]),
         ("gradients", {"delay": 1}, "delay", ["delay is of parameters"]),
@@ -141,6 +149,7 @@ def test_an_exchange_that_means_nothing_is_refused(
         ("parameters", {"every": 4, "overlap": "forward"}),
         ("parameters", {"collective": "broadcast", "delay": 1}),
         ("parameters", {"outer": SGD}),
+        ("parameters", {"compressor": "shared_random", "every": 4, "delay": 2}),
         (
             "parameters",
             {"outer": SGD, "compressor": {"name": "error_feedback", "compressor": "shared_random"}},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
     from hocket.topology import Topology
+    from hocket.transport.lane import Lane
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
@@ -50,6 +51,9 @@ class Algorithm(StrEnum):
 class Allreduce(Collective):
     """Every rank ends with the mean, the same bits everywhere.
 
+    Of compressed parameters all ranks send the same elements, of which they end with the mean, and each keeps its own
+    values of the others.
+
     Attributes:
         algorithm: `native` is the transport's own, and the fastest there is where ranks share memory. The others are
             schedules of messages, which add in an order of their own: `recursive_doubling` takes the fewest steps,
@@ -67,16 +71,18 @@ class Allreduce(Collective):
     ) -> Channel:
         packing = packing_for(choices.compressor, segments)
         if self.algorithm is Algorithm.NATIVE:
-            return _NativeChannel(peer, segments, packing)
+            return _NativeChannel(peer, segments, packing, choices)
         from hocket.schedule import recursive_doubling_allreduce, ring_allreduce
 
         ring = self.algorithm is Algorithm.RING
         build = ring_allreduce if ring else recursive_doubling_allreduce
-        return _ScheduledChannel(peer, segments, progress, build, packing)
+        return _ScheduledChannel(peer, segments, progress, build, packing, choices)
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
+        if choices.compressor is not None:
+            return choices.keeps_own
         # By messages MPI is up to four times slower so.
-        return shared and self.algorithm is Algorithm.NATIVE and choices.compressor is None
+        return shared and self.algorithm is Algorithm.NATIVE
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the algorithm's cost; the transport's own counts as a ring's bytes in the better one's time."""
@@ -88,30 +94,58 @@ class Allreduce(Collective):
         return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
 
 
-class _NativeChannel(Channel):
+class _SummingChannel(Channel):
+    """Unpacks sums of messages.
+
+    Args:
+        size: how many ranks take part.
+        segments, lanes: as for every channel.
+        packing: whose messages are summed in compressed form; None where segments are, as they are.
+        choices: the exchange's others.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        segments: Sequence[Segment],
+        lanes: Mapping[int, Lane],
+        packing: Packing | None,
+        choices: Choices,
+    ) -> None:
+        super().__init__(segments, lanes, packing)
+        self._size = size
+        self.averages = packing is not None and choices.keeps_own
+
+    def _unpack(self, total: Array, segment: Segment, round: int) -> Outcome:
+        """Put into `incoming` what came of a round's messages."""
+        assert self.packing is not None
+        if self.averages:
+            self.packing.put_mean(total, self._size, segment, round)
+        else:
+            segment.incoming.zero_()
+            self.packing.add(total, 1.0, segment, round)
+        return Outcome(round, included=True, num_active=self._size)
+
+
+class _NativeChannel(_SummingChannel):
     """One call of the transport's allreduce for each segment."""
 
-    def __init__(self, peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> None:
+    def __init__(
+        self, peer: Peer, segments: Sequence[Segment], packing: Packing | None, choices: Choices
+    ) -> None:
         lanes = {segment.index: peer.lane(segment.name, segment.wire_bytes) for segment in segments}
-        super().__init__(segments, lanes, packing)
-        self._size = peer.size
+        super().__init__(peer.size, segments, lanes, packing, choices)
         self._sums: dict[int, Array] = {}
 
     def start(self, segments: Sequence[Segment], round: int) -> Request:
         [segment] = segments
         lane, packing = self._lanes[segment.index], self.packing
-        outcome = Outcome(round, included=True, num_active=self._size)
         if packing is None:
+            outcome = Outcome(round, included=True, num_active=self._size)
             return lane.iallreduce(segment.outgoing_array, segment.incoming_array).then(lambda _: outcome)
         message = packing.pack(segment, round)
         total = self._sums.setdefault(segment.index, np.empty_like(message))
-
-        def unpack(_: None) -> Outcome:
-            segment.incoming.zero_()
-            packing.add(total, 1.0, segment, round)
-            return outcome
-
-        return lane.iallreduce(message, total).then(unpack)
+        return lane.iallreduce(message, total).then(lambda _: self._unpack(total, segment, round))
 
 
 @dataclass
@@ -131,7 +165,7 @@ class _Sum:
     num_started: int = 0
 
 
-class _ScheduledChannel(Channel):
+class _ScheduledChannel(_SummingChannel):
     """A schedule for each segment, which the progress engine carries out.
 
     Args:
@@ -147,8 +181,9 @@ class _ScheduledChannel(Channel):
         progress: ProgressEngine,
         build: AllreduceBuilder,
         packing: Packing | None,
+        choices: Choices,
     ) -> None:
-        super().__init__(segments, {}, packing)
+        super().__init__(peer.size, segments, {}, packing, choices)
         self._peer = peer
         self._sums = {segment.index: self._open(segment, progress, build) for segment in segments}
 
@@ -177,8 +212,7 @@ class _ScheduledChannel(Channel):
 
         def unpack(_: int) -> Outcome:
             if packing is not None:
-                segment.incoming.zero_()
-                packing.add(opened.total, 1.0, segment, round)
+                return self._unpack(opened.total, segment, round)
             return Outcome(round, included=True, num_active=self._peer.size)
 
         return request.then(unpack)

@@ -66,6 +66,7 @@ class Channel(ABC):
     Attributes:
         packing: the exchange's compressor with what it remembers; None where segments travel as they are.
         groups: the segments, each once, in groups that cost less when they are started together; the same on all ranks.
+        averages: whether a combination is the mean already, where its collective sums up.
         notice: a sentence on what its user may not expect of these segments, logged when it is open; empty for none.
 
     Args:
@@ -79,6 +80,7 @@ class Channel(ABC):
     ) -> None:
         self.packing = packing
         self.groups: Sequence[Sequence[Segment]] = [[segment] for segment in segments]
+        self.averages = False
         self.notice = ""
         self._lanes = lanes
 
@@ -218,6 +220,8 @@ class Choices:
         topology: who hears from whom; None for collectives that need none.
         compressor: in what form values travel; None for whole.
         leader: from a number of ranks and a segment's index to the rank that leads the segment among so many.
+        keeps_own: whether what messages leave out of a rank's values stays there, as of parameters, which are not used
+            up as gradients are.
     """
 
     name: str
@@ -225,6 +229,7 @@ class Choices:
     topology: Topology | None = None
     compressor: Compressor | None = None
     leader: Callable[[int, int], int] = _first
+    keeps_own: bool = False
 
 
 class Collective(Configured, ABC):

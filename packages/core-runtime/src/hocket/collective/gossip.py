@@ -77,13 +77,11 @@ class Gossip(Collective):
     ) -> Channel:
         assert choices.topology is not None  # the rules of composition see to it
         packing = packing_for(choices.compressor, segments)
-        return GossipChannel(
-            peer, segments, choices.topology, packing, keeps_own=choices.slot == "parameters"
-        )
+        return GossipChannel(peer, segments, choices.topology, packing, keeps_own=choices.keeps_own)
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
         # Values are combined when all are sent; only the sum of compressed messages begins from nothing.
-        return choices.slot == "parameters" or choices.compressor is None
+        return choices.keeps_own or choices.compressor is None
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel

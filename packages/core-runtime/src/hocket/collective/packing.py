@@ -89,6 +89,19 @@ class Packing:
         """
         self.compressor.accumulate(Message(payload, segment, round), weight, segment.incoming)
 
+    def put_mean(self, total: Array, size: int, segment: Segment, round: int) -> None:
+        """Let `segment.incoming` hold the mean of what has travelled, and this rank's own values of all else.
+
+        Args:
+            total: the sum of this round's messages, which carry the same elements on every rank.
+            size: how many they are.
+        """
+        message, numel = Message(total, segment, round), segment.numel
+        segment.incoming[:numel].copy_(segment.outgoing[:numel])
+        segment.incoming[numel:].zero_()
+        self.compressor.clear_sent(message, segment.incoming[:numel])
+        self.compressor.accumulate(message, 1 / size, segment.incoming)
+
     def state_dict(self) -> dict[str, Any]:
         """Return copies of what a resumed run needs, by the segment's number."""
         return {str(index): state.state_dict() for index, state in self.states.items()}

@@ -228,11 +228,11 @@ class PhaseOpener:
             raise CompositionError(f"{exchange.name}: {error}") from error
         if channel.notice and self._peer.rank == 0:
             _log.warning("%s: %s", exchange.name, channel.notice)
-        scale = (
-            _scale(scope)
-            if exchange.slot == GRADIENTS
-            else exchange.collective.traits.contribution_scale(peer.size)
-        )
+        scale = 1.0
+        if exchange.slot == GRADIENTS:
+            scale = _scale(scope)
+        elif not channel.averages:
+            scale = exchange.collective.traits.contribution_scale(peer.size)
         part = exchange.over.part_of(self._peer.rank, self._placement)
         assert part is not None
         opened = ActiveExchange(

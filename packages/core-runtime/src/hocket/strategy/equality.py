@@ -155,6 +155,8 @@ def _after(
             continue
         leader = exchange.over.leader(len(members), segment)
         ends = results(exchange.collective, [values[rank] for rank in members], leader)
+        if exchange.keeps_own and exchange.compressor is not None and exchange.compressor.traits.leaves_out:
+            ends = list(zip(members, ends, strict=True))
         for rank, result in zip(members, ends, strict=True):
             ended[rank] = result
     return ended

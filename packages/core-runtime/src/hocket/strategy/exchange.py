@@ -107,6 +107,11 @@ class Exchange(Configured):
         return (step - start - self.offset) % period == 0
 
     @property
+    def keeps_own(self) -> bool:
+        """Whether what is not sent of a rank's values stays there: of parameters, not of distances from outer ones."""
+        return self.slot == PARAMETERS and self.outer is None
+
+    @property
     def keeps_sent(self) -> bool:
         """Whether what parameters were when their distance was sent is kept until they are merged."""
         return self.outer is not None and self.delay > 0 and self.merge.needs_sent
@@ -157,4 +162,6 @@ class Exchange(Configured):
     @property
     def choices(self) -> Choices:
         """What its collective has to know of it."""
-        return Choices(self.name, self.slot, self.topology, self.compressor, self.over.leader)
+        return Choices(
+            self.name, self.slot, self.topology, self.compressor, self.over.leader, keeps_own=self.keeps_own
+        )

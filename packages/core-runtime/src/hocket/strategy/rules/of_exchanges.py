@@ -149,17 +149,18 @@ def parameters_keep_what_is_not_sent(exchange: Exchange) -> Iterator[Refusal]:
         )
 
 
-def summed_parameters_are_whole(exchange: Exchange) -> Iterator[Refusal]:
-    """A sum of messages holds nothing of the parameters that did not travel, which each rank has to keep."""
-    if exchange.slot != PARAMETERS or exchange.outer is not None or exchange.compressor is None:
+def summed_parameters_are_of_all(exchange: Exchange) -> Iterator[Refusal]:
+    """Of parameters that only some ranks have sent a sum is no mean."""
+    compressor = exchange.compressor
+    if not exchange.keeps_own or compressor is None:
         return
-    if exchange.compressor.traits.reducible and exchange.collective.traits.messages is Messages.SUMMED:
+    summed = compressor.traits.reducible and exchange.collective.traits.messages is Messages.SUMMED
+    if summed and not compressor.traits.same_coordinates:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.collective)} gives back what travelled and nothing else, so parameters that "
-            f"{title_of(exchange.compressor)} leaves out would be lost: use gossip, with topology complete for a mean "
-            "over all, or compressor none",
+            f"of parameters that {title_of(compressor)} sends on some ranks only {title_of(exchange.collective)} "
+            "gives no mean: use shared_random, by which all ranks send the same",
         )
 
 
@@ -224,7 +225,7 @@ EXCHANGE_RULES = (
     topology_where_asked_for,
     gossip_averages,
     parameters_keep_what_is_not_sent,
-    summed_parameters_are_whole,
+    summed_parameters_are_of_all,
     push_sum_is_not_compressed,
     preparing_excludes_overlap,
     preparing_is_of_gradients,

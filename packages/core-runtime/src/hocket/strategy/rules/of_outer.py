@@ -146,6 +146,18 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
             f"what {title_of(exchange.collective)} gives is no average of parameters that could be blended: use "
             "merge: add, or allreduce or gossip without push_sum",
         )
+    elif (
+        exchange.delay
+        and exchange.keeps_own
+        and exchange.compressor
+        and exchange.compressor.traits.leaves_out
+    ):
+        yield refuse(
+            exchange,
+            "merge",
+            f"a blend takes parameters that {title_of(exchange.compressor)} leaves out back to what they were "
+            f"{exchange.delay} steps ago: use merge: add, or delay 0",
+        )
 
 
 def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
