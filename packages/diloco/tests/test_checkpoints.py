@@ -40,6 +40,11 @@ STRATEGIES = {
     "some elements": streaming(
         "add", outer=None, delay=EVERY, compressor={"name": "shared_random", "density": 0.3}
     ),
+    "pairs": {
+        "parameters": [
+            {"collective": "gossip", "topology": "random_matching", "every": EVERY, "outer": "diloco.noloco"}
+        ]
+    },
     "two levels": {
         "gradients": [{"collective": "allreduce", "over": {"name": "group", "size": 2}}],
         "parameters": [

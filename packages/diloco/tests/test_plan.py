@@ -18,6 +18,7 @@ RECIPES = (
     "diloco.two_level",
     "diloco.sparta",
     "diloco.sparta_diloco",
+    "diloco.noloco",
 )
 
 

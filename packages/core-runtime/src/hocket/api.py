@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hocket.messages import as_bytes as as_bytes
     from hocket.messages import put_together as put_together
     from hocket.messages import take_apart as take_apart
+    from hocket.outer.api import Outer as Outer
     from hocket.pictures import NO_PICTURE as NO_PICTURE
     from hocket.pictures import new_figure as new_figure
     from hocket.plugin.markers import hookimpl as hookimpl
@@ -157,6 +158,7 @@ _HOMES = {
     "as_bytes": "hocket.messages",
     "put_together": "hocket.messages",
     "take_apart": "hocket.messages",
+    "Outer": "hocket.outer.api",
     "NO_PICTURE": "hocket.pictures",
     "new_figure": "hocket.pictures",
     "hookimpl": "hocket.plugin.markers",

@@ -1,4 +1,4 @@
-"""Recipes that hocket-diloco registers."""
+"""What hocket-diloco registers: an outer optimizer, imported when a config names it, and recipes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 @hookimpl
 def hocket_register(registry: Registrar) -> None:
-    """Register the recipes."""
+    """Register the outer optimizer and the recipes."""
+    registry.outer("noloco", "hocket_diloco.noloco:NoLoCo")
     for recipe in sorted(_RECIPES.glob("*.yaml")):
         registry.recipe(recipe)

@@ -204,7 +204,8 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
             )
         if exchange.outer is not None:
             lines.append(
-                f"{exchange.name}: consensus and evaluation take the outer parameters, which hold what ranks have "
+                f"{exchange.name}: consensus and evaluation take {'the mean of ' * exchange.outer.mixes}the outer "
+                "parameters, which hold what ranks have "
                 "trained when it was last sent."
             )
         if exchange.stagger and planned.layouts:

@@ -30,14 +30,23 @@ class Outer(Configured, ABC):
         """Names of what it keeps between steps besides φ: tensors of φ's shape and dtype, at first 0."""
         return ()
 
+    @property
+    def mixes(self) -> bool:
+        """Whether outer parameters differ between ranks, which send them behind the distances to know their mean."""
+        return False
+
     @abstractmethod
-    def step(self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def step(
+        self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor], mean: Tensor | None = None
+    ) -> None:
         """Step the outer parameters of one segment, in place; pure, so that equal ones stay equal.
 
         Args:
             parameters: φ, flat [numel].
             gradient: the ranks' mean distance, of the same shape and dtype; may be used as scratch.
             state: what `remembers` names, to be changed in place.
+            mean: of the φ of those ranks whose distances are in `gradient`, as it was when they were sent, of the same
+                shape and dtype; may be used as scratch. None unless `mixes`.
         """
 
 

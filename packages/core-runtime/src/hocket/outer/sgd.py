@@ -47,7 +47,9 @@ class Sgd(Outer):
     def remembers(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
-    def step(self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def step(
+        self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor], mean: Tensor | None = None
+    ) -> None:
         direction = gradient
         if self.momentum:
             momentum = state["momentum"].mul_(self.momentum).add_(gradient)

@@ -14,6 +14,7 @@ from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 __all__ = [
     "FIRST_PRESENCE",
     "NONFINITE",
+    "OUTER",
     "WEIGHT",
     "Layout",
     "gradient_layout",
@@ -23,8 +24,10 @@ __all__ = [
 
 #: The trailer of a gradient segment, by index behind the data: the rank's weight, whether it holds
 #: NaN or Inf, and from `FIRST_PRESENCE` on one for each parameter, whether it had a gradient. A segment of
-#: parameters has its push-sum weight there, or what a distance from outer parameters counts, and nothing else.
+#: parameters has its push-sum weight there, or what a distance from outer parameters counts; where ranks mix these,
+#: they follow from `OUTER` on.
 WEIGHT, NONFINITE, FIRST_PRESENCE = 0, 1, 2
+OUTER = 1
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,14 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
         exchange.choices, shared
     )
     num_kept = int(weighted and casts)
+    trailer_numel = int(weighted)
     if outer is not None:
+        trailer_numel = OUTER + outer.mixes * (spans[-1].start + spans[-1].padded_numel)
         num_kept += 1 + len(outer.remembers) + exchange.keeps_sent
     return Layout(
         spans=tuple(spans),
         dtype=dtype,
-        trailer_numel=int(weighted or outer is not None),
+        trailer_numel=trailer_numel,
         own_outgoing=own,
         own_incoming=not in_place,
         casts=False,

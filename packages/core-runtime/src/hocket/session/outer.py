@@ -4,7 +4,7 @@ Source: A. Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1, and for se
 and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer optimizer steps when the mean has come.
 
 Each rank's distance counts as much as its batches since the last: a rank that was out of data counts less, or nothing.
-That travels behind it, as a gradient's weight does.
+That travels behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hocket.plan.layout import WEIGHT
+from hocket.plan.layout import OUTER, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
 from hocket.strategy.exchange import Exchange
@@ -74,6 +74,8 @@ class OuterSegment:
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
         segment.outgoing_trailer[WEIGHT] = weight
+        if self._outer.mixes:
+            torch.from_numpy(segment.outgoing_trailer[OUTER:]).copy_(self.parameters)
         self._counted.zero_()
 
     def take(self, scale: float) -> None:
@@ -90,7 +92,8 @@ class OuterSegment:
         gradient = segment.incoming[: segment.numel]
         if factor != 1.0:
             gradient.mul_(factor)
-        self._outer.step(self.parameters, gradient, self._state)
+        mean = segment.incoming[segment.numel + OUTER :].mul_(scale) if self._outer.mixes else None
+        self._outer.step(self.parameters, gradient, self._state, mean)
         for place, target in self._pieces:
             self._merge(place, target)
 

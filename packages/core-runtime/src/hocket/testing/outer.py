@@ -45,7 +45,7 @@ class OuterConformance:
                 _state(outer, dtype),
             )
             before, address = parameters.clone(), parameters.data_ptr()
-            outer.step(parameters, gradient, state)
+            outer.step(parameters, gradient, state, before.clone() if outer.mixes else None)
             assert (parameters < before).all(), "it steps along the distance, and not against it"
             assert parameters.data_ptr() == address
             assert parameters.dtype == dtype
@@ -59,10 +59,11 @@ class OuterConformance:
             again, other = whole.clone(), _state(outer, dtype)
             pieces = [slice(0, 8), slice(8, _NUMEL)]
             for round in range(4):
-                outer.step(whole, _drawn(10 + round, dtype), state)
+                outer.step(whole, _drawn(10 + round, dtype), state, _mean(outer, round, dtype))
                 for piece in pieces:
-                    gradient = _drawn(10 + round, dtype)[piece].clone()
-                    outer.step(again[piece], gradient, {name: kept[piece] for name, kept in other.items()})
+                    gradient, mean = _drawn(10 + round, dtype)[piece].clone(), _mean(outer, round, dtype)
+                    kept = {name: kept[piece] for name, kept in other.items()}
+                    outer.step(again[piece], gradient, kept, None if mean is None else mean[piece])
             assert torch.equal(whole, again)
             assert all(torch.equal(state[name], other[name]) for name in state)
 
@@ -72,22 +73,26 @@ class OuterConformance:
         for outer in self.outers:
             parameters, state = _drawn(1, dtype), _state(outer, dtype)
             for round in range(3):
-                outer.step(parameters, _drawn(10 + round, dtype), state)
+                outer.step(parameters, _drawn(10 + round, dtype), state, _mean(outer, round, dtype))
             moved, carried = parameters.clone(), {name: kept.clone() for name, kept in state.items()}
-            outer.step(parameters, _drawn(20, dtype), state)
-            outer.step(moved, _drawn(20, dtype), carried)
+            outer.step(parameters, _drawn(20, dtype), state, _mean(outer, 20, dtype))
+            outer.step(moved, _drawn(20, dtype), carried, _mean(outer, 20, dtype))
             assert torch.equal(parameters, moved)
 
     def test_padding_stays_zero(self) -> None:
         """Elements that are 0 on all ranks, as the padding behind parameters, are 0 afterwards."""
         for outer in self.outers:
             parameters, state = torch.zeros(_NUMEL), _state(outer, torch.float32)
-            outer.step(parameters, torch.zeros(_NUMEL), state)
+            outer.step(parameters, torch.zeros(_NUMEL), state, torch.zeros(_NUMEL) if outer.mixes else None)
             assert not parameters.any()
 
 
 def _state(outer: Outer, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: torch.zeros(_NUMEL, dtype=dtype) for name in outer.remembers}
+
+
+def _mean(outer: Outer, round: int, dtype: torch.dtype) -> Tensor | None:
+    return _drawn(30 + round, dtype) if outer.mixes else None
 
 
 class MergeConformance:

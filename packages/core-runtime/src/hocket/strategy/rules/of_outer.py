@@ -9,6 +9,7 @@ from hocket.outer.merge import Add, Blend
 from hocket.segment.partition import Fragments
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
+from hocket.strategy.scope import Leaders
 
 __all__ = ["OUTER_RULES"]
 
@@ -29,14 +30,43 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
-    """Outer parameters stay equal as all ranks step them by the same mean."""
+    """Outer parameters stay equal as all ranks step them by the same mean, unless they are made to be mixed."""
     traits = exchange.collective.traits
-    if exchange.outer is not None and not (traits.ends is Ends.SAME and traits.sums):
+    if exchange.outer is None or exchange.outer.mixes:
+        return
+    if not (traits.ends is Ends.SAME and traits.sums):
         yield refuse(
             exchange,
             "outer",
             f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so that their outer "
             "parameters would drift apart: use collective: allreduce",
+        )
+
+
+def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
+    """Outer parameters that each rank has of its own are mixed with a neighbour's, whole."""
+    if exchange.outer is None or not exchange.outer.mixes:
+        return
+    title = title_of(exchange.outer)
+    if exchange.collective.traits.ends is not Ends.OWN or exchange.carries_weight:
+        yield refuse(
+            exchange,
+            "collective",
+            f"{title} mixes the outer parameters of ranks that average with each other: use {{collective: gossip, "
+            "topology: random_matching}",
+        )
+    if exchange.compressor is not None:
+        yield refuse(
+            exchange,
+            "compressor",
+            f"{title} sends outer parameters behind their distances, whole: use none",
+        )
+    if isinstance(exchange.over, Leaders):
+        yield refuse(
+            exchange,
+            "over",
+            f"with {title} outer parameters differ between ranks, and those who lead nothing have none for the mean: "
+            "use world or group",
         )
 
 
@@ -173,6 +203,7 @@ def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
 OUTER_RULES = (
     outer_is_of_parameters,
     outer_steps_by_the_mean,
+    mixed_outer_is_gossip,
     outer_loses_nothing,
     parameters_are_not_made_coarse,
     gathered_parameters_are_distances,
