@@ -210,7 +210,9 @@ class ParameterMix:
         for index in due:
             segment, pieces = self._places[index]
             finite = self._copied.pop(index, None)
-            if not (finite or self.opened.channel.finds_nonfinite(segment)):
+            # Distances from outer parameters are mixed elsewhere: who gets a NaN does not find it in its own parameters.
+            told = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
+            if not (finite or told):
                 self._refuse_nonfinite(segment, pieces)
             if index in self.outer:
                 self.outer[index].send()
