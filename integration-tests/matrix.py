@@ -139,9 +139,11 @@ def _fits(strategy: Strategy, ranks: int) -> CompositionError | None:
 
 
 def gossip_recipes() -> list[str]:
-    """Return the recipes in which parameters are mixed as a topology says."""
+    """Return the recipes in which parameters, and not distances from outer ones, are mixed as a topology says."""
     names = ((name, compose(name)) for name in recipes())
-    return [name for name, strategy in names if any(exchange.topology for exchange in strategy.parameters)]
+    return [
+        name for name, strategy in names if any(e.topology and e.outer is None for e in strategy.parameters)
+    ]
 
 
 def asks_topology(collective: str, registry: Registry | None = None) -> bool:

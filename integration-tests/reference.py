@@ -30,6 +30,7 @@ from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
 from hocket.compressor.wrappers import ErrorFeedback, Identity, LocalClipping, MomentumCorrection
 from hocket.outer.merge import Add, Blend
+from hocket.outer.sgd import Sgd
 from hocket.segment.partition import Fragments, Pattern
 from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Strategy, World
 
@@ -451,6 +452,8 @@ class Parameters:
         self._running = [Running(exchange, len(values)) for exchange in exchanges]
         for running in self._running:
             if running.exchange.outer is not None:
+                if not isinstance(running.exchange.outer, Sgd):
+                    raise NoReferenceError(running.exchange.outer)
                 running.outer = Outer(values.copy(), np.zeros_like(values))
         #: What optimizers step, and the push-sum weights that models compute without; each [ranks, n].
         self.values, self.push_weights = values, np.ones_like(values)

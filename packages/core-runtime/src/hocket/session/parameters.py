@@ -210,7 +210,7 @@ class ParameterMix:
         for index in due:
             segment, pieces = self._places[index]
             finite = self._copied.pop(index, None)
-            # Distances from outer parameters are mixed elsewhere: who gets a NaN does not find it in its own parameters.
+            # Who gets a NaN in a distance from outer parameters does not find it in its own.
             told = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
             if not (finite or told):
                 self._refuse_nonfinite(segment, pieces)
