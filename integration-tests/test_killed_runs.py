@@ -34,6 +34,7 @@ PER_TEST = 50
 
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}
 FEEDBACK = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.1}}
+OUTER = {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "sgd": {"recipe": "sgd"},
     "agd": {"recipe": "agd"},
@@ -52,6 +53,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
             {"collective": "broadcast", "over": GROUP}]},
     "phases": {"recipe": "sgd", "phases": {3: {"gradients": [], "parameters": [
         {"collective": "gossip", "topology": "ring"}]}}},
+    "outer": {"parameters": [{"collective": "allreduce", "every": 2, "outer": OUTER}]},
+    "fragments": {"parameters": [
+        {"collective": "allreduce", "every": 3, "segments": "layers", "stagger": True, "delay": 1,
+         "merge": {"name": "blend", "local": 0.5}, "outer": OUTER}]},
+    "pairs": {"parameters": [
+        {"collective": "gossip", "topology": "random_matching", "every": 2, "outer": "diloco.noloco"}]},
+    "some_elements": {"parameters": [
+        {"collective": "allreduce", "compressor": {"name": "shared_random", "density": 0.3}}]},
     "schedules": {"gradients": [{"collective": {"name": "allreduce", "algorithm": "recursive_doubling"}}]},
 }  # fmt: skip
 
