@@ -5,7 +5,8 @@ After each inner step, for each fragment q (a set of layers):
     sent at t - delay:   g = sum of w_i (φ_q - θ_i,q) / sum of w_i, as it was then
                          u = momentum u + g;  d = g + momentum u (Nesterov), u (heavy ball) or g;  φ_q -= lr d
                          θ_i,q = local θ_i,q + (1 - local) φ_q, or φ_q + (θ_i,q - what it was when it was sent)
-    due at t:            φ_q - θ_i,q is sent
+    due at t:            φ_q - θ_i,q is sent; where it is coded a_i = w_i (φ_q - θ_i,q) + β e_i is coded, what that is
+                         decoded to is received, and e_i = a_i - that (β = 0 without feedback)
 
 with w_i the mean of what rank i's batches have counted since the fragment was last sent.
 """
@@ -36,6 +37,8 @@ class Family:
         starts: t_q, when each is due within the period; all at its end where empty.
         delay: τ, the steps between sending and merging.
         local: how much a rank counts in a blend; None for the additive merge.
+        coded: what a rank's distance in a layer arrives as; None for the same.
+        decay: β, what is left of the residual; 0 without feedback.
     """
 
     every: int
@@ -46,6 +49,8 @@ class Family:
     starts: Sequence[int] = ()
     delay: int = 0
     local: float | None = None
+    coded: Callable[[Vector], Vector] | None = None
+    decay: float = 0.0
 
 
 @dataclass
@@ -56,6 +61,7 @@ class _Fragment:
     momentum: dict[str, Vector]
     weight: Vector
     steps: int = 0
+    residual: dict[str, Vector] = field(default_factory=dict)
     #: By the step in which it was sent: each layer's mean distance, and the ranks' values then.
     under_way: dict[int, tuple[dict[str, Vector], dict[str, Vector]]] = field(default_factory=dict)
 
@@ -98,7 +104,7 @@ def trained(
             if family.delay:
                 _receive(family, each, step, theta)
             if (step - each.start) % family.every == 0:
-                _send(each, step, theta)
+                _send(family, each, step, theta)
             if not family.delay:
                 _receive(family, each, step, theta)
         replicas.append(_copied(theta))
@@ -114,11 +120,18 @@ def _outer(fragments: Sequence[_Fragment]) -> dict[str, Vector]:
     return {layer: each.phi[layer].copy() for each in fragments for layer in each.layers}
 
 
-def _send(each: _Fragment, step: int, theta: Mapping[str, Vector]) -> None:
+def _send(family: Family, each: _Fragment, step: int, theta: Mapping[str, Vector]) -> None:
     weight = each.weight / each.steps
     total = weight.sum()
-    distances = {layer: each.phi[layer] - theta[layer] for layer in each.layers}
-    means = {layer: weight @ distance / (total or 1) for layer, distance in distances.items()}
+    means = {}
+    for layer in each.layers:
+        given = weight[:, None] * (each.phi[layer] - theta[layer])
+        if family.coded is not None:
+            given = given + family.decay * each.residual.get(layer, np.zeros_like(given))
+            decoded = np.stack([family.coded(own) for own in given])
+            each.residual[layer] = given - decoded
+            given = decoded
+        means[layer] = given.sum(0) / (total or 1)
     each.under_way[step] = means, {layer: theta[layer].copy() for layer in each.layers}
     each.weight, each.steps = np.zeros_like(weight), 0
 

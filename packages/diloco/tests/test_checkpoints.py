@@ -23,6 +23,19 @@ NESTEROV: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 OUTER = {"name": "sgd", **NESTEROV}
 DILOCO = {"parameters": [{"collective": "allreduce", "every": EVERY, "outer": OUTER}]}
 RESIDUAL = {"name": "error_feedback", "compressor": {"name": "shared_random", "density": 0.5}}
+GATHERED: dict[str, Any] = {
+    "collective": "sparse_allreduce",
+    "compressor": {
+        "name": "error_feedback",
+        "decay": 0.9,
+        "compressor": {
+            "name": "diloco.quantise",
+            "format": "int2",
+            "statistical": True,
+            "compressor": {"name": "diloco.chunk_topk", "chunk": 8, "k": 2},
+        },
+    },
+}
 
 
 def streaming(merge: Any, **fields: Any) -> dict[str, Any]:
@@ -36,6 +49,7 @@ STRATEGIES = {
     "added": streaming("add"),
     "under way as long as a period": streaming("add", delay=EVERY),
     "with a residual": streaming("add", compressor=RESIDUAL),
+    "in 2 bits, under way with a residual": streaming({"name": "blend", "local": 0.3}, **GATHERED),
     "without outer parameters": streaming("add", outer=None, delay=3),
     "some elements": streaming(
         "add", outer=None, delay=EVERY, compressor={"name": "shared_random", "density": 0.3}

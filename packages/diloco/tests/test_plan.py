@@ -19,6 +19,7 @@ RECIPES = (
     "diloco.sparta",
     "diloco.sparta_diloco",
     "diloco.noloco",
+    "diloco.sparseloco",
 )
 
 
@@ -66,6 +67,19 @@ def test_it_says_what_is_hidden_and_when(
     assert "delay 1, blend {local: 0.5}" in told
     assert "segments take turns, so that in one step at most" in told
     assert "consensus and evaluation take the outer parameters" in told
+
+
+def test_it_says_from_how_many_ranks_a_gather_sends_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of q bits among more than 64 / q ranks; the digits' model has tables of 4 bytes for each parameter besides."""
+    monkeypatch.setenv("COLUMNS", "400")
+    given = "parameters.0={collective: sparse_allreduce, compressor: {name: diloco.quantise, format: e3m0}}"
+    for ranks, more in ((8, False), (17, True)):
+        plan_command("diloco.streaming", (given,), ranks)
+        [line] = [each for each in capsys.readouterr().out.splitlines() if "whole values" in each]
+        assert "among more than about 16 ranks that is more than an allreduce of whole values sends" in line
+        assert ("it does here" in line) == more
 
 
 def test_more_segments_than_steps_are_refused() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hocket.compressor.api import trailer_bytes as trailer_bytes
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
     from hocket.compressor.topk import check_indexable as check_indexable
+    from hocket.compressor.wrappers import Identity as Identity
     from hocket.compressor.wrappers import Wrapper as Wrapper
     from hocket.compressor.wrappers import WrapperState as WrapperState
     from hocket.errors import AttachError as AttachError
@@ -143,6 +144,7 @@ _HOMES = {
     "trailer_bytes": "hocket.compressor.api",
     "OptimizerTerms": "hocket.compressor.optimizer_terms",
     "check_indexable": "hocket.compressor.topk",
+    "Identity": "hocket.compressor.wrappers",
     "Wrapper": "hocket.compressor.wrappers",
     "WrapperState": "hocket.compressor.wrappers",
     "AttachError": "hocket.errors",

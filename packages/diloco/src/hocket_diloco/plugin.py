@@ -1,4 +1,4 @@
-"""What hocket-diloco registers: an outer optimizer, imported when a config names it, and recipes."""
+"""What hocket-diloco registers: compressors, an outer optimizer, imported when a config names them, and recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _RECIPES = Path(__file__).parent / "recipes"
 
 @hookimpl
 def hocket_register(registry: Registrar) -> None:
-    """Register the outer optimizer and the recipes."""
+    """Register the compressors, the outer optimizer and the recipes."""
     registry.outer("noloco", "hocket_diloco.noloco:NoLoCo")
+    registry.compressor("quantise", "hocket_diloco.quantise:Quantise")
+    registry.compressor("chunk_topk", "hocket_diloco.chunk_topk:ChunkTopK")
     for recipe in sorted(_RECIPES.glob("*.yaml")):
         registry.recipe(recipe)

@@ -78,7 +78,7 @@ class SparseAllreduce(Collective):
         equal = 2 * sum(whole_bytes(shape) for shape in shapes) / packed
         more = " (it does here)" if size > equal else ""
         return [
-            f"{component_name(self)} sends a message to each other rank: among more than {equal:.3g} ranks "
+            f"{component_name(self)} sends a message to each other rank: among more than about {equal:.0f} ranks "
             f"that is more than an allreduce of whole values sends{more}."
         ]
 

@@ -1,0 +1,90 @@
+"""Parts of a segment by which values are quantised or chosen, and what of messages is the same for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.api import Array, Segment, Span
+
+__all__ = ["Groups", "add_on_host", "keys_of", "rows_of", "runs_of", "tensors_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Runs of values, one after the other.
+
+    Attributes:
+        starts, lengths: int64 [groups], in elements.
+    """
+
+    starts: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int]]) -> Groups:
+        """Return the groups of pairs (start, length), those without an element left out."""
+        pairs = np.array([run for run in runs if run[1]], np.int64).reshape(-1, 2)
+        return cls(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]))
+
+
+# A segment's spans stay as long as it does; a model has some hundreds of segments.
+@lru_cache(maxsize=1024)
+def tensors_of(spans: tuple[Span, ...]) -> Groups:
+    """Return a group for each parameter."""
+    return Groups.of([(span.start, span.numel) for span in spans])
+
+
+@lru_cache(maxsize=1024)
+def rows_of(spans: tuple[Span, ...]) -> Groups:
+    """Return a group for each first index of a matrix or more, and for each vector."""
+    return Groups.of(
+        [
+            run
+            for span in spans
+            for run in _runs(span, math.prod(span.shape[1:]) if len(span.shape) > 1 else span.numel)
+        ]
+    )
+
+
+@lru_cache(maxsize=1024)
+def runs_of(spans: tuple[Span, ...], length: int) -> Groups:
+    """Return groups of so many elements of a parameter each; its last has what is left."""
+    return Groups.of([run for span in spans for run in _runs(span, length)])
+
+
+def _runs(span: Span, length: int) -> list[tuple[int, int]]:
+    if not length:
+        return []
+    return [(first, min(length, span.stop - first)) for first in range(span.start, span.stop, length)]
+
+
+def keys_of(values: Array) -> tuple[Array, np.integer, np.integer]:
+    """Return values' bits as integers, all bits but the sign's, and the bits of Inf."""
+    integer = np.dtype(f"i{values.itemsize}")
+    infinity = np.array(np.inf, values.dtype).view(integer)[()]
+    return values.view(integer), integer.type(np.iinfo(integer).max), infinity
+
+
+def add_on_host(
+    out: Tensor, segment: Segment, trailer: Array, weight: float, add: Callable[[Array], None]
+) -> None:
+    """Add to `out` what `add` adds to an array [numel], and weight times a trailer."""
+    import torch
+
+    numel = segment.numel
+    if out.device.type == "cpu":
+        add(out.detach()[:numel].numpy())
+    else:
+        values = torch.zeros(numel, dtype=out.dtype)
+        add(values.numpy())
+        out[:numel].add_(values.to(out.device))
+    out[numel:].add_(torch.from_numpy(trailer).to(out.device), alpha=weight)
