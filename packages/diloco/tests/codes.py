@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,7 +33,7 @@ def levels_of(values: Values, compressor: Quantise) -> Values:
     return np.array([values[bins == each].mean() for each in bins])
 
 
-def largest_of_chunks(values: NDArray[np.floating], chunk: int, k: int) -> NDArray[np.intp]:
+def largest_of_chunks(values: NDArray[Any], chunk: int, k: int) -> NDArray[np.intp]:
     """Return the places of the k largest of each chunk, in their order; of a shorter one's as large a share."""
     found = []
     for first in range(0, len(values), chunk):

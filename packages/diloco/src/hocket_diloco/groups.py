@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,7 +67,7 @@ def _runs(span: Span, length: int) -> list[tuple[int, int]]:
     return [(first, min(length, span.stop - first)) for first in range(span.start, span.stop, length)]
 
 
-def keys_of(values: Array) -> tuple[Array, np.integer, np.integer]:
+def keys_of(values: Array) -> tuple[Array, Any, Any]:
     """Return values' bits as integers, all bits but the sign's, and the bits of Inf."""
     integer = np.dtype(f"i{values.itemsize}")
     infinity = np.array(np.inf, values.dtype).view(integer)[()]
