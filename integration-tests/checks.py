@@ -46,7 +46,8 @@ def check_numbers(strategy: Strategy, run: Run) -> None:
 
 def _is_known(strategy: Strategy) -> bool:
     try:
-        reference(strategy, RANKS[0], 1)  # of two ranks none might have anything to exchange
+        # Of two ranks none might have anything to exchange, and in the first step nothing may be due.
+        reference(strategy, RANKS[0], max((e.period(RANKS[0]) for e in strategy.exchanges), default=1))
     except NoReferenceError:
         return False
     return True

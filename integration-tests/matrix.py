@@ -55,7 +55,7 @@ _PERIOD = 8
 _CANDIDATES: dict[type, tuple[Any, ...]] = {int: (2, 1), float: (0.25, 1.0), bool: (True, False)}
 
 #: The toy is small: of a share of it, as top-k sends one, something must be left, and no layer may be too small.
-_SHARES = {"density": 0.25, "dense_below_kb": 0.0}
+_SHARES = {"density": 0.25, "dense_below_kb": 0.0, "chunk": 8, "k": 2}
 
 Config = dict[str, Any]
 

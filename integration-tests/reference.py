@@ -201,7 +201,7 @@ def sender_of(compressor: Any) -> Send:
     if kind is LocalClipping:
         return sender_of(compressor.compressor)  # the whole gradient has been clipped before
     if kind is ErrorFeedback:
-        return _fed_back(sender_of(compressor.compressor))
+        return _fed_back(sender_of(compressor.compressor), compressor.decay)
     if kind is MomentumCorrection:
         return _corrected(sender_of(compressor.compressor), compressor.masking)
     raise NoReferenceError(compressor)
@@ -234,13 +234,13 @@ def _selected(offered: Offered, indices: NDArray[np.int64]) -> tuple[Vector, NDA
     return np.where(where, offered.data, 0.0), where
 
 
-def _fed_back(send: Send) -> Send:
-    """V <- V + G, send C(V), V <- V - C(V)."""
+def _fed_back(send: Send, decay: float) -> Send:
+    """V <- decay V + G, send C(V), V <- V - C(V)."""
     residual: Any = 0.0
 
     def sender(offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
         nonlocal residual
-        offered.data = residual + offered.data
+        offered.data = decay * residual + offered.data
         sent, where = send(offered)
         residual = offered.data - sent
         return sent, where

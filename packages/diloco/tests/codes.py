@@ -19,15 +19,18 @@ def levels_of(values: Values, compressor: Quantise) -> Values:
     largest = np.abs(values).max()
     match compressor.format:
         case Format.SIGN:
-            return np.where(values < 0, -1, 1) * np.abs(values).mean()
+            signs: Values = np.where(values < 0, -1.0, 1.0)
+            return signs * float(np.abs(values).mean())
         case Format.E3M0:
             powers = np.array([0, *(2.0 ** -np.arange(7))]) * largest
             nearest = np.abs(np.abs(values)[:, None] - powers).argmin(1)
-            return np.sign(values) * powers[nearest]
+            found: Values = np.sign(values) * powers[nearest]
+            return found
     levels = {Format.INT8: 256, Format.INT4: 16, Format.INT2: 4}[compressor.format]
     if not compressor.statistical:
         step = largest / (levels // 2 - 1)
-        return np.round(values / step) * step
+        rounded: Values = np.round(values / step) * step
+        return rounded
     width = 6 * values.std() / levels or 1.0
     bins = np.clip(np.round((values - values.mean()) / width + levels / 2), 0, levels - 1)
     return np.array([values[bins == each].mean() for each in bins])

@@ -64,7 +64,7 @@ def runs(shapes: list[tuple[int, ...]], compressor: Quantise) -> list[slice]:
     return found
 
 
-FORMATS = [
+FORMATS: list[dict[str, Any]] = [
     {"format": form, "statistical": statistical}
     for form, statistical in itertools.product(Format, (False, True))
     if not (statistical and form in (Format.SIGN, Format.E3M0))

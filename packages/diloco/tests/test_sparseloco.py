@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_bytes_are_those_of_the_formulas(ranks: int) -> None:
         (hocket.compose("diloco.sparseloco", "parameters.0.every=3"), 14 * 64 / 4096, 4 * number),
         ({"parameters": [quantised]}, 4, number),
     ):
-        for given in on_ranks(ranks, lambda strategy=strategy: sent(strategy)):
+        for given in on_ranks(ranks, partial(sent, strategy)):
             assert given == 2 * (ranks - 1) * (numel * bits / 8 + table + weight)
 
 

@@ -93,7 +93,7 @@ def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "compressor",
             f"{title_of(exchange.compressor)} leaves a few levels of what is sent, and here those are parameters "
-            "themselves: use fp16, or an outer ({name: sgd, lr: 1.0}), by which distances are sent",
+            "themselves: use fp16, or give the exchange an outer optimizer, by which distances are sent",
         )
 
 
