@@ -29,6 +29,7 @@ MEANINGFUL = {
     ),
     "parameters": (
         "allreduce*-none",
+        "allreduce*-shared_random",
         "broadcast-none",
         *(f"gossip*-[!i]*-{compressor}" for compressor in ("none", "fp16", "bf16", "shared_random")),
         "gossip+push_sum-irregular_directed-none",

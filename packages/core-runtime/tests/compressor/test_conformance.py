@@ -75,6 +75,7 @@ def test_a_residual_decays_and_is_what_receivers_did_not_get() -> None:
     """V <- decay V + G - D(C(decay V + G)), in float64, with values that bf16 rounds."""
     compressor, segment, kept = ErrorFeedback(BFloat16(), decay=0.75), make_segment([40]), np.zeros(40)
     state = compressor.init(segment)
+    assert state.residual is not None
     for round in range(5):
         fill(segment, round)
         kept = 0.75 * kept + segment.outgoing[:40].double().numpy()
