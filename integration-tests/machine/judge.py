@@ -59,15 +59,10 @@ def _newest(before: Sequence[Move]) -> Saved | None:
     for number, move in enumerate(before):
         if isinstance(move, Attach):
             begun = newest.begun if move.loads and newest is not None else number
-        elif isinstance(move, Save) or (
-            isinstance(move, Epoch) and move.saves and not _continues(newest, move)
-        ):
+        elif isinstance(move, Save) or (isinstance(move, Epoch) and move.saves):
+            # One that goes on with the newest saves nothing, and leaves it what it is.
             newest = Saved(begun, move if isinstance(move, Epoch) else None)
     return newest
-
-
-def _continues(newest: Saved | None, move: Epoch) -> bool:
-    return newest is not None and newest.epoch == move
 
 
 def _run(
