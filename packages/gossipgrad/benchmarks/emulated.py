@@ -10,6 +10,7 @@ elsewhere the training thread sleeps, so that what is left of the cores is the n
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.transport.peer import Peer
+from hocket.trace.observer import Observer
+from hocket.transport.peer import Peer, gather
 
-__all__ = ["Machine", "Timing", "exchanged_bytes", "measure"]
+__all__ = ["Machine", "Timing", "exchanged_bytes", "measure", "measure_ddp"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def exchanged_bytes(machine: Machine) -> int:
     return 4 * machine.numel * machine.layers
 
 
-def measure(peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int) -> Timing:
+def measure(
+    peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int, observer: Observer | None = None
+) -> Timing:
     """Train so many steps, after two that are not measured; collective.
 
     Args:
@@ -119,12 +123,36 @@ def measure(peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int)
         machine: what computes.
         strategy: a recipe and overrides.
         steps: how many.
+        observer: what is told of the session.
     """
-    seconds = machine.compute_s / machine.layers
-    accelerator = _Accelerator(peer)
-    layers = (_EmulatedLayer(machine.numel, seconds, accelerator) for _ in range(machine.layers))
-    model = nn.Sequential(*layers)
+    model = _model(peer, machine)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hocket.attach(model, optimizer, hocket.compose(*strategy), peer=peer, observer=observer) as session:
+        return _timed(peer, model, optimizer, steps, lambda: session.counters.exposed_wait_s)
+
+
+def measure_ddp(peer: Peer, machine: Machine, steps: int) -> Timing:
+    """Train with DistributedDataParallel, whose process group has been initialised; collective."""
+    model = _model(peer, machine)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica = nn.parallel.DistributedDataParallel(model)
+    return _timed(peer, replica, optimizer, steps, lambda: 0.0)
+
+
+def _model(peer: Peer, machine: Machine) -> nn.Module:
+    accelerator = _Accelerator(peer)
+    seconds = machine.compute_s / machine.layers
+    layers = (_EmulatedLayer(machine.numel, seconds, accelerator) for _ in range(machine.layers))
+    return nn.Sequential(*layers)
+
+
+def _timed(
+    peer: Peer,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    waited_s: Callable[[], float],
+) -> Timing:
     x = torch.zeros(1, requires_grad=True)
 
     def step() -> None:
@@ -132,19 +160,19 @@ def measure(peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int)
         model(x).sum().backward()
         optimizer.step()
 
-    with hocket.attach(model, optimizer, hocket.compose(*strategy), peer=peer) as session:
+    step()
+    step()
+    lane = peer.lane("timing")
+    lane.ibarrier().wait()
+    start_s, cpu_s, before_s = peer.clock.now(), time.process_time(), waited_s()
+    for _ in range(steps):
         step()
-        step()
-        session.control.ibarrier().wait()
-        start_s, cpu_s, waited_s = peer.clock.now(), time.process_time(), session.counters.exposed_wait_s
-        for _ in range(steps):
-            step()
-        told = session.gather(
-            [
-                (peer.clock.now() - start_s) / steps,
-                (session.counters.exposed_wait_s - waited_s) / steps,
-                (time.process_time() - cpu_s) / steps,
-            ]
-        )
+    own = (
+        (peer.clock.now() - start_s) / steps,
+        (waited_s() - before_s) / steps,
+        (time.process_time() - cpu_s) / steps,
+    )
+    told = gather(peer, own)
+    lane.close()
     took, waited, cpu = zip(*told, strict=True)
     return Timing(max(took), sum(waited) / len(waited), sum(cpu) / len(cpu))
