@@ -16,6 +16,7 @@ from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.outer.merge import Add
+from hocket.strategy.exchange import Buffers
 from hocket.training.run import RunConfig, build_engine, load_run
 
 if TYPE_CHECKING:
@@ -208,6 +209,11 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
                 "parameters, which hold what ranks have "
                 "trained when it was last sent."
             )
+            if plan.num_buffers and exchange.buffers is Buffers.OWN:
+                lines.append(
+                    f"{exchange.name}: the model's {plan.num_buffers} buffers (BatchNorm's statistics) stay each "
+                    "rank's own until a consensus: buffers: mean averages them at the end of each period."
+                )
         if exchange.stagger and planned.layouts:
             largest = max(layout.wire_bytes for layout in planned.layouts)
             lines.append(

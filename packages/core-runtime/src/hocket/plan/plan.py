@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from torch import nn
 
 from hocket.compressor.api import footprint_of
 from hocket.errors import CompositionError
+from hocket.plan.buffers import averaged_buffers, mean_cost
 from hocket.plan.layout import Layout, layouts
 from hocket.segment.partition import Span, named_spans
-from hocket.strategy.exchange import Exchange
+from hocket.strategy.exchange import Buffers, Exchange
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
 from hocket.transport.network import Cost, NetworkModel
@@ -50,6 +51,7 @@ class Plan:
         ranks: how many.
         num_parameters: trainable numbers of the model.
         model_bytes: bytes of the trainable parameters.
+        num_buffers: floating-point buffers of the model, as BatchNorm has them.
         exchanges: in the order of a step.
     """
 
@@ -57,6 +59,7 @@ class Plan:
     ranks: int
     num_parameters: int
     model_bytes: int
+    num_buffers: int
     exchanges: tuple[ExchangePlan, ...]
 
     @property
@@ -98,11 +101,12 @@ def plan(
     strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
     exchanges = tuple(
-        _planned(exchange, spans, placement, network, strategy, shared_bytes)
+        _with_buffers(_planned(exchange, spans, placement, network, strategy, shared_bytes), model, network)
         for exchange in strategy.exchanges
     )
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
-    return Plan(strategy, ranks, sum(span.numel for span in spans), nbytes, exchanges)
+    numel = sum(span.numel for span in spans)
+    return Plan(strategy, ranks, numel, nbytes, len(averaged_buffers(model)), exchanges)
 
 
 def _planned(
@@ -152,6 +156,21 @@ def _planned(
         mean(cost.bytes for cost in of_rank),
         max(cost.seconds for cost in of_rank),
         round(max(cost.memory for cost in of_rank)),
+    )
+
+
+def _with_buffers(planned: ExchangePlan, model: nn.Module, network: NetworkModel) -> ExchangePlan:
+    """Add what averaging the model's buffers costs, where the exchange does that."""
+    exchange, sizes = planned.exchange, [len(scope) for scope in planned.scopes]
+    if exchange.buffers is not Buffers.MEAN or not planned.layouts:
+        return planned
+    costs = [(size, mean_cost(model, size, network)) for size in sizes]
+    return replace(
+        planned,
+        bytes_per_step=planned.bytes_per_step
+        + sum(size * cost.bytes / exchange.period(size) for size, cost in costs) / sum(sizes),
+        seconds_per_step=planned.seconds_per_step
+        + max(cost.seconds / exchange.period(size) for size, cost in costs),
     )
 
 

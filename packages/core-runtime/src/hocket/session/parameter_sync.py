@@ -52,6 +52,11 @@ class ParameterSync:
         for exchange in self.exchanges:
             exchange.after_step(step, weight)
 
+    def close(self) -> None:
+        """Close what is beside the exchanges; collective."""
+        for exchange in self.exchanges:
+            exchange.close()
+
     def unrounded(self) -> list[Unrounded]:
         """Return the push-sum values for which parameters are too short."""
         return [unrounded for exchange in self.exchanges for unrounded in exchange.unrounded.values()]

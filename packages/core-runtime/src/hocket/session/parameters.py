@@ -30,6 +30,7 @@ from hocket.outer.merge import Add
 from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
+from hocket.session.buffers import BufferMean
 from hocket.session.exchange import ActiveExchange
 from hocket.session.outer import OuterSegment
 from hocket.session.unrounded import Unrounded
@@ -50,6 +51,7 @@ class ParameterMix:
         places: of each of its segments, where the parameters lie.
         num_segments: of the whole model, of which this rank may exchange a share.
         take_values: takes over what parameters were set to (`p.data = ...`) since the step's end.
+        buffers: averages the model's buffers; None where they are the ranks' own.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class ParameterMix:
         places: Sequence[Pieces],
         num_segments: int,
         take_values: Callable[[], None],
+        buffers: BufferMean | None,
     ) -> None:
         self.opened = opened
         exchange = opened.exchange
+        self._buffers = buffers
         self.overlap, self._delay, self._merges = exchange.overlap, exchange.delay, exchange.merge
         self._num_segments = num_segments
         self._places = {s.index: (s, pieces) for s, pieces in zip(opened.segments, places, strict=True)}
@@ -191,6 +195,15 @@ class ParameterMix:
             if not self._delay:
                 self.merge_all()
         self.debias()
+        if self._buffers is not None and self.opened.exchange.averages_buffers_after(
+            step, self.opened.peer.size
+        ):
+            self._buffers.average()
+
+    def close(self) -> None:
+        """Close what is beside the exchange; collective."""
+        if self._buffers is not None:
+            self._buffers.close()
 
     def _due_after(self, step: int) -> list[int]:
         """Return the segments that are sent after a step."""

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.errors import CompositionError
+from hocket.plan.buffers import averaged_buffers
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.segment.storage import ParameterStorage, Pieces
+from hocket.session.buffers import BufferMean
 from hocket.session.exchange import ActiveExchange, Counters
 from hocket.session.gradients import GradientSync
 from hocket.session.optimizer_terms import AppliedTerms
@@ -24,7 +26,7 @@ from hocket.session.parameters import ParameterMix
 from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, Contribution
-from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
+from hocket.strategy.exchange import GRADIENTS, Buffers, Exchange, Progress
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
@@ -146,8 +148,8 @@ class PhaseOpener:
         # Otherwise no mean over all ranks has a weight that all of them could know before.
         return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.traits.equal_result)
 
-    def parameters(self, take_values: Callable[[], None]) -> ParameterSync:
-        """Open the parameters slot; `take_values` is called before they are sent."""
+    def parameters(self, take_values: Callable[[], None], model: nn.Module) -> ParameterSync:
+        """Open the parameters slot; `take_values` is called before they are sent, and `model` has the buffers."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
             if scope.peer is None:
@@ -162,8 +164,23 @@ class PhaseOpener:
                 for index, pieces in zip(carried, places, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            exchanges.append(ParameterMix(opened, places, len(cut), take_values))
+            buffers = BufferMean(opened, model) if self._averages_buffers(exchange, model) else None
+            exchanges.append(ParameterMix(opened, places, len(cut), take_values, buffers))
         return ParameterSync(exchanges)
+
+    def _averages_buffers(self, exchange: Exchange, model: nn.Module) -> bool:
+        if exchange.buffers is Buffers.MEAN:
+            return True
+        left = averaged_buffers(model)
+        if left and exchange.outer is not None and self._peer.rank == 0 and self._peer.size > 1:
+            _log.warning(
+                "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus: "
+                "%s.buffers=mean averages them with the outer parameters",
+                exchange.name,
+                len(left),
+                exchange.name,
+            )
+        return False
 
     @staticmethod
     def _check_segments(exchange: Exchange, num_segments: int, size: int) -> None:

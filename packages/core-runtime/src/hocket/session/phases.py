@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hocket.errors import DisagreementError
+from hocket.plan.buffers import averaged_buffers
 from hocket.session.consensus import Consensus, OuterValues, average_optimizers, squared_distance
 from hocket.session.exchange import Counters
 from hocket.session.forward import ForwardMerge, ProgressHooks
@@ -155,7 +156,7 @@ class Phases:
         replica, exchange = self._replica, self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
         tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
-        tensors += [b for b in replica.model.buffers() if b.is_floating_point()]
+        tensors += averaged_buffers(replica.model)
         alone = replica.ranks.peer.size == 1
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer)
 
@@ -206,7 +207,7 @@ class ActivePhase:
             replica.optimizers, replica.begin_gradients, replica.end_gradients, may_skip=replica.may_skip
         )
         replica.weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters(replica.storage.take_values)
+        self.parameters = opening.parameters(replica.storage.take_values, replica.model)
         self.opened = opening.opened
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | ProgressHooks] = []
@@ -301,6 +302,7 @@ class ActivePhase:
         """Close the exchanges, of which none is under way; collective."""
         for opened in self.opened:
             opened.channel.close()
+        self.parameters.close()
         if self.gradients is not None:
             self.gradients.close_lane()
         if self._closure_lane is not None:

@@ -14,7 +14,7 @@ from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
 from hocket.topology.api import Topology
 
-__all__ = ["GRADIENTS", "PARAMETERS", "Every", "Exchange", "Overlap", "Progress"]
+__all__ = ["GRADIENTS", "PARAMETERS", "Buffers", "Every", "Exchange", "Overlap", "Progress"]
 
 #: The slots that hold exchanges.
 GRADIENTS = "gradients"
@@ -42,6 +42,13 @@ class Progress(StrEnum):
     THREAD = "thread"
 
 
+class Buffers(StrEnum):
+    """What becomes of a model's buffers where its parameters are exchanged."""
+
+    OWN = "own"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True)
 class Exchange(Configured):
     """What crosses the wire once at one moment of a training step.
@@ -65,6 +72,8 @@ class Exchange(Configured):
         merge: what becomes of parameters then.
         stagger: whether segments are due at different steps of the period, evenly spread, the last at its end.
         offset: by how many steps all of them are due later, or earlier where it is negative.
+        buffers: whether the model's buffers (BatchNorm's statistics) stay each rank's own, or are set to their mean at
+            the end of each period, when the last segment is sent.
     """
 
     slot: str
@@ -82,6 +91,7 @@ class Exchange(Configured):
     merge: Merge = field(default_factory=Add)
     stagger: bool = False
     offset: int = 0
+    buffers: Buffers = Buffers.OWN
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, Every) and self.every < 1:
@@ -105,6 +115,10 @@ class Exchange(Configured):
         period = self.period(size)
         start = round((segment + 1) * period / num_segments) if self.stagger else 0
         return (step - start - self.offset) % period == 0
+
+    def averages_buffers_after(self, step: int, size: int) -> bool:
+        """Return whether buffers are averaged after step number `step`, from 1 on: when a period ends."""
+        return self.buffers is Buffers.MEAN and (step - self.offset) % self.period(size) == 0
 
     @property
     def keeps_own(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hocket.collective.api import Ends, Messages
 from hocket.outer.merge import Add, Blend
 from hocket.segment.partition import Fragments
-from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Buffers, Every, Exchange, Overlap
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import Leaders
 
@@ -24,6 +24,7 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
         "merge": exchange.merge != Add(),
         "stagger": exchange.stagger,
         "offset": exchange.offset != 0,
+        "buffers": exchange.buffers is not Buffers.OWN,
     }
     for field in (field for field, is_given in given.items() if is_given):
         yield refuse(exchange, field, f"{field} is of {PARAMETERS}, which are exchanged there after the step")
@@ -40,6 +41,27 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
             "outer",
             f"{title_of(exchange.collective)} does not give all ranks the mean of their distances, so that their outer "
             "parameters would drift apart: use collective: allreduce",
+        )
+
+
+def buffers_are_averaged_by_all(exchange: Exchange) -> Iterator[Refusal]:
+    """A mean of buffers is over the ranks that share the exchange's result."""
+    if exchange.slot == GRADIENTS or exchange.buffers is Buffers.OWN:
+        return
+    traits = exchange.collective.traits
+    if not (traits.ends is Ends.SAME and traits.sums):
+        yield refuse(
+            exchange,
+            "buffers",
+            f"{title_of(exchange.collective)} gives ranks no mean of their own that buffers could follow: use "
+            "buffers: own, or collective: allreduce",
+        )
+    if isinstance(exchange.over, Leaders):
+        yield refuse(
+            exchange,
+            "buffers",
+            "leaders would average theirs, and the ranks that they lead would not hear of it: use buffers: own, or "
+            "over: world",
         )
 
 
@@ -203,6 +225,7 @@ def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
 OUTER_RULES = (
     outer_is_of_parameters,
     outer_steps_by_the_mean,
+    buffers_are_averaged_by_all,
     mixed_outer_is_gossip,
     outer_loses_nothing,
     parameters_are_not_made_coarse,
