@@ -24,6 +24,7 @@ MEANINGFUL = {
     "gradients": (
         "allreduce*-*none",
         "allreduce*-*shared_random",
+        "allreduce-*powersgd",
         "sparse_allreduce-*",
         "gossip*-[!i]*-*",  # by a matrix that keeps the mean: all but irregular_directed
     ),
@@ -108,12 +109,14 @@ def advised(config: Any, message: str) -> Iterator[Any]:
 
     for field, kind in _KINDS.items():
         for component in everything().names(kind):
-            if component in words(text) and component != name_of(exchange.get(field)):
+            if component in words(text) and component != exchange.get(field):
                 given = {"name": component, "size": 2} if component in ("group", "leaders") else component
                 yield with_fields(**{field: given})
     for overlap in Overlap:
         if overlap in words(text) and key == "overlap":
             yield with_fields(overlap=overlap.value)
+    if key == "progress" and "inline" in words(text):
+        yield with_fields(progress="inline")
     if "push_sum: true" in text:
         yield with_fields(collective={"name": name_of(exchange["collective"]), "push_sum": True})
     for other in SLOTS:

@@ -22,7 +22,17 @@ from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
 from hocket.topology import Complete
 
-RECIPES = ("agd", "dpsgd", "hierarchical_sgd", "local", "overlap_sgp", "periodic_average", "sgd", "sgp")
+RECIPES = (
+    "agd",
+    "dpsgd",
+    "hierarchical_sgd",
+    "local",
+    "overlap_sgp",
+    "periodic_average",
+    "powersgd",
+    "sgd",
+    "sgp",
+)
 
 AGD: dict[str, Any] = {
     "gradients": [{"collective": "allreduce", "segments": "layers", "overlap": "backward"}]

@@ -108,7 +108,7 @@ def exchange(**fields: Any) -> dict[str, Any]:
         ("parameters", {"outer": SGD, "collective": {"name": "gossip", "push_sum": True}, "topology": "exponential"}, "outer", ["would drift apart"]),
         ("parameters", {"outer": SGD, "compressor": "shared_random"}, "compressor", ["would be lost", "error_feedback"]),
         ("parameters", {"outer": SGD, "collective": "sparse_allreduce", "compressor": "topk"}, "compressor", ["topk", "would be lost", "error_feedback"]),
-        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["leaves a few levels of what is sent", "outer"]),
+        ("parameters", {"collective": "gossip", "topology": "ring", "compressor": "levels"}, "compressor", ["leaves little of what is sent", "outer"]),
         ("parameters", {"delay": 1, "overlap": "forward"}, "overlap", ["with delay 1 the steps that follow hide it", "use none"]),
         ("parameters", {"delay": 3, "every": 2}, "delay", ["3 steps are longer", "use 2 or less"]),
         ("parameters", {"delay": 2, "every": 2, "merge": BLEND}, "merge", ["overwrites them", "shorter delay, or merge: add"]),

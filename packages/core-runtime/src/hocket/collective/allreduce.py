@@ -20,10 +20,13 @@ from hocket.collective.api import (
     Outcome,
 )
 from hocket.collective.packing import Packing, packing_for
+from hocket.config.component import component_name
 from hocket.transport.network import recursive_doubling_cost, ring_cost
+from hocket.transport.request import Finished
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
+    from hocket.compressor.api import Compressor
     from hocket.progress import Execution, ProgressEngine
     from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
@@ -77,6 +80,13 @@ class Allreduce(Collective):
         ring = self.algorithm is Algorithm.RING
         build = ring_allreduce if ring else recursive_doubling_allreduce
         return _ScheduledChannel(peer, segments, progress, build, packing, choices)
+
+    def check_compressor(self, compressor: Compressor | None) -> None:
+        if compressor is not None and compressor.traits.answers and self.algorithm is not Algorithm.NATIVE:
+            raise ValueError(
+                f"{component_name(compressor)} sends again what depends on a sum, and algorithm {self.algorithm} makes "
+                "one sum: use allreduce with algorithm: native"
+            )
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
         if choices.compressor is not None:
@@ -144,8 +154,25 @@ class _NativeChannel(_SummingChannel):
             outcome = Outcome(round, included=True, num_active=self._size)
             return lane.iallreduce(segment.outgoing_array, segment.incoming_array).then(lambda _: outcome)
         message = packing.pack(segment, round)
-        total = self._sums.setdefault(segment.index, np.empty_like(message))
-        return lane.iallreduce(message, total).then(lambda _: self._unpack(total, segment, round))
+        if not packing.traits.answers:
+            total = self._sums.setdefault(segment.index, np.empty_like(message))
+            return lane.iallreduce(message, total).then(lambda _: self._unpack(total, segment, round))
+        return self._sum(message, segment, round)
+
+    def _sum(self, message: Array, segment: Segment, round: int) -> Request:
+        """Sum one message after the other, until the compressor has no answer to what came of the last."""
+        assert self.packing is not None
+        packing, total = self.packing, np.empty_like(message)
+
+        def answer(_: object) -> Request | Outcome:
+            following = packing.answer(total, segment, round)
+            if following is None:
+                return self._unpack(total, segment, round)
+            return self._sum(following, segment, round)
+
+        if not message.size:  # nothing of this segment has a first message
+            return Finished().then(answer)
+        return self._lanes[segment.index].iallreduce(message, total).then(answer)
 
 
 @dataclass

@@ -40,6 +40,8 @@ class Packing:
         self.traits = compressor.traits
         self.states: dict[int, State] = {segment.index: compressor.init(segment) for segment in segments}
         self.packed_bytes: dict[int, float] = {}
+        # By the segment's index, what all ranks know of its last message.
+        self._known: dict[int, Any] = {}
         self._keeps = False
         # By the segment's index, what its state held before its last message, and whose messages are of this round.
         self._before: dict[int, dict[str, Tensor]] = {}
@@ -70,7 +72,22 @@ class Packing:
             self._keep(segment.index, state)
         payload = self.compressor.compress(segment, state, round).payload
         self.packed_bytes[segment.index] = payload.nbytes
+        if self.traits.answers:
+            self.packed_bytes[segment.index] = self.compressor.footprint(segment).message_bytes
         return payload
+
+    def answer(self, total: Array, segment: Segment, round: int) -> Array | None:
+        """Return what to send next, now that the sum of all ranks' messages is in; None once all has been said."""
+        if not self.traits.answers:
+            return None
+        known = self._known.get(segment.index)
+        message = self.compressor.answer(
+            Message(total, segment, round, known), segment, self.states[segment.index]
+        )
+        if message is None:
+            return None
+        self._known[segment.index] = message.known
+        return message.payload
 
     def _keep(self, index: int, state: State) -> None:
         if index not in self._before:
@@ -87,7 +104,8 @@ class Packing:
             payload: what `pack` made on this rank or another, of any dtype or as bytes.
             weight: the message's share in the result.
         """
-        self.compressor.accumulate(Message(payload, segment, round), weight, segment.incoming)
+        known = self._known.get(segment.index)
+        self.compressor.accumulate(Message(payload, segment, round, known), weight, segment.incoming)
 
     def put_mean(self, total: Array, size: int, segment: Segment, round: int) -> None:
         """Let `segment.incoming` hold the mean of what has travelled, and this rank's own values of all else.

@@ -6,6 +6,7 @@
 from hocket.compressor.api import Compressor, CompressorTraits, Footprint, Message, SegmentShape, State
 from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
+from hocket.compressor.powersgd import PowerSGD
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import (
     SparseValues,
@@ -39,6 +40,7 @@ __all__ = [
     "Message",
     "MomentumCorrection",
     "OptimizerTerms",
+    "PowerSGD",
     "SegmentShape",
     "SharedRandom",
     "SparseValues",

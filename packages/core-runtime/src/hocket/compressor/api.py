@@ -62,11 +62,13 @@ class Message:
             compressor's. Valid until the segment changes or is compressed again, of which it may be a view.
         segment: the receiver's own segment of that number; does not travel.
         round: the exchange's counter; does not travel.
+        known: what all ranks know of it from the round's earlier messages, as the compressor needs it; does not travel.
     """
 
     payload: Array
     segment: Segment
     round: int
+    known: Any = None
 
 
 class State:
@@ -137,7 +139,9 @@ class CompressorTraits:
         keeps_residual: whether what a round does not send stays in the state, to be sent later.
         prepares: whether `prepare` must see all segments before the first is compressed, as local clipping does.
         leaves_out: whether a message leaves elements out.
-        coarse: whether values are rounded to so few levels that differences may travel so, and parameters may not.
+        coarse: whether so little is left of values, a few levels or directions, that differences may travel so, and
+            parameters may not.
+        answers: whether `answer` is called, as what a round sends depends on what came of its first messages.
     """
 
     reducible: bool
@@ -148,6 +152,7 @@ class CompressorTraits:
     prepares: bool = False
     leaves_out: bool = False
     coarse: bool = False
+    answers: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class Footprint:
     """What a segment takes in bytes.
 
     Attributes:
-        message_bytes: its message, trailer included; the mean where sizes differ.
+        message_bytes: its message, trailer included; the mean where sizes differ, and the sum of a round's.
         longest_bytes: the longest message that it can have. One that need not be so long says itself how long it is:
             it may arrive in a buffer of this length, followed by other bytes.
         state_bytes: the memory of its state.
@@ -179,8 +184,8 @@ class Compressor(Configured, ABC):
     field (see `hocket.compressor.wrappers`).
 
     In each round the caller calls, in this order: `State.take` for each segment if `applies_optimizer_terms` says so;
-    `prepare` once if `prepares` does; `compress` for each segment; `accumulate` for each message, this rank's own
-    included where it counts.
+    `prepare` once if `prepares` does; `compress` for each segment; `answer` if `answers` does; `accumulate` for each
+    message, this rank's own included where it counts, the last of each segment where there are several.
     """
 
     @property
@@ -231,6 +236,20 @@ class Compressor(Configured, ABC):
         Raises:
             NonFiniteError: a finite value does not fit the form in which it would travel.
         """
+
+    def answer(self, total: Message, segment: Segment, state: Any) -> Message | None:
+        """Return what to send of the segment next, now that the sum of all ranks' messages is in.
+
+        Called for each sum of a round where `answers` says so; collective, as all ranks decide alike.
+
+        Args:
+            total: the sum.
+            segment, state: as for `compress`.
+
+        Returns:
+            None once all has been said: then the last sum is what is accumulated.
+        """
+        return None
 
     @abstractmethod
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:

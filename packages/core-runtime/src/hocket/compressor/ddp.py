@@ -42,6 +42,11 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
             "the compressor looks at all gradients before the first is sent, and DistributedDataParallel shows "
             "one bucket at a time: use hocket.attach, or clip without local_clipping"
         )
+    if compressor.traits.answers:
+        raise ValueError(
+            "the compressor sends again what depends on a sum of all ranks, and a hook here sends once: use "
+            "hocket.attach, or torch's own powerSGD_hook"
+        )
     terms = compressor.traits.applies_optimizer_terms
     if terms:
         raise ValueError(

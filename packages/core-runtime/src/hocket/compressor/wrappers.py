@@ -128,6 +128,9 @@ class Wrapper(Compressor):
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
         return self.compressor.compress(segment, state.inner, round)
 
+    def answer(self, total: Message, segment: Segment, state: Any) -> Message | None:
+        return self.compressor.answer(total, segment, state.inner)
+
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
         self.compressor.accumulate(message, weight, out)
 
@@ -149,6 +152,8 @@ class _Feedback(WrapperState):
         values = torch.zeros_like(segment.outgoing)
         # Nothing is received into it.
         self.carrier = Segment(segment.name, segment.index, segment.spans, values, values)
+        #: Where a round's messages are read from: the carrier, or the segment itself where that holds NaN or Inf.
+        self.source = self.carrier
         super().__init__(compressor.init(self.carrier))
 
     @property
@@ -201,9 +206,10 @@ class ErrorFeedback(Wrapper):
         import torch
 
         data = segment.outgoing[: segment.numel]
+        state.source = carrier = state.carrier
         if not is_finite(data):
+            state.source = segment
             return self.compressor.compress(segment, state.inner, round)
-        carrier = state.carrier
         torch.add(data, state.residual, alpha=self.decay, out=state.residual)
         carrier.outgoing_trailer[:] = segment.outgoing_trailer
         carrier.stage_out()
@@ -212,8 +218,21 @@ class ErrorFeedback(Wrapper):
         if np.may_share_memory(payload, carrier.outgoing_array):
             payload = payload.copy()
         message = Message(payload, segment, round)
-        self.compressor.accumulate(message, -1.0, carrier.outgoing)
+        if not self.traits.answers:
+            self.compressor.accumulate(message, -1.0, carrier.outgoing)
         return message
+
+    def answer(self, total: Message, segment: Segment, state: _Feedback) -> Message | None:
+        """Return the next message of the contribution and the residual together, which then is no residual any more."""
+        message = self.compressor.answer(total, state.source, state.inner)
+        if message is None:
+            return None
+        if state.source is state.carrier:
+            if np.isfinite(message.payload).all():
+                self.compressor.accumulate(message, -1.0, state.carrier.outgoing)
+            else:  # another rank's: nothing has arrived, and the step will be left out
+                state.residual.sub_(segment.outgoing[: segment.numel])
+        return replace(message, segment=segment)
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         return _with_state(super().footprint(shape), whole_bytes(shape))

@@ -32,6 +32,7 @@ def hocket_register(registry: Registrar) -> None:
     registry.compressor("fp16", "hocket.compressor.cast:Float16")
     registry.compressor("bf16", "hocket.compressor.cast:BFloat16")
     registry.compressor("topk", "hocket.compressor.topk:TopK")
+    registry.compressor("powersgd", "hocket.compressor.powersgd:PowerSGD")
     registry.compressor("shared_random", "hocket.compressor.shared_random:SharedRandom")
     registry.compressor("error_feedback", "hocket.compressor.wrappers:ErrorFeedback")
     registry.compressor("momentum_correction", "hocket.compressor.wrappers:MomentumCorrection")

@@ -62,8 +62,8 @@ class Request(ABC):
     def then(self, act: Callable[[Any], Any]) -> Request:
         """Return a request that is done once this one is and `act` has been called with its result.
 
-        `act` runs in the thread that finds this one done; what it returns is the new request's result. Use only the
-        new request from now on.
+        `act` runs in the thread that finds this one done; what it returns is the new request's result. Where that is
+        another request, the new one is done once that is, and has its result. Use only the new request from now on.
         """
         return _Then(self, act)
 
@@ -153,16 +153,19 @@ class _Then(Request):
         return self._held is None
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        held = self._held
-        if held is not None:
+        while (held := self._held) is not None:
             given = held.wait(timeout_s)
-            if self._held is not None:  # what the wait advanced besides may have found this done, too
+            if self._held is held:  # what the wait advanced besides may have found this done, too
                 self._finish(given)
         return self._result
 
     def _finish(self, given: Any) -> None:
         self._held = None
-        self._result = self._act(given)
+        result = self._act(given)
+        if isinstance(result, Request):
+            self._held, self._act = result, _itself
+        else:
+            self._result = result
 
     @property
     def result(self) -> Any:
@@ -171,6 +174,10 @@ class _Then(Request):
     def withdraw(self) -> None:
         if self._held is not None:
             self._held.withdraw()
+
+
+def _itself(given: Any) -> Any:
+    return given
 
 
 class _All(Request):

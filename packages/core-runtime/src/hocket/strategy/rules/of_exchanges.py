@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.collective.api import Messages
+from hocket.collective.api import Ends, Messages
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap, Progress
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import World
@@ -91,6 +91,22 @@ def collective_carries_compressor(exchange: Exchange) -> Iterator[Refusal]:
             f"{title_of(exchange.collective)} combines messages in flight, and those of "
             f"{title_of(exchange.compressor)} cannot be added as they are: use a collective that gathers "
             "(sparse_allreduce, gossip), or compressor none",
+        )
+
+
+def answers_are_to_a_sum(exchange: Exchange) -> Iterator[Refusal]:
+    """What answers to the sum of all ranks' messages needs a collective that gives all of them that sum."""
+    traits, compressor = exchange.collective.traits, exchange.compressor
+    if compressor is None or not compressor.traits.answers:
+        return
+    if traits.messages is Messages.GATHERED or (
+        traits.messages is Messages.SUMMED and traits.ends is not Ends.SAME
+    ):
+        yield refuse(
+            exchange,
+            "collective",
+            f"{title_of(compressor)} answers to the sum of all ranks' messages, which {title_of(exchange.collective)} "
+            "does not give: use allreduce",
         )
 
 
@@ -221,6 +237,7 @@ EXCHANGE_RULES = (
     period_of_all_ranks,
     thread_fits_collective,
     collective_carries_compressor,
+    answers_are_to_a_sum,
     collective_takes_compressor,
     topology_where_asked_for,
     gossip_averages,

@@ -107,14 +107,14 @@ def outer_loses_nothing(exchange: Exchange) -> Iterator[Refusal]:
 
 
 def parameters_are_not_made_coarse(exchange: Exchange) -> Iterator[Refusal]:
-    """Rounded to a few levels parameters are no longer a model; their distances from outer ones may be."""
+    """Of a few levels or directions parameters are no longer a model; their distances from outer ones may be."""
     if exchange.slot != PARAMETERS or exchange.outer is not None:
         return
     if exchange.compressor is not None and exchange.compressor.traits.coarse:
         yield refuse(
             exchange,
             "compressor",
-            f"{title_of(exchange.compressor)} leaves a few levels of what is sent, and here those are parameters "
+            f"{title_of(exchange.compressor)} leaves little of what is sent, and here those are parameters "
             "themselves: use fp16, or give the exchange an outer optimizer, by which distances are sent",
         )
 

@@ -1,0 +1,219 @@
+"""Matrices as products of two thin ones, found by one step of power iteration over all ranks' sum.
+
+Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, arXiv:1905.13727, algorithm 1. M is a rank's matrix, n x m, and Q, m x r, what the round
+before has left: all ranks sum P = M Q, make its columns orthonormal, and sum Q = M^T P; P Q^T is then taken for the sum
+of their matrices.
+
+The paper's error feedback keeps M minus the mean's approximation. `error_feedback` keeps M minus this rank's own share,
+P (M^T P)^T. Both have the same sum over ranks, which is all that later rounds see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket import draws
+from hocket.compressor.api import (
+    Compressor,
+    CompressorTraits,
+    Footprint,
+    Message,
+    SegmentShape,
+    State,
+    dtype_of,
+    trailer_bytes,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hocket.segment.partition import Span
+    from hocket.segment.segment import Segment
+
+__all__ = ["PowerSGD"]
+
+
+class _Factors(State):
+    """What a segment's matrices continue from.
+
+    Attributes:
+        right: each one's Q, [m, r].
+        left: each one's P, [n, r], with orthonormal columns, between a round's two messages; None before the first.
+    """
+
+    def __init__(self, right: list[Tensor]) -> None:
+        self.right = right
+        self.left: list[Tensor] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"right.{i}": factor for i, factor in enumerate(self.right)}
+
+
+@dataclass(frozen=True)
+class PowerSGD(Compressor):
+    """The sum of the ranks' matrices, to a rank, by two short messages, each of which all ranks sum.
+
+    A parameter of more than two dimensions is a matrix whose rows are those of its first. Vectors, and matrices that
+    would not become `min_saving` times smaller, travel whole, in the second message, which ends with the trailer. Both
+    are in the segment's dtype. Memory: P and Q of each matrix. At a matrix's full rank, and where it travels whole,
+    what comes is the sum itself, to rounding.
+
+    Attributes:
+        rank: r, 1 or more; less for matrices that have less.
+        min_saving: how many times shorter messages must be than a matrix for it to be compressed; 0 for all matrices.
+        seed: of the first Q, 0 to 2**64 - 1; the same on every rank.
+
+    Raises:
+        ValueError: rank, min_saving or seed is not in its range.
+    """
+
+    rank: int = 4
+    min_saving: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be 1 or more, not {self.rank}")
+        if not 0 <= self.min_saving < math.inf:
+            raise ValueError(f"min_saving must be 0 or more, and finite, not {self.min_saving}")
+        draws.check_seed(self.seed)
+
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True, leaves_out=True, coarse=True, answers=True)
+
+    def init(self, segment: Segment) -> State:
+        """Return a first Q for each matrix, drawn from the normal distribution, alike on all ranks."""
+        import torch
+
+        right = []
+        for number, (_, _, columns, rank) in enumerate(self._matrices(segment)):
+            drawn = draws.normal(columns * rank, "powersgd", self.seed, number, segment.index)
+            right.append(torch.from_numpy(drawn).view(columns, rank).to(segment.outgoing))
+        return _Factors(right)
+
+    def compress(self, segment: Segment, state: _Factors, round: int) -> Message:
+        """Return P = M Q of each matrix."""
+        state.left = None
+        left = [
+            _matrix(segment.outgoing, span, rows) @ right
+            for (span, rows, _, _), right in zip(self._matrices(segment), state.right, strict=True)
+        ]
+        return Message(_flat(left, segment), segment, round)
+
+    def answer(self, total: Message, segment: Segment, state: _Factors) -> Message | None:
+        """Return Q = M^T P of each matrix and all that travels whole; None, once the sum of these is in."""
+        import torch
+
+        summed = torch.from_numpy(total.payload).to(segment.outgoing.device)
+        if state.left is not None:
+            self._keep(summed, state)
+            return None
+        state.left = []
+        right = []
+        start = 0
+        for span, rows, _, rank in self._matrices(segment):
+            stop = start + rows * rank
+            left = _orthonormal(summed[start:stop].view(rows, rank))
+            state.left.append(left)
+            right.append(_matrix(segment.outgoing, span, rows).T @ left)
+            start = stop
+        whole = [segment.outgoing[span.start : span.stop] for span in self._whole(segment)]
+        trailer = torch.from_numpy(segment.outgoing_trailer).to(segment.outgoing.device)
+        payload = _flat([*right, *whole, trailer], segment)
+        return Message(payload, segment, total.round, known=tuple(state.left))
+
+    def _keep(self, summed: Tensor, state: _Factors) -> None:
+        """Begin the next round with this one's Q, but where something is NaN or Inf, of a step that can be skipped."""
+        if not math.isfinite(float(summed.sum())):
+            return
+        start = 0
+        for right in state.right:
+            stop = start + right.numel()
+            right.copy_(summed[start:stop].view_as(right))
+            start = stop
+
+    def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
+        """Add weight * P Q^T to each matrix, and what travelled whole."""
+        import torch
+
+        segment = message.segment
+        values = torch.from_numpy(message.payload).to(out.device)
+        start = 0
+        for (span, rows, columns, rank), left in zip(self._matrices(segment), message.known, strict=True):
+            stop = start + columns * rank
+            right = values[start:stop].view(columns, rank)
+            _matrix_into(out, span, rows, left @ right.T, weight)
+            start = stop
+        for span in self._whole(segment):
+            stop = start + span.numel
+            out[span.start : span.stop].add_(values[start:stop], alpha=weight)
+            start = stop
+        out[segment.numel :].add_(values[start:], alpha=weight)
+
+    def clear_sent(self, message: Message, out: Tensor) -> None:
+        """Set everything to 0, as something of each element is sent."""
+        out.zero_()
+
+    def footprint(self, shape: SegmentShape) -> Footprint:
+        matrices = list(self._matrices(shape))
+        numel = sum((rows + columns) * rank for _, rows, columns, rank in matrices)
+        numel += sum(span.numel for span in self._whole(shape))
+        kept = sum((rows + columns) * rank for _, rows, columns, rank in matrices)
+        itemsize = dtype_of(shape).itemsize
+        return Footprint.of(numel * itemsize + trailer_bytes(shape), kept * itemsize)
+
+    def _matrices(self, shape: SegmentShape) -> Iterator[tuple[Span, int, int, int]]:
+        """Yield the parameters that are compressed: rows, columns, and the rank of what is sent of them."""
+        for span in shape.spans:
+            if self._compresses(span):
+                rows, columns = _sides(span)
+                yield span, rows, columns, min(self.rank, rows, columns)
+
+    def _whole(self, shape: SegmentShape) -> Iterator[Span]:
+        return (span for span in shape.spans if not self._compresses(span))
+
+    def _compresses(self, span: Span) -> bool:
+        if len(span.shape) < 2 or not span.numel:
+            return False
+        rows, columns = _sides(span)
+        sent = (rows + columns) * min(self.rank, rows, columns)
+        return sent * self.min_saving <= span.numel
+
+
+def _sides(span: Span) -> tuple[int, int]:
+    return span.shape[0], span.numel // span.shape[0]
+
+
+def _matrix(flat: Tensor, span: Span, rows: int) -> Tensor:
+    from hocket.segment.segment import view_of
+
+    return view_of(flat, span).reshape(rows, -1)
+
+
+def _matrix_into(out: Tensor, span: Span, rows: int, matrix: Tensor, weight: float) -> None:
+    from hocket.segment.segment import view_of
+
+    view_of(out, span).add_(matrix.view(span.shape), alpha=weight)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Return an orthonormal basis of the columns' space; what holds NaN or Inf as it is."""
+    import torch
+
+    if not math.isfinite(float(columns.sum())):
+        return columns.clone()
+    basis: Tensor = torch.linalg.qr(columns).Q
+    return basis
+
+
+def _flat(parts: list[Tensor], segment: Segment) -> Any:
+    import torch
+
+    parts = [part.reshape(-1) for part in parts]
+    joined = torch.cat(parts) if parts else segment.outgoing[:0]
+    return joined.cpu().numpy()
