@@ -57,7 +57,10 @@ def test_core_refuses_what_means_nothing_and_nothing_else(slot: str) -> None:
     allowed = of_core(cell.id for cell, _ in accepted(slot))
     every = allowed | of_core(refused(slot))
     patterns = [f"{slot}-{pattern}-world" for pattern in MEANINGFUL[slot]]
-    assert allowed == {name for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    meant = {name for name in every if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    # Second messages are made of a sum: of what an allreduce alone sends.
+    meant -= {name for name in meant if "powersgd" in name and f"{slot}-allreduce-" not in name}
+    assert allowed == meant
 
 
 @pytest.mark.parametrize("name", REFUSED)
