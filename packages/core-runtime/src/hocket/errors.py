@@ -27,6 +27,9 @@ __all__ = [
     "SessionError",
     "TransportError",
     "UserError",
+    "did_you_mean",
+    "near_words",
+    "some",
     "suggest",
 ]
 
@@ -101,10 +104,20 @@ class RankKilledError(BaseException):
 
 def suggest(given: str, allowed: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the allowed word nearest to `given`, or an empty string."""
+    return did_you_mean(near_words(given, allowed)[:1])
+
+
+def near_words(given: str, allowed: Iterable[str]) -> list[str]:
+    """Return the three allowed words that are nearest to `given`, the nearest first, or those that are near at all."""
     near = difflib.get_close_matches(given, list(allowed), n=3, cutoff=0.6)
     # Letters in another order are the likelier slip: sdg means sgd rather than sgp.
-    near.sort(key=lambda word: sorted(word) != sorted(given))
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return sorted(near, key=lambda word: sorted(word) != sorted(given))
+
+
+def did_you_mean(words: Sequence[str]) -> str:
+    """Return `" Did you mean 'x' or 'y'?"`, or an empty string."""
+    *others, last = map(repr, words) if words else [""]
+    return f" Did you mean {', '.join(others)}{' or ' * bool(others)}{last}?" if words else ""
 
 
 def some(names: Sequence[str]) -> str:

@@ -54,7 +54,7 @@ def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (["sgd", "epoch=3"], "override 'epoch=3': epoch: unknown key; allowed: name, ... Did you mean 'epochs'?"),
         (["sgd", "epochs=many"], "override 'epochs=many': epochs: got 'many'; allowed: an integer"),
         (["agd", "gradients.0.overlap=forward"], "override 'gradients.0.overlap=forward': ... use none or backward"),
-        (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd'?"),
+        (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd' or 'sgp'?"),
         (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
         (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
         (["broken.yaml"], "broken.yaml: line 2, column 2: not valid YAML: ..."),
@@ -110,8 +110,10 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
     [
         (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install hocket-crossover"),
         (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
-        (["task=fashion_mnist"], "there is no task 'fashion_mnist'; there are: digits. Others are in hocket-tasks, not "
-         "installed: pip install hocket-tasks"),
+        (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: pip install hocket-tasks"),
+        (["task=my_task"], "there is no task 'my_task'; there are: digits. One of your own is "
+         "module:attribute, such as my_task:MyTask"),
+        (["task=my.task.py"], "One of your own is module:attribute, such as my.task:MyTask"),
         (["delays={name: fixed, ranks: [2], seconds: 1}"], "delays among 2 ranks: ranks is [2]; allowed: ranks from"),
         (["delays={name: random_subset, count: 3, seconds: 1}"], "delays among 2 ranks: count is 3; allowed: 0"),
         (["task=digit"], "override 'task=digit': task: there is no task 'digit'; there are: digits. Did you"),
@@ -140,13 +142,13 @@ def test_a_mistake_found_before_ranks_are_started(
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["run", "sgd", "-n", "0"], "Error: Invalid value for '-n': 0 is not in the range x>=1."),
-        (["run", "sgd", "-n", "two"], "Error: Invalid value for '-n': 'two' is not a valid integer range."),
+        (["run", "sgd", "-n", "0"], "Error: Invalid value for '-n' / '-np' / '--np': 0 is not in the range x>=1."),
+        (["run", "sgd", "-n", "two"], "Error: Invalid value for '-n' / '-np' / '--np': 'two' is not a valid integer"),
         (["run", "sgd", "--transport", "carrier_pigeon"], "Error: Invalid value for '--transport': 'carrier"),
         (["run", "sgd", "--out", "FILE"], "Error: Invalid value for '--out': Directory 'FILE' is a file."),
         (["run"], "Error: Missing argument 'RECIPE|FILE.yaml'."),
         (["rnu", "sgd"], "Error: No such command 'rnu'."),
-        (["plan", "sgd", "-n", "-4"], "Error: Invalid value for '-n': -4 is not in the range x>=1."),
+        (["plan", "sgd", "-n", "-4"], "Error: Invalid value for '-n' / '-np' / '--np': -4 is not in the range x>=1."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip

@@ -69,7 +69,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
         ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
-        ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset. Did you mean 'every'?"),
+        ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers. Did you mean 'every'?"),
         ("parameters: [{collective: allreduce, every: often}]", "parameters.0.every: got 'often'; allowed: an integer or log2_ranks"),
         ("parameters: [{collective: allreduce, every: true}]", "parameters.0.every: got true; allowed: an integer or log2_ranks"),
         ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: algorithm"),
@@ -81,7 +81,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("epochs: ???", "epochs: got '???': Missing mandatory value: epochs"),
         ("gradients: [{collective: allreduce, every: '${x}'}]", "gradients.0.every: got '${x}': Interpolation key 'x' not found"),
         ("epoch: 3", "epoch: unknown key; allowed: name, "),
-        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'sgd'?"),
+        ("recipe: sdg", "recipe: there is no recipe 'sdg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, powersgd, sgd, sgp. Did you mean 'sgd' or 'sgp'?"),
         ("recipe: [sgd]", "recipe: got ['sgd']; allowed: a recipe's name"),
         ("epochs: 1\nepochs: 2", "line 2, column 1: not valid YAML: the key 'epochs' stands twice"),
         ("a: [1, 2\nb: 3", "line 2, column 2: not valid YAML: "),
@@ -185,7 +185,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_recipe_is_answered_with_the_list() -> None:
     assert message_of("adg") == (
-        "there is no recipe 'adg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, sgd, sgp. Did you mean 'agd'?"
+        "there is no recipe 'adg'; there are: agd, dpsgd, hierarchical_sgd, local, overlap_sgp, periodic_average, powersgd, sgd, sgp. Did you mean 'agd'?"
     )
 
 

@@ -116,7 +116,10 @@ def test_a_task_that_core_lacks_is_looked_up_among_the_tasks_without_a_prefix(in
     assert registry.resolve("task", "fashion").__name__ == "Digits"
     assert registry.names("task") == ["digits", "fashion"]
     message = message_of(registry, "tasks.fashion", "task")
-    assert message == "there is no task 'tasks.fashion'; there are: digits, fashion. Did you mean 'fashion'?"
+    assert message == (
+        "there is no task 'tasks.fashion'; there are: digits, fashion. Did you mean 'fashion'? "
+        "One of your own is module:attribute, such as tasks.fashion:MyTask"
+    )
     with pytest.raises(ConfigError) as caught:
         registry.recipe_file("task")
     assert "tasks" not in str(caught.value)
@@ -127,6 +130,7 @@ def test_a_task_that_core_lacks_is_answered_with_the_package_of_tasks() -> None:
         Registry(lambda: []).resolve("task", "digit")
     assert str(caught.value) == (
         "there is no task 'digit'; there are: digits. Did you mean 'digits'? "
+        "One of your own is module:attribute, such as digit:MyTask. "
         "Others are in hocket-tasks, not installed: pip install hocket-tasks"
     )
 
@@ -276,9 +280,23 @@ def test_a_plugins_recipes_are_found_by_name(install: Any, tmp_path: Path) -> No
     ):
         compose("sloth.lazy", registry=registry)
     with pytest.raises(
-        ConfigError, match=r"there is no recipe 'sloth\.lasy'; there are: .*Did you mean 'sloth\.lazy'\?"
+        ConfigError,
+        match=r"there is no recipe 'sloth\.lasy'; there are: .*Did you mean 'sloth\.lazy' or 'sloth'\?",
     ):
         registry.recipe_file("sloth.lasy")
+
+
+def test_near_recipes_of_plugins_that_nobody_has_loaded_are_offered(install: Any, tmp_path: Path) -> None:
+    for word in ("sloth", "snail"):
+        (tmp_path / word).mkdir()
+        recipe = tmp_path / word / "lazy.yaml"
+        recipe.write_text("gradients: []")
+        install(word, EMPTY.replace("pass", f"registry.recipe({str(recipe)!r})"))
+    install("wrong", "import hocket_not_installed\n")
+    for given, near in (("lazy", "'sloth.lazy' or 'snail.lazy'"), ("slot.lazy", "'sloth.lazy'")):
+        with pytest.raises(ConfigError) as caught:
+            Registry().recipe_file(given)
+        assert f"Did you mean {near}" in str(caught.value)
 
 
 def test_observers_hear_of_steps() -> None:

@@ -20,7 +20,7 @@ def bench_command(name: str | None, arguments: Sequence[str]) -> None:
             registry.load(word)
         except MissingPluginError as error:
             print(f"hocket: {error}", file=sys.stderr)
-    if name is None or name.startswith("-"):
+    if name is None:
         _list(registry)
         return
     benchmark = find_benchmark(registry, name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,6 +28,14 @@ _TRANSPORT = click.option(
     type=click.Choice(["mpi", "torch", "virtual"]),
     help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
 )
+
+
+def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the number of ranks, as mpiexec and others write it."""
+    words = f"How many ranks; default: {default}."
+    return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(min=1), help=words)
+
+
 _REPORT = click.option(
     "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
 )
@@ -40,9 +50,7 @@ def cli() -> None:
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@click.option(
-    "-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, the hosts', or 1."
-)
+@_ranks("the file's, the hosts', or 1")
 @_TRANSPORT
 @rank_options
 @click.option(
@@ -83,7 +91,7 @@ def run(
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the hosts' places.")
+@_ranks("the hosts' places")
 @click.option(
     "--transport",
     type=click.Choice(["mpi", "torch"]),
@@ -119,7 +127,7 @@ def launch(
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @_OVERRIDES
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: as many as before.")
+@_ranks("as many as before")
 @click.option(
     "--transport",
     type=click.Choice(["mpi", "torch", "virtual"]),
@@ -156,7 +164,7 @@ def resume(
 @cli.command()
 @_TARGET
 @_OVERRIDES
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 4.")
+@_ranks("the file's, or 4")
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
 @click.option(
     "--compare",
@@ -227,7 +235,7 @@ def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None
 @cli.command()
 @_TARGET
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE,VALUE...]...")
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="How many ranks; default: the file's, or 1.")
+@_ranks("the file's, or 1")
 @_TRANSPORT
 @rank_options
 @click.option(
@@ -264,7 +272,9 @@ def sweep(
     sys.exit(sweep_command(target, overrides, wanted, options, out, jobs))
 
 
-@cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, options_metavar="")
+@cli.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, options_metavar=""
+)
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def bench(name: str | None, arguments: tuple[str, ...]) -> None:

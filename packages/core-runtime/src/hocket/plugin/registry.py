@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import cache
 from typing import Any
 
 import pluggy
 
-from hocket.errors import ConfigError, MissingPluginError, suggest
+from hocket.errors import ConfigError, MissingPluginError, did_you_mean, near_words, suggest
 from hocket.plugin import core, hookspecs
 from hocket.plugin.discovery import (
     CORE,
@@ -62,7 +63,8 @@ class Registry(Registrar):
         if ":" in name:
             return _import_component(kind, name, repr(name))
         word, dot, _ = name.partition(".")
-        if dot:
+        ours = {*self.installed(), *KNOWN_WORDS}
+        if dot and (word in ours or kind is not Kind.TASK):  # a task's may be a module's name
             self.load(word)
         elif kind is Kind.TASK and (kind, name) not in self._tables.components and TASKS in self.installed():
             self.load(TASKS)
@@ -94,18 +96,26 @@ class Registry(Registrar):
             MissingPluginError: the plugin is not installed, does not load or does not fit this core.
             ConfigError: no such recipe; says which there are.
         """
-        word, dot, _ = name.partition(".")
-        if name not in self._tables.recipes and (dot or word in {*self.installed(), *KNOWN_WORDS}):
+        word = name.partition(".")[0]
+        if name not in self._tables.recipes and word in {*self.installed(), *KNOWN_WORDS}:
             self.load(word)
         found = self._tables.recipes.get(name)
         if found is not None:
             return found
-        # A plugin's main recipe has the plugin's word, so installed plugins can be offered without loading
-        # them.
+        # A plugin's main recipe has the plugin's word.
         known = sorted({*self._tables.recipes, *self.installed()} - {TASKS})
         raise ConfigError(
-            f"there is no recipe {name!r}; there are: {', '.join(known)}.{suggest(name, known)}"
+            f"there is no recipe {name!r}; there are: {', '.join(known)}.{self._near_recipes(name)}"
         )
+
+    def _near_recipes(self, name: str) -> str:
+        """Return which recipes of all plugins may be meant: those that lack only their prefix, else near ones."""
+        for word in self.installed():
+            with contextlib.suppress(MissingPluginError):  # `hocket plugins` says why
+                self.load(word)
+        names = sorted(self._tables.recipes)
+        without_prefix = [full for full in names if full.rpartition(".")[2] == name]
+        return did_you_mean(without_prefix or near_words(name, names))
 
     def components(self) -> tuple[Registration, ...]:
         """Return everything registered so far, by kind and name."""
@@ -177,12 +187,13 @@ class Registry(Registrar):
         others = [other for other in Kind if (other, name) in self._tables.components]
         problem = f"{name!r} is a {others[0]}, not a {kind}" if others else f"there is no {kind} {name!r}"
         message = f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
-        if kind is Kind.TASK and TASKS not in self.installed():
-            package = f"hocket-{TASKS}"
-            return MissingPluginError(
-                f"{message} Others are in {package}, not installed: pip install {package}"
-            )
-        return ConfigError(message)
+        if kind is not Kind.TASK:
+            return ConfigError(message)
+        message += f" One of your own is module:attribute, such as {name.removesuffix('.py')}:MyTask"
+        if TASKS in self.installed():
+            return ConfigError(message)
+        package = f"hocket-{TASKS}"
+        return MissingPluginError(f"{message}. Others are in {package}, not installed: pip install {package}")
 
 
 @cache

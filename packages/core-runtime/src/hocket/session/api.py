@@ -151,6 +151,11 @@ class TrainingSession(SessionCore):
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
 
+    def print(self, *values: object, **how: Any) -> None:
+        """Print on rank 0 alone, at once; arguments as of the built-in `print`."""
+        if self.is_main:
+            print(*values, **{"flush": True, **how})
+
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     @abstractmethod

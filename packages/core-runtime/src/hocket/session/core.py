@@ -59,6 +59,7 @@ class SessionCore(ABC):
         peer: all ranks.
         rank, size: this rank, and how many there are.
         local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
+        is_main: whether this is rank 0, the one that logs and writes.
         data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
             replica of the model read the same share.
         step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
@@ -82,6 +83,7 @@ class SessionCore(ABC):
         self.peer = peer
         self.rank, self.size = peer.rank, peer.size
         self.local_rank = local_rank(peer)
+        self.is_main = peer.rank == 0
         self.data_rank, self.data_size = peer.rank, peer.size
         self.step = 0
         self.skipped_steps = 0
