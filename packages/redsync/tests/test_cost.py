@@ -176,7 +176,7 @@ def test_a_resumed_channel_keeps_its_choices() -> None:
                 if resumes and round == 2:
                     channel.close()
                     saved, channel = channel, RedSyncChannel(peer, [segment], compressor, [frozenset({0, 1})])
-                    channel.resume(round, saved.state_dict())
+                    channel.resume({0: round}, saved.state_dict())
                 fill(segment, 10 * peer.rank + round)
                 channel.start([segment], round).wait()
                 ends.append(segment.incoming.tolist())

@@ -57,9 +57,9 @@ class PartialAllreduceChannel(Channel):
             state[str(index)] = {"oldest": oldest, "late": torch.from_numpy(late)}
         return state
 
-    def resume(self, round: int, state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         for index, of_segment in self._sums.items():
-            of_segment.resume(round)
+            of_segment.resume(rounds[index])
             if state is not None:
                 saved = state[str(index)]
                 of_segment.restore(saved["oldest"], saved["late"].numpy())

@@ -53,6 +53,9 @@ class PartialAllreduce(Collective):
     rank that is late takes part, without its application, in the rounds that it misses, and is handed the newest
     result at once until it has caught up. Candidates are drawn per round, the same for all segments.
 
+    Of parameters it takes their distances from outer ones (`outer`), with `missed: sum`: a rank's distance counts 1/P
+    whenever it comes, and outer parameters are equal on all ranks that have been as often to a round.
+
     Attributes:
         candidates: m, how many ranks are drawn for each round; null for all. At most so many as there are.
         starts: a round starts when the `first` or the `last` of them arrives: the first of all is the paper's solo,
@@ -98,11 +101,11 @@ class PartialAllreduce(Collective):
         depends_on_time = not full and self.staleness != 0
         return CollectiveTraits(
             Ends.OWN if depends_on_time else Ends.SAME,
-            slots=frozenset({"gradients"}),
             sums=True,
             needs_thread=True,
             depends_on_time=depends_on_time,
             divides_by_weight=False,
+            catches_up=self.missed is Delivery.SUM,
         )
 
     def open(

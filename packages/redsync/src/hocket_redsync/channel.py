@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class RedSyncChannel(Channel):
         dense = {str(segment.index): sorted(self._state(segment).elsewhere) for segment in self._segments}
         return {"messages": self.packing.state_dict(), "dense": dense}
 
-    def resume(self, round: int, state: dict[str, Any] | None) -> None:
+    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         """Continue, with the saved run's choices: what a parameter's residual holds would not be sent by another."""
         if state is None:
             return

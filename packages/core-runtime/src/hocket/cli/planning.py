@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.cli.table import format_bytes, format_seconds, show_table
+from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.outer.merge import Add
@@ -205,7 +206,7 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
             )
         if exchange.outer is not None:
             lines.append(
-                f"{exchange.name}: consensus and evaluation take {'the mean of ' * exchange.outer.mixes}the outer "
+                f"{exchange.name}: consensus and evaluation take {'the mean of ' * (exchange.collective.traits.ends is Ends.OWN)}the outer "
                 "parameters, which hold what ranks have "
                 "trained when it was last sent."
             )

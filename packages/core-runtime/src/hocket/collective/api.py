@@ -123,11 +123,11 @@ class Channel(ABC):
         """Return what a resumed run needs, tensors and plain values by name; no request may be under way."""
         return {} if self.packing is None else self.packing.state_dict()
 
-    def resume(self, round: int, state: dict[str, Any] | None) -> None:
-        """Let the first round count as `round`, on all ranks alike.
+    def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
+        """Let each segment's first round count as another, on all ranks alike.
 
         Args:
-            round: what `start` is called with next.
+            rounds: what `start` is called with next, by the segments' indices.
             state: what `state_dict` returned on this rank; None where this rank has nothing of its own to go on from.
         """
         if state is not None and self.packing is not None:
@@ -178,6 +178,8 @@ class CollectiveTraits:
         divides_by_weight: whether gradients are divided by the weight that comes with them. Not where contributions
             may come in a later round: there the divisor must be the same in all rounds, or they would count more or
             less than others.
+        catches_up: whether a rank that was late is handed the sum of all rounds that it has missed, so that ranks that
+            have done the same rounds have been given the same.
     """
 
     ends: Ends
@@ -191,6 +193,7 @@ class CollectiveTraits:
     threadable: bool = False
     depends_on_time: bool = False
     divides_by_weight: bool = True
+    catches_up: bool = False
 
     @property
     def equal_result(self) -> bool:

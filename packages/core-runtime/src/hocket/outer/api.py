@@ -35,6 +35,11 @@ class Outer(Configured, ABC):
         """Whether outer parameters differ between ranks, which send them behind the distances to know their mean."""
         return False
 
+    @property
+    def additive(self) -> bool:
+        """Whether two steps come to one by the sum of their distances, so that it does not matter when they come."""
+        return False
+
     @abstractmethod
     def step(
         self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor], mean: Tensor | None = None

@@ -47,6 +47,10 @@ class Sgd(Outer):
     def remembers(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
+    @property
+    def additive(self) -> bool:
+        return not self.momentum
+
     def step(
         self, parameters: Tensor, gradient: Tensor, state: Mapping[str, Tensor], mean: Tensor | None = None
     ) -> None:

@@ -34,7 +34,7 @@ class Counters:
         bytes_sent: by this rank, as the collectives' algorithms count them.
         exchanges: how many segments were exchanged.
         overlap: how long exchanges were under way, and how much of that nothing hid.
-        outcomes: how many exchanges of gradients have ended.
+        outcomes: how many exchanges of gradients, or by partial collectives, have ended.
         active: the sum over them of the ranks whose contributions came in.
         staleness_max: how many rounds late one of this rank's contributions came in, at most.
     """
@@ -200,7 +200,7 @@ class ActiveExchange:
         outcome = self.wait(segment)
         del self._requests[segment.index]
         self.rounds[segment.index] += 1
-        if self.exchange.slot == GRADIENTS:
+        if self.exchange.slot == GRADIENTS or not self.exchange.collective.traits.divides_by_weight:
             self.counters.outcomes += 1
             self.counters.active += outcome.num_active
             self.counters.staleness_max = max(self.counters.staleness_max, outcome.staleness)
@@ -221,7 +221,7 @@ class ActiveExchange:
         """
         least = min(rounds.values(), default=0)
         self.rounds = {index: rounds.get(str(index), least) for index in self.rounds}
-        self.channel.resume(self.round, None)
+        self.channel.resume(self.rounds, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: the rounds, the channel's state, and what has come but is not merged yet.
@@ -246,7 +246,9 @@ class ActiveExchange:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned on this rank; nothing is under way."""
         self.rounds = {segment.index: state["rounds"][str(segment.index)] for segment in self.segments}
-        self.channel.resume(self.round, state["channel"])
+        # What is pending has been started.
+        begun = {index: round + (index in state["pending"]) for index, round in self.rounds.items()}
+        self.channel.resume(begun, state["channel"])
         for segment in self.segments:
             if segment.index not in state["pending"]:
                 continue

@@ -85,17 +85,22 @@ class OuterSegment:
             scale: by which a combination is the mean of what ranks have sent.
         """
         segment = self._segment
-        mean_weight = float(segment.incoming_trailer[WEIGHT]) * scale
-        factor = (
-            scale if abs(mean_weight - 1) <= _WEIGHT_TOLERANCE or not mean_weight else scale / mean_weight
-        )
+        factor = scale
+        if self._exchange.collective.traits.divides_by_weight:
+            mean_weight = float(segment.incoming_trailer[WEIGHT]) * scale
+            if mean_weight and abs(mean_weight - 1) > _WEIGHT_TOLERANCE:
+                factor /= mean_weight
         gradient = segment.incoming[: segment.numel]
         if factor != 1.0:
             gradient.mul_(factor)
         mean = segment.incoming[segment.numel + OUTER :].mul_(scale) if self._outer.mixes else None
-        self._outer.step(self.parameters, gradient, self._state, mean)
+        self.step(gradient, mean)
         for place, target in self._pieces:
             self._merge(place, target)
+
+    def step(self, gradient: Tensor, mean: Tensor | None = None) -> None:
+        """Step the outer parameters by a mean distance [numel], which may be used as scratch."""
+        self._outer.step(self.parameters, gradient.to(self.parameters.device), self._state, mean)
 
     def _merge(self, place: slice, target: Tensor) -> None:
         exchange, come = self._exchange, self.parameters[place]

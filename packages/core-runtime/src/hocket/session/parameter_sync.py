@@ -84,6 +84,13 @@ class ParameterSync:
                     each.show()
 
     @torch.no_grad()
+    def take_late(self) -> None:
+        """Step outer parameters by what no round has taken of the ranks' distances; collective."""
+        for exchange in self.exchanges:
+            if exchange.outer:
+                exchange.take_late()
+
+    @torch.no_grad()
     def average_outer(self) -> None:
         """Set outer parameters to their mean, where ranks began apart; collective."""
         for mix in self.exchanges:

@@ -17,6 +17,7 @@ float16 and bfloat16 parameters x is kept in float32, and what the optimizer cha
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.config.component import component_name
 from hocket.errors import NonFiniteError, some
 from hocket.outer.api import Merge
 from hocket.outer.merge import Add
@@ -37,6 +39,8 @@ from hocket.session.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
 
 __all__ = ["ParameterMix"]
+
+_log = logging.getLogger("hocket")
 
 
 # From so many elements on, one compiled pass is faster than torch's five.
@@ -199,6 +203,30 @@ class ParameterMix:
             step, self.opened.peer.size
         ):
             self._buffers.average()
+
+    def take_late(self) -> None:
+        """Step outer parameters by the mean of what no round has taken of the ranks' distances; collective.
+
+        With momentum, which goes on by itself, it would be a step too many: what is left is dropped.
+        """
+        opened, outer = self.opened, self.opened.exchange.outer
+        late = {i: opened.channel.take_stale(self._places[i][0]) for i in self.outer}
+        kept = {i: distance for i, distance in late.items() if distance is not None}
+        if outer is None or not kept:  # on all ranks alike
+            return
+        if not outer.additive:
+            _log.warning(
+                "%s: %s steps with momentum, and what its residuals hold of the ranks' distances is left behind",
+                opened.exchange.name,
+                component_name(outer),
+            )
+            return
+        lane = opened.peer.lane(f"{opened.exchange.name} late")
+        for index, distance in kept.items():
+            total = torch.empty_like(distance)
+            lane.iallreduce(distance.numpy(), total.numpy()).wait()
+            self.outer[index].step(total.mul_(opened.scale))
+        lane.close()
 
     def close(self) -> None:
         """Close what is beside the exchange; collective."""

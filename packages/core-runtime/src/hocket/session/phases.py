@@ -103,10 +103,11 @@ class Phases:
             self.active.parameters.take_over(remembered)
 
     def _leave(self) -> None:
-        """Finish what is under way, and take over what residuals and compressors hold, or the outer parameters."""
+        """Finish what is under way, and take over what residuals and compressors hold, and the outer parameters."""
         self.settle()
         active = self.active
         if active.strategy.outer is not None:
+            active.parameters.take_late()
             self._tell_what_is_left()
             self.set_to_mean()
         gradients = active.strategy.gradients

@@ -35,6 +35,15 @@ def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
     traits = exchange.collective.traits
     if exchange.outer is None or exchange.outer.mixes:
         return
+    if traits.catches_up and traits.ends is Ends.OWN:
+        if not exchange.outer.additive:
+            yield refuse(
+                exchange,
+                "outer",
+                "a rank that was late steps once by the sum of the rounds that it has missed, which with momentum is "
+                "another step than the others': use {name: sgd, lr: ..., momentum: 0}, or collective: allreduce",
+            )
+        return
     if not (traits.ends is Ends.SAME and traits.sums):
         yield refuse(
             exchange,
@@ -130,6 +139,19 @@ def gathered_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
             "collective",
             f"{title_of(exchange.collective)} gives the mean of what has travelled, and parameters that have not would "
             "be lost: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
+        )
+
+
+def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
+    """Parameters that come in a later round are of another step, and those of some ranks only are no mean."""
+    if exchange.slot != PARAMETERS or exchange.outer is not None:
+        return
+    if not exchange.collective.traits.divides_by_weight:
+        yield refuse(
+            exchange,
+            "collective",
+            f"what comes too late for a round of {title_of(exchange.collective)} joins the next, and of parameters that "
+            "is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
 
 
@@ -230,6 +252,7 @@ OUTER_RULES = (
     outer_loses_nothing,
     parameters_are_not_made_coarse,
     gathered_parameters_are_distances,
+    late_parameters_are_distances,
     delay_hides_by_itself,
     delay_fits_period,
     offset_is_within_period,
