@@ -1,4 +1,4 @@
-"""Outer steps by whoever has come: each distance counts once, whenever it comes in; on virtual ranks with clocks apart."""
+"""Outer steps by whoever has come: each distance counts once, whenever it comes in; on virtual ranks."""
 
 from __future__ import annotations
 

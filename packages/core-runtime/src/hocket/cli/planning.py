@@ -205,8 +205,9 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
                 "ranks are heard by more others than they hear."
             )
         if exchange.outer is not None:
+            mean = "the mean of " if exchange.collective.traits.ends is Ends.OWN else ""
             lines.append(
-                f"{exchange.name}: consensus and evaluation take {'the mean of ' * (exchange.collective.traits.ends is Ends.OWN)}the outer "
+                f"{exchange.name}: consensus and evaluation take {mean}the outer "
                 "parameters, which hold what ranks have "
                 "trained when it was last sent."
             )

@@ -124,7 +124,9 @@ def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tup
     carries = exchange.over.carries
     parts = exchange.over.parts(placement)
     held = (tuple(rank for rank in part if carries(rank, segment, placement)) for part in parts)
-    if exchange.collective.traits.ends is Ends.OWN:  # mixed, or stepped by rounds that others have yet to come to
+    if (
+        exchange.collective.traits.ends is Ends.OWN
+    ):  # mixed, or stepped by rounds that others have yet to come to
         held = ((rank,) for ranks in list(held) for rank in ranks)
     return tuple(ranks for ranks in held if ranks)
 

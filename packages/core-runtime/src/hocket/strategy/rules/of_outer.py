@@ -150,8 +150,8 @@ def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
         yield refuse(
             exchange,
             "collective",
-            f"what comes too late for a round of {title_of(exchange.collective)} joins the next, and of parameters that "
-            "is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
+            f"what comes too late for a round of {title_of(exchange.collective)} joins the next, and of parameters "
+            "that is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
         )
 
 
