@@ -151,7 +151,7 @@ def late_parameters_are_distances(exchange: Exchange) -> Iterator[Refusal]:
             exchange,
             "collective",
             f"what comes too late for a round of {title_of(exchange.collective)} joins the next, and of parameters "
-            "that is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), by which distances are sent",
+            "that is no mean: use it in gradients, or with an outer ({name: sgd, lr: 1.0}), to send distances",
         )
 
 
