@@ -6,8 +6,9 @@ import contextlib
 import math
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from hocket.delays import Delays
     from hocket.plan.plan import ExchangePlan, Plan
+    from hocket.strategy.strategy import Strategy
     from hocket.task.api import Task
 
 __all__ = ["DEFAULT_RANKS", "plan_command"]
@@ -46,6 +48,9 @@ _HEADERS = (
 )
 _TEXT_WIDTH = 110
 
+#: Of their time that ranks are to compute: those of Streaming DiLoCo's table.
+_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+
 #: Of how many steps the mean of injected delays is taken.
 _STEPS_LOOKED_AT = 1000
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
@@ -64,13 +69,9 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
-    from hocket.plan.plan import plan
-    from hocket.transport.host import SMALLEST_BYTES
 
     task = check_run(run)
 
-    # A plan is for ranks of one host.
-    shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
     model = _model(task)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
@@ -81,10 +82,21 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
         if run.strategy.phases:
             print(f"From step {step} on:")
         replicas = engine.data_size(run.ranks)
-        _show(run, plan(strategy, model, replicas, run.network, shared_bytes=shared_bytes), bool(stages))
+        _show(run, partial(_planned, run, strategy, model, replicas), bool(stages))
     if stages:
         show_stages(stages, replicas)
     return run
+
+
+def _planned(run: RunConfig, strategy: Strategy, model: nn.Module, replicas: int, bandwidth: float) -> Plan:
+    """Plan for links of `bandwidth` bytes a second."""
+    from hocket.plan.plan import plan
+    from hocket.transport.host import SMALLEST_BYTES
+
+    # A plan is for ranks of one host.
+    shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
+    network = replace(run.network, bandwidth_bytes_per_s=bandwidth)
+    return plan(strategy, model, replicas, network, shared_bytes=shared_bytes)
 
 
 def _model(task: Task) -> nn.Module:
@@ -97,8 +109,9 @@ def _model(task: Task) -> nn.Module:
     return task.model()
 
 
-def _show(run: RunConfig, plan: Plan, shared_out: bool) -> None:
+def _show(run: RunConfig, planned: Callable[[float], Plan], shared_out: bool) -> None:
     assert run.ranks is not None
+    plan = planned(run.network.bandwidth_bytes_per_s)
     name = run.strategy.name or "own strategy"
     print(f"{name}: {run.description}" if run.description else name)
     ranks = f"{run.ranks} rank{'s' * (run.ranks != 1)}"
@@ -117,8 +130,28 @@ def _show(run: RunConfig, plan: Plan, shared_out: bool) -> None:
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
-    for line in _assumptions(run, plan):
+    for line in [*_assumptions(run, plan), *_utilisation(run, planned)]:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
+
+
+def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
+    """Say how much of their time ranks compute, where the run says how long a step takes."""
+    from hocket.plan.utilisation import computing_share, least_bandwidths
+
+    step_s = run.compute.step_s
+    if not step_s:
+        return []
+    share = computing_share(planned(run.network.bandwidth_bytes_per_s), step_s)
+    bandwidths = least_bandwidths(planned, step_s, _SHARES)
+    told = (
+        f"{of:.0%} {f'from {each * 8 / 1e9:.3g} Gbit/s' if each else 'never'}"
+        for of, each in zip(_SHARES, bandwidths, strict=True)
+    )
+    return [
+        f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time; "
+        f"{', '.join(told)} per rank. Hidden are two thirds of a step by overlap backward, a third by forward, "
+        "and as many steps as a delay has."
+    ]
 
 
 def _row(plan: Plan, planned: ExchangePlan) -> tuple[str, ...]:

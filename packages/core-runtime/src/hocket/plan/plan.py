@@ -31,6 +31,7 @@ class ExchangePlan:
         layouts: its segments, in the order in which they are sent.
         bytes_per_step: what a rank sends in a step, on average over ranks and steps.
         seconds_per_step: how long the slowest scope takes, segment after segment, on average over steps.
+        segment_seconds: the same of each segment that the slowest rank takes part in, each time that it is exchanged.
         memory_bytes: the buffers of a rank that takes part.
     """
 
@@ -39,6 +40,7 @@ class ExchangePlan:
     layouts: tuple[Layout, ...]
     bytes_per_step: float
     seconds_per_step: float
+    segment_seconds: tuple[float, ...]
     memory_bytes: int
 
 
@@ -142,12 +144,16 @@ def _planned(
     roles = range(over.num_roles(placement))
     of_rank = [Cost()] * placement.size
     known: dict[tuple[int, ...], Cost] = {}
+    slowest, slowest_seconds = 0.0, ()
     for part in parts if cut else ():
         for rank in part:
             role = (len(part), *(over.carries(rank, segment, placement) for segment in roles))
             if role not in known:
-                carried = (c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement))
+                carried = [c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement)]
                 known[role] = sum(carried, Cost())
+                if known[role].seconds > slowest:
+                    slowest = known[role].seconds
+                    slowest_seconds = tuple(c.seconds * exchange.period(len(part)) for c in carried)
             of_rank[rank] = known[role]
     return ExchangePlan(
         exchange,
@@ -155,6 +161,7 @@ def _planned(
         tuple(cut),
         mean(cost.bytes for cost in of_rank),
         max(cost.seconds for cost in of_rank),
+        slowest_seconds,
         round(max(cost.memory for cost in of_rank)),
     )
 

@@ -1,0 +1,76 @@
+"""The share of a step that ranks spend computing, and the bandwidth that it takes.
+
+Ranks wait for each other nowhere but in exchanges, one of which is on the network at a time.
+
+Source: the simulation of A. Douillard et al., "Streaming DiLoCo", arXiv:2501.18512, table 4, whose grid of bandwidths
+this is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hocket.plan.plan import ExchangePlan, Plan
+from hocket.strategy.exchange import GRADIENTS, Overlap
+
+__all__ = ["BANDWIDTHS", "computing_share", "exposed_seconds", "least_bandwidths"]
+
+#: Bytes a second: 50 from 0.1 Gbit/s to 1 Tbit/s, each 1.21 times the one before.
+BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9 / 8).tolist()
+
+# Forward takes one multiplication of each weight, backward two.
+_BACKWARD = 2 / 3
+
+
+def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
+    """Return how long a rank waits for exchanges, in seconds a step on average.
+
+    Overlap backward hides two thirds of a step, overlap forward the third after it, and a delay so many steps.
+
+    Args:
+        plan: of the exchanges.
+        step_s: seconds of computing in a step.
+        hidden_s: seconds that something hides of whatever is sent besides.
+    """
+    gradients = [planned for planned in plan.exchanges if planned.exchange.slot == GRADIENTS]
+    exposed = 0.0
+    if gradients:
+        hides = step_s * _BACKWARD * (gradients[0].exchange.overlap is Overlap.BACKWARD)
+        exposed += max(0.0, sum(sum(each.segment_seconds) for each in gradients) - hides - hidden_s)
+    for planned in plan.exchanges:
+        if planned not in gradients:
+            hides = hidden_s + step_s * _hidden_steps(planned)
+            sends = planned.segment_seconds if planned.exchange.stagger else [sum(planned.segment_seconds)]
+            period = min(planned.exchange.period(len(scope)) for scope in planned.scopes)
+            exposed += sum(max(0.0, seconds - hides) for seconds in sends) / period
+    return exposed
+
+
+def _hidden_steps(planned: ExchangePlan) -> float:
+    exchange = planned.exchange
+    return exchange.delay + (1 - _BACKWARD) * (exchange.overlap is Overlap.FORWARD)
+
+
+def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
+    """Return the share of its time that a rank computes, 0 to 1; see `exposed_seconds`."""
+    return step_s / (step_s + exposed_seconds(plan, step_s, hidden_s))
+
+
+def least_bandwidths(
+    planned: Callable[[float], Plan], step_s: float, shares: Sequence[float], hidden_s: float = 0.0
+) -> list[float | None]:
+    """Return the least of `BANDWIDTHS` with which a rank computes each share of its time; None where none is enough.
+
+    Args:
+        planned: from a bandwidth in bytes a second to the plan.
+        step_s, hidden_s: see `exposed_seconds`.
+        shares: 0 to 1.
+    """
+    found = (
+        bisect_left(BANDWIDTHS, share, key=lambda each: computing_share(planned(each), step_s, hidden_s))
+        for share in shares
+    )
+    return [BANDWIDTHS[at] if at < len(BANDWIDTHS) else None for at in found]
