@@ -14,7 +14,8 @@ from hocket.errors import CompositionError
 
 EVERY, STEPS, RANKS = 4, 24, 4
 PACES_S = [0.01, 0.03, 0.011, 0.017]
-PLAIN = {"name": "sgd", "lr": 0.7}
+RATE = 0.7
+PLAIN = {"name": "sgd", "lr": RATE}
 
 
 def quorum(**others: Any) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def test_each_distance_counts_once_whenever_it_comes(exchange: dict[str, Any]) -
         assert max(counters.staleness_max for _, _, counters in told) > 0
         assert all(counters.active < RANKS * counters.outcomes for _, _, counters in told)
     for number, start in enumerate(layers_of(Toy()).values()):
-        moved = PLAIN["lr"] / RANKS * np.sum([sent[number] for sent, _, _ in told], axis=0)
+        moved = RATE / RANKS * np.sum([sent[number] for sent, _, _ in told], axis=0)
         for _, end, _ in told:
             np.testing.assert_allclose(end[number], start - moved, rtol=0, atol=1e-13)
 

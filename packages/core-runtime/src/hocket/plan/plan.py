@@ -144,7 +144,8 @@ def _planned(
     roles = range(over.num_roles(placement))
     of_rank = [Cost()] * placement.size
     known: dict[tuple[int, ...], Cost] = {}
-    slowest, slowest_seconds = 0.0, ()
+    slowest = 0.0
+    slowest_seconds: tuple[float, ...] = ()
     for part in parts if cut else ():
         for rank in part:
             role = (len(part), *(over.carries(rank, segment, placement) for segment in roles))

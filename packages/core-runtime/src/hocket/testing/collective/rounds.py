@@ -184,7 +184,7 @@ def _resumed(
     state = channel.state_dict()
     channel.close()
     resumed = exchange.collective.open(peer, segments, progress, exchange.choices)
-    resumed.resume(round, state)
+    resumed.resume({segment.index: round for segment in segments}, state)
     return resumed
 
 
