@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,9 @@ from torch import nn
 
 import hocket
 from hocket.cli.main import cli
+from hocket.errors import UserError
+from hocket.training.observer import Display, observer_for
+from hocket.training.run import load_run, resolved
 
 
 def invoke(*args: str) -> Result:
@@ -47,3 +54,63 @@ def test_only_the_main_rank_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert hocket.virtual(3).run(train) == [(True, 0), (False, 1), (False, 2)]
     assert capsys.readouterr().out == "rank-0-of-3\n"
+
+
+def test_a_printed_configuration_is_the_runs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = invoke("run", "dpsgd", "-n", "4", "epochs=2", "parameters.0.every=3", "--print-config").output
+    (tmp_path / "mine.yaml").write_text(printed)
+    assert invoke("run", "mine.yaml", "--print-config").output == printed
+    asked = resolved(load_run("dpsgd", ["epochs=2", "parameters.0.every=3"]))
+    assert resolved(load_run("mine.yaml")) == {**asked, "ranks": 4}
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+def test_a_dry_run_says_what_would_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sgd", "-n", "3", "--transport", "virtual", "accumulate=2", "epochs=5"]
+    told, length = invoke("run", *words, "--dry-run").output.splitlines()
+    assert told.startswith(
+        "would start sgd: task digits, 3 ranks over virtual, on cpu, 1 thread each, results in runs"
+    )
+    assert length.startswith("1,442 samples to train on: 40 steps of 192 samples, 8 in an epoch; ")
+    assert not list(tmp_path.iterdir())
+    invoke("run", *words, "epochs=1", "--out", "out", "-q")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 8
+
+
+def test_more_is_shown_and_less(tmp_path: Path) -> None:
+    words = ["run", "sgd", "-n", "2", "--transport", "virtual", "steps=12", "log_every=4"]
+    assert invoke(*words, "-q", "--out", str(tmp_path / "quiet")).output == ""
+    shown = invoke(*words, "-v", "--out", str(tmp_path / "more")).output
+    assert f"\n{(tmp_path / 'more' / 'config.yaml').read_text()}\n" in shown
+    rows = [json.loads(line) for line in (tmp_path / "more" / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in shown.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == len(rows) == 3
+    for line, row, before in zip(lines, rows, [{"step": 0, "seconds": 0.0}, *rows], strict=False):
+        speed = (row["step"] - before["step"]) / (row["seconds"] - before["seconds"])
+        sent = row["bytes_sent"] / row["step"] / 1e3
+        assert line.endswith(
+            f"  {speed:.3g} steps/s, {sent:,.4g} kB/step sent, {100 * row['wait_share']:.0f} % waited"
+        )
+    mistaken = CliRunner().invoke(cli, [*words, "-q", "-v"])
+    assert isinstance(mistaken.exception, UserError)
+
+
+def test_a_bar_has_speed_and_time_left_and_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = observer_for(Display.BAR, 10_000, 100_000)
+    assert bar is not None
+    for step in (10_050, 10_100, 10_150):
+        bar.step(step)
+        time.sleep(0.02)
+    bar.row({"epoch": 1, "step": 10_150, "train_loss": 1.25, "seconds": 3.0})
+    bar.close()
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out).replace("\r", "\n").split("\n")[-2]
+    found = re.search(r" 10150/100000 ([\d.e+]+) steps/s (\d+:\d\d:\d\d) loss 1.2500$", last.rstrip())
+    assert found is not None, last
+    # 50 steps in 20 ms or more: what a resumed run had done before is no speed of this one.
+    assert 0 < float(found[1]) <= 2500
+    assert len(last) <= 80

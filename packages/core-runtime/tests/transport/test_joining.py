@@ -13,6 +13,7 @@ from typing import NoReturn
 import pytest
 
 from hocket.cli import ranking, running
+from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError
 from hocket.training.run import RunConfig
@@ -104,10 +105,9 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
             "sgd",
             ("task=digits",),
             WantedRanks(2, transport=transport),
-            out=tmp_path / "out",
-            report=False,
+            tmp_path / "out",
+            RunOptions(),
             resume=False,
-            trace=False,
         )
     assert begun == [2]
 

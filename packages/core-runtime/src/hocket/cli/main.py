@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hocket import __version__
+from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
 from hocket.training.startup import defer_dynamo
@@ -36,11 +37,6 @@ def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(min=1), help=words)
 
 
-_REPORT = click.option(
-    "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hocket")
 def cli() -> None:
@@ -59,8 +55,7 @@ def cli() -> None:
     help="Folder for the results; default: runs/NAME-TIME.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
-@click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
-@_REPORT
+@run_options
 def run(
     target: str,
     overrides: tuple[str, ...],
@@ -70,8 +65,7 @@ def run(
     mpi_args: tuple[str, ...],
     out: Path | None,
     resume: bool,
-    trace: bool,
-    report: bool,
+    options: RunOptions,
 ) -> None:
     """Train a task with a recipe, or as a file says.
 
@@ -83,11 +77,12 @@ def run(
     hocket run periodic_average strategy.parameters.0.every=4 task=fashion_mnist -n 2
     hocket run sgd 'optimizer={name: muon, rest: adamw}' accumulate=4 clip_grad_norm=1
     hocket run sgd checkpoint.every=100 --out runs/mine; hocket resume runs/mine
+    hocket run agd -n 4 epochs=2 --print-config > mine.yaml; hocket run mine.yaml --dry-run
     """
     from hocket.cli.running import run_command
 
     wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
-    sys.exit(run_command(target, overrides, wanted, out, trace, report, resume))
+    sys.exit(run_command(target, overrides, wanted, out, options, resume))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -134,8 +129,7 @@ def launch(
     help="What moves bytes; default: as before.",
 )
 @rank_options
-@click.option("--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results.")
-@_REPORT
+@run_options
 def resume(
     folder: Path,
     overrides: tuple[str, ...],
@@ -143,8 +137,7 @@ def resume(
     transport: str | None,
     hosts: str | None,
     mpi_args: tuple[str, ...],
-    trace: bool,
-    report: bool,
+    options: RunOptions,
 ) -> None:
     """Continue the run in FOLDER from its newest checkpoint.
 
@@ -158,7 +151,7 @@ def resume(
     from hocket.cli.running import resume_command
 
     wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
-    sys.exit(resume_command(folder, overrides, wanted, trace, report))
+    sys.exit(resume_command(folder, overrides, wanted, options))
 
 
 @cli.command()

@@ -1,9 +1,11 @@
-"""One rank of a run, as `hocket run` starts it: `python -m hocket.cli.ranking CONFIG FOLDER [--resume]`."""
+"""One rank of a run, as `hocket run` starts it: `python -m hocket.cli.ranking CONFIG FOLDER [OPTION]...`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
+from hocket.training.observer import Display
 from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
@@ -22,33 +25,45 @@ from hocket.transport.virtual import World
 __all__ = ["run_rank", "run_virtual"]
 
 
-def run_rank(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
+def run_rank(run: RunConfig, folder: Path, *, resume: bool = False, display: Display = Display.LINES) -> None:
     """Train on this process's rank; rank 0 writes the summary and the picture."""
     peer = join(run.transport)
-    _train(run, peer, folder, resume)
+    _train(run, peer, folder, resume, display)
     peer.close()
 
 
-def run_virtual(run: RunConfig, folder: Path, *, resume: bool = False) -> None:
+def run_virtual(
+    run: RunConfig, folder: Path, *, resume: bool = False, display: Display = Display.LINES
+) -> None:
     """Train on as many virtual ranks as the run asks for, in this process, one thread each."""
     assert run.ranks is not None
     torch.set_num_threads(1)
     world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
     with SIGNALS.listening():
-        world.run(lambda: _train(run, join(), folder, resume))
+        world.run(lambda: _train(run, join(), folder, resume, display))
 
 
-def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool) -> None:
-    summary = train(run, peer, folder, resume=resume)
+def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
+    summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
         (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
-        if not draw(folder / METRICS, folder / PICTURE, title):
+        if not draw(folder / METRICS, folder / PICTURE, title) and display is not Display.QUIET:
             print(NO_PICTURE)
         if run.report:
             write_report(folder, title)
 
 
+def _main(arguments: Sequence[str]) -> None:
+    parser = ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--display", type=Display, default=Display.LINES)
+    given = parser.parse_args(arguments)
+    run_rank(load_run(given.config), given.folder, resume=given.resume, display=given.display)
+
+
 if __name__ == "__main__":
     defer_dynamo()
-    run_rank(load_run(sys.argv[1]), Path(sys.argv[2]), resume="--resume" in sys.argv[3:])
+    _main(sys.argv[1:])

@@ -7,25 +7,31 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
+from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
 from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
-from hocket.training.observer import TERMINAL_VARIABLE, text_of_metrics
-from hocket.training.run import RunConfig, load_run
+from hocket.training.observer import Display, text_of_metrics
+from hocket.training.run import RunConfig, build_engine, load_run, resolved
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
 from hocket.transport.launching import Starter
 from hocket.transport.rank_process import threads_per_rank
+
+if TYPE_CHECKING:
+    from hocket.task import TaskData
 
 __all__ = ["resume_command", "run_command"]
 
@@ -35,8 +41,7 @@ def run_command(
     overrides: tuple[str, ...],
     wanted: WantedRanks,
     out: Path | None,
-    trace: bool,
-    report: bool,
+    options: RunOptions,
     resume: bool,
 ) -> int:
     """Carry out `hocket run` and return the exit status.
@@ -46,19 +51,18 @@ def run_command(
     """
     if not (resume or _was_restarted(out)):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
-        run = _with_options(load_run(target, overrides), wanted, trace, report)
-        return _carry_out(run, wanted, out, command)
+        run = _with_options(load_run(target, overrides), wanted, options)
+        return _carry_out(run, wanted, out, command, options)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
-    return resume_command(out, overrides, wanted, trace, report, target)
+    return resume_command(out, overrides, wanted, options, target)
 
 
 def resume_command(
     folder: Path,
     overrides: tuple[str, ...],
     wanted: WantedRanks,
-    trace: bool,
-    report: bool,
+    options: RunOptions,
     target: str | None = None,
 ) -> int:
     """Carry out `hocket resume`, or `hocket run TARGET --resume`, and return the exit status.
@@ -73,7 +77,8 @@ def resume_command(
         # What the launcher was asked for is newer than the folder.
         run = with_ranks(run, wanted.ranks, overrides)
     command = ["resume", str(folder), *overrides]
-    return _carry_out(_with_options(run, wanted, trace, report), wanted, folder, command, resume=True)
+    run = _with_options(run, wanted, options)
+    return _carry_out(run, wanted, folder, command, options, resume=True)
 
 
 def _was_restarted(out: Path | None) -> bool:
@@ -82,20 +87,26 @@ def _was_restarted(out: Path | None) -> bool:
     return found is not None and found.restarts > 0 and out is not None and bool(complete(out / CHECKPOINTS))
 
 
-def _with_options(run: RunConfig, wanted: WantedRanks, trace: bool, report: bool) -> RunConfig:
+def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> RunConfig:
     if wanted.transport is not None:
         run = replace(run, transport=TransportName(wanted.transport))
     if run.transport is TransportName.VIRTUAL and wanted.hosts:
         raise UserError(
             "virtual ranks are threads of one process: leave out --hosts, or name another --transport"
         )
-    if report or run.report:
-        require_plotly("--report" if report else "report")
-    return replace(run, trace=trace or run.trace, report=report or run.report)
+    if options.report or run.report:
+        require_plotly("--report" if options.report else "report")
+    return replace(run, trace=options.trace or run.trace, report=options.report or run.report)
 
 
 def _carry_out(
-    run: RunConfig, wanted: WantedRanks, out: Path | None, command: Sequence[str], *, resume: bool = False
+    run: RunConfig,
+    wanted: WantedRanks,
+    out: Path | None,
+    command: Sequence[str],
+    options: RunOptions,
+    *,
+    resume: bool = False,
 ) -> int:
     """Be a rank, or start the ranks.
 
@@ -104,39 +115,50 @@ def _carry_out(
         wanted: the ranks that were asked for.
         out: the folder for results, if one is named.
         command: what `hocket` was asked for, but for its options.
+        options: what is shown, and what is left out.
         resume: whether the run in the folder goes on.
     """
     found = launched()
+    if options.print_config:
+        if launched_rank() == 0:
+            ranks = wanted.size or run.ranks
+            print(yaml.safe_dump(resolved(replace(run, ranks=ranks)), sort_keys=False), end="")
+        return 0
     if found is not None:
-        return _join(run, wanted.ranks or run.ranks, out, resume, found)
+        return _join(run, wanted.ranks or run.ranks, out, resume, found, options)
     wanted = replace(wanted, ranks=wanted.ranks or run.ranks, transport=run.transport)
     run = replace(run, ranks=wanted.size or 1)
     assert run.ranks is not None
     run.check_size(run.ranks)
     starter = None
     if (run.ranks > 1 or wanted.hosts) and run.transport is not TransportName.VIRTUAL:
-        options = [*(["--trace"] if run.trace else []), *(["--report"] if run.report else [])]
-        starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options])
+        starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options.words])
     device = choose_device(run)
     folder = folder_of(out, run)
     local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
-    _announce(run, folder, starter.transport if starter else TransportName.VIRTUAL, local, device)
+    transport = starter.transport if starter else TransportName.VIRTUAL
+    _announce(run, folder, transport, local, device, options)
     from hocket.cli.checking import check_run
 
-    check_run(run).data(run.seed)
+    data = check_run(run).data(run.seed)
+    if options.dry_run:
+        _show_length(run, data)
+        return 0
     status = 1
     with prepared(folder, run, resume):
         try:
-            status = _start(run, folder, resume, starter)
+            status = _start(run, folder, resume, starter, options)
         finally:
             if status != 0 and run.trace:
                 _show_left_trace(folder)
     if status == 0:
-        _show_results(folder)
+        _show_results(folder, options)
     return status
 
 
-def _announce(run: RunConfig, folder: Path, transport: str, local: int, device: Device) -> None:
+def _announce(
+    run: RunConfig, folder: Path, transport: str, local: int, device: Device, options: RunOptions
+) -> None:
     """Say what is started, before torch is imported and ranks have joined.
 
     Args:
@@ -145,31 +167,52 @@ def _announce(run: RunConfig, folder: Path, transport: str, local: int, device: 
         transport: what the ranks meet over.
         local: how many of the ranks share a host.
         device: what they train on.
+        options: how much is said, and whether anything is started.
     """
+    if options.quiet and not options.dry_run:
+        return
     where, each = f"{run.ranks} ranks over {transport}", " each"
     if run.ranks == 1:
         where, each = "one rank", ""
     told = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
     threads = str(told or threads_per_rank(local))
     print(
-        f"starting {run.strategy.name or 'own strategy'}: task {run.task.name}, {where}, on {device.value}, "
+        f"{'would start' if options.dry_run else 'starting'} {run.strategy.name or 'own strategy'}: "
+        f"task {run.task.name}, {where}, on {device.value}, "
         f"{'1 thread' if threads == '1' else f'up to {threads} threads'}{each}, results in {os.path.relpath(folder)}",
         flush=True,
     )
+    if options.verbose:
+        print(yaml.safe_dump(resolved(run), sort_keys=False), flush=True)
 
 
-def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None) -> int:
+def _show_length(run: RunConfig, data: TaskData) -> None:
+    """Say how long a run would be that is not started."""
+    from hocket.training.loop import steps_per_epoch
+
+    assert run.ranks is not None
+    samples = len(cast(Sized, data.train))
+    replicas = build_engine(run).data_size(run.ranks)
+    per_epoch = steps_per_epoch(run, samples, replicas)
+    steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
+    print(
+        f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * replicas:,} samples, "
+        f"{per_epoch:,} in an epoch; everything was checked, and nothing was started"
+    )
+
+
+def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None, options: RunOptions) -> int:
     """Carry the run out here, or on ranks of its own, and return the exit status."""
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
 
-        run_virtual(run, folder, resume=resume)
+        run_virtual(run, folder, resume=resume, display=options.display)
     elif starter is None:
         from hocket.cli.ranking import run_rank
 
-        run_rank(run, folder, resume=resume)
+        run_rank(run, folder, resume=resume, display=options.display)
     else:
-        return _launch(run, folder, resume, starter)
+        return _launch(run, folder, resume, starter, options)
     return 0
 
 
@@ -182,7 +225,9 @@ def _show_left_trace(folder: Path) -> None:
         print(f"hocket: the trace of what the ranks did until then: {os.path.relpath(path)}", file=sys.stderr)
 
 
-def _join(run: RunConfig, asked: int | None, out: Path | None, resume: bool, found: Launched) -> int:
+def _join(
+    run: RunConfig, asked: int | None, out: Path | None, resume: bool, found: Launched, options: RunOptions
+) -> int:
     """Be one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
 
@@ -195,7 +240,14 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, resume: bool, fou
     run.check_size(found.size)
     folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
     if found.rank == 0:
-        _announce(run, folder, transport, found.local_size, choose_device(run))
+        _announce(run, folder, transport, found.local_size, choose_device(run), options)
+    if options.dry_run:
+        from hocket.cli.checking import check_run
+
+        data = check_run(run).data(run.seed)
+        if found.rank == 0:
+            _show_length(run, data)
+        return 0
 
     import torch
 
@@ -205,23 +257,25 @@ def _join(run: RunConfig, asked: int | None, out: Path | None, resume: bool, fou
         torch.set_num_threads(threads_per_rank(found.local_size))
     first = join(transport).rank == 0
     with prepared(folder, run, resume) if first else contextlib.nullcontext():
-        run_rank(run, folder, resume=resume)
+        run_rank(run, folder, resume=resume, display=options.display)
     if first:
-        _show_results(folder)
+        _show_results(folder, options)
     return 0
 
 
-def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter) -> int:
+def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, options: RunOptions) -> int:
     environment = {}
-    if sys.stdout.isatty():
-        environment = {TERMINAL_VARIABLE: "1", "COLUMNS": str(shutil.get_terminal_size().columns)}
+    if options.display is Display.BAR:
+        environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
-    program += ["--resume"] if resume else []
+    program += [f"--display={options.display}", *(["--resume"] if resume else [])]
     assert run.ranks is not None
     return launch_here(starter, run.ranks, program, environment)
 
 
-def _show_results(folder: Path) -> None:
+def _show_results(folder: Path, options: RunOptions) -> None:
+    if options.quiet:
+        return
     summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
     where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""

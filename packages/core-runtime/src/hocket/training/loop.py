@@ -26,14 +26,14 @@ from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
 from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import evaluate, evaluate_together
 from hocket.training.meters import Value
-from hocket.training.observer import observer_for
+from hocket.training.observer import Display, observer_for
 from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
 from hocket.transport.peer import Peer
 
-__all__ = ["save_model", "train"]
+__all__ = ["save_model", "steps_per_epoch", "train"]
 
 
 @dataclass
@@ -55,7 +55,14 @@ class _SinceRow:
         self.samples += samples
 
 
-def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dict[str, object]:
+def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
+    """Return in how many steps `shares` ranks or pipelines go once through so many samples."""
+    return -(-samples // (run.batch_size * run.accumulate * shares))
+
+
+def train(
+    run: RunConfig, peer: Peer, out: Path, *, resume: bool = False, display: Display = Display.LINES
+) -> dict[str, object]:
     """Train, and return what goes into `summary.json`; collective.
 
     Args:
@@ -64,6 +71,7 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
         out: an existing folder, in which rank 0 writes `metrics.jsonl`, the consensus as `model.safetensors`, and
             `trace.json` if it is asked for, and all ranks their checkpoints.
         resume: continue from the newest checkpoint in `out`.
+        display: how rank 0 shows it.
 
     Raises:
         CheckpointError: there is none to continue from, or it is of another run.
@@ -93,7 +101,9 @@ def train(run: RunConfig, peer: Peer, out: Path, *, resume: bool = False) -> dic
             make_optimizer=lambda groups: build_optimizer(run.optimizer, groups),
         ) as session,
     ):
-        summary = _Run(run, task, data, loss, device, session, results, out / CHECKPOINTS, resume).train()
+        summary = _Run(
+            run, task, data, loss, device, session, results, out / CHECKPOINTS, resume, display
+        ).train()
         with session.consensus():
             if peer.rank == 0:
                 save_model(model, out / MODEL)
@@ -117,6 +127,7 @@ class _Run:
         results: Results | None,
         checkpoints: Path,
         resume: bool,
+        display: Display,
     ) -> None:
         self._run = run
         self._task = task
@@ -126,11 +137,11 @@ class _Run:
         self._session = session
         self._results = results
         self._checkpoints = checkpoints
+        self._display = display
         self._schedules = Schedules(run.schedulers, session.optimizers.given)
         self._clip()
-        num_samples = len(cast(Sized, data.train))
         self._per_step = run.batch_size * run.accumulate
-        self._per_epoch = -(-num_samples // (self._per_step * session.data_size))
+        self._per_epoch = steps_per_epoch(run, len(cast(Sized, data.train)), session.data_size)
         self._done_in_epoch = 0
         self._since_row = _SinceRow()
         self._start_s = session.peer.clock.now()
@@ -141,13 +152,12 @@ class _Run:
         epochs = run.epochs - session.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
-        if resume and session.rank == 0 and session.step >= self._steps:
-            print(
-                "the run has ended, and its results are made again; epochs=N or steps=N make it longer",
-                flush=True,
+        if resume and session.step >= self._steps and display is not Display.QUIET:
+            session.print(
+                "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
             )
         session.save_on_signal(checkpoints, keep=run.checkpoint.keep, run=self)
-        self._observer = observer_for(session.rank, self._steps)
+        self._observer = observer_for(display, session.step, self._steps) if session.is_main else None
 
     def train(self) -> dict[str, object]:
         every = self._run.checkpoint.every
@@ -238,7 +248,8 @@ class _Run:
         if self._session.rank == 0:
             assert self._results is not None
             self._results.resume_after(resumed.step)
-            print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
+            if self._display is not Display.QUIET:
+                print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
 
     def state_dict(self) -> dict[str, object]:
         return {

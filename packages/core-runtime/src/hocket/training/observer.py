@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from hocket.training import VALID
 from hocket.training.history import is_number
 
-__all__ = ["Lines", "ProgressBar", "observer_for", "text_of_metrics"]
+__all__ = ["Display", "Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 
-#: Set by the parent process where its own output is a terminal: a rank's never is under mpiexec.
-TERMINAL_VARIABLE = "HOCKET_TERMINAL"
+
+class Display(StrEnum):
+    """How a run is shown: errors alone, a bar on a terminal, a line of each row of metrics, or with more in each."""
+
+    QUIET = "quiet"
+    BAR = "bar"
+    LINES = "lines"
+    VERBOSE = "verbose"
 
 
 class Lines:
-    """A line per epoch, and one per logging step within the first."""
+    """A line for each row of metrics; with `verbose` also what was sent and waited for."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, verbose: bool = False) -> None:
         self._steps = steps
+        self._verbose = verbose
+        self._before: dict[str, Any] = {}
 
     def row(self, row: dict[str, Any]) -> None:
-        """Show a line of metrics."""
-        print(_text(row, self._steps), flush=True)
+        """Show a row of metrics."""
+        more = _costs(row, self._before) if self._verbose else ""
+        print(f"{_text(row, self._steps)}{more}", flush=True)
+        self._before = row
 
     def step(self, step: int) -> None:
         """Nothing is shown for steps between the rows."""
@@ -34,44 +45,52 @@ class Lines:
 
 
 class ProgressBar:
-    """A bar over all steps, with the last row of metrics beside it."""
+    """A bar over all steps, with steps a second, the time left, and the last row's training loss."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, done: int, steps: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(file=sys.stdout, force_terminal=True, width=int(os.environ.get("COLUMNS", "100")))
+        # A rank's own output is no terminal under mpiexec, where `COLUMNS` says how wide that is.
+        width = shutil.get_terminal_size().columns
         self._steps = steps
         self._progress = Progress(
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
-            console=console,
+            console=Console(file=sys.stdout, force_terminal=True, width=width),
         )
-        self._task = self._progress.add_task("", total=steps)
+        self._task = self._progress.add_task("", total=steps, completed=done, speed="")
         self._progress.start()
 
     def row(self, row: dict[str, Any]) -> None:
-        """Show a line of metrics; the ones with a validation stay on the screen."""
+        """Show a row of metrics; the ones with a validation stay on the screen."""
         if row.get("valid_loss") is not None:
             self._progress.console.print(_text(row, self._steps))
         self._progress.update(self._task, description=f"loss {row['train_loss']:.4f}")
 
     def step(self, step: int) -> None:
         """Move the bar."""
-        self._progress.update(self._task, completed=step)
+        speed = self._progress.tasks[0].speed
+        told = "" if speed is None else f"{speed:.3g} steps/s"
+        self._progress.update(self._task, completed=step, speed=told)
 
     def close(self) -> None:
         """Give the terminal back."""
         self._progress.stop()
 
 
-def observer_for(rank: int, steps: int) -> Lines | ProgressBar | None:
-    """Return what shows the run on this rank: nothing on others than rank 0."""
-    if rank != 0:
+def observer_for(display: Display, done: int, steps: int) -> Lines | ProgressBar | None:
+    """Return what shows a run of `steps` steps, of which `done` have ended; None for nothing."""
+    if display is Display.QUIET:
         return None
-    return ProgressBar(steps) if os.environ.get(TERMINAL_VARIABLE) == "1" else Lines(steps)
+    return (
+        ProgressBar(done, steps)
+        if display is Display.BAR
+        else Lines(steps, verbose=display is Display.VERBOSE)
+    )
 
 
 def _text(row: dict[str, Any], steps: int) -> str:
@@ -79,6 +98,15 @@ def _text(row: dict[str, Any], steps: int) -> str:
     if row.get("valid_loss") is not None:
         text += f"  validation {text_of_metrics(row)}"
     return f"{text}  ({row['seconds']:.1f} s)"
+
+
+def _costs(row: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Write what came since the row before: steps a second, bytes a step, and the share of the time that was waited."""
+    steps, seconds, sent = (row[key] - before.get(key, 0) for key in ("step", "seconds", "bytes_sent"))
+    told = [f"{steps / seconds:.3g} steps/s"] if seconds > 0 else []
+    told += [f"{sent / steps / 1e3:,.4g} kB/step sent"] if steps else []
+    told += [f"{100 * row['wait_share']:.0f} % waited"] if row["wait_share"] is not None else []
+    return f"  {', '.join(told)}"
 
 
 def text_of_metrics(values: Mapping[str, Any]) -> str:

@@ -1,0 +1,95 @@
+"""The options of `hocket run` and `hocket resume` that say what is shown, written and left out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from hocket.errors import UserError
+from hocket.training.observer import Display
+
+__all__ = ["RunOptions", "run_options"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line asks for beside the run's file.
+
+    Attributes:
+        trace: write a trace.
+        report: write a page on the run.
+        print_config: print the complete configuration in place of training.
+        dry_run: check everything and say what would be started in place of training.
+        verbose: show the configuration first, and what is sent and waited in each line.
+        quiet: show errors only.
+    """
+
+    trace: bool = False
+    report: bool = False
+    print_config: bool = False
+    dry_run: bool = False
+    verbose: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.verbose and self.quiet:
+            raise UserError("-v shows more and -q less: leave one of them out")
+
+    @property
+    def display(self) -> Display:
+        """How the run is shown on this process's output."""
+        if self.quiet:
+            return Display.QUIET
+        if self.verbose:
+            return Display.VERBOSE
+        return Display.BAR if sys.stdout.isatty() else Display.LINES
+
+    @property
+    def words(self) -> list[str]:
+        """Those that ranks started elsewhere need, too."""
+        given = {"--trace": self.trace, "--report": self.report, "-v": self.verbose, "-q": self.quiet}
+        return [word for word, is_given in given.items() if is_given]
+
+
+_OPTIONS = (
+    click.option(
+        "--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results."
+    ),
+    click.option(
+        "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
+    ),
+    click.option(
+        "--print-config",
+        is_flag=True,
+        help="Print the complete configuration as a run's file, and train nothing.",
+    ),
+    click.option(
+        "--dry-run", is_flag=True, help="Check everything, say what would be started, and start nothing."
+    ),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Show the configuration first, and bytes and waits in each line.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Show errors only."),
+)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options, handed to it as `options`, a RunOptions."""
+    names = list(RunOptions.__dataclass_fields__)
+
+    @wraps(command)
+    def with_options(**given: Any) -> Any:
+        options = RunOptions(**{name: given.pop(name) for name in names})
+        return command(**given, options=options)
+
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options
