@@ -16,12 +16,16 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.cli.planning import plan_command
+from hocket.cli.planning_several import plan_several
 from hocket.collective.gossip import GossipChannel
-from hocket.errors import CompositionError, ConfigError
+from hocket.errors import CompositionError, ConfigError, UserError
 from hocket.plan.plan import plan
 from hocket.plugin import CORE, default_registry
+from hocket.session.engine import Engine
+from hocket.strategy.scope import Placement
 from hocket.task.models import build
 from hocket.training.run import load_run
+from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
@@ -290,3 +294,58 @@ def test_no_sample_is_read_and_no_mpi_started() -> None:
         "assert not any(name.startswith('mpi4py') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_hosts_are_groups_as_their_sizes_are() -> None:
+    by_host = hocket.compose("hierarchical_sgd", "gradients.0.segments=layers")
+    slots = [f"gradients.{place}.over={{size: 4, by: null}}" for place in (0, 1)]
+    by_size = hocket.compose("hierarchical_sgd", "gradients.0.segments=layers", *slots)
+    with torch.device("meta"):
+        model = model_of("cnn")[0]
+    planned = plan(by_host, model, Placement.of("aaaabbbb"), NETWORK)
+    sent = hocket.virtual(8).run(lambda: train("cnn", by_size, 2)[1].counters.bytes_sent / 2)
+    assert planned.bytes_per_step == pytest.approx(sum(sent) / 8, rel=1e-12)
+    assert planned.seconds_per_step == plan(by_size, model, 8, NETWORK).seconds_per_step
+    assert [len(each.scopes) for each in planned.exchanges] == [2, 1, 2]
+
+
+def test_several_recipes_are_planned_with_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["sgd", "hierarchical_sgd", "dpsgd", "powersgd"]
+    plan_several(names, ("task.network=cnn",), None, parse_hosts("2x4"))
+    shown = capsys.readouterr().out
+    assert shown.startswith("8 ranks on 2 hosts; task digits: ")
+    rows = {
+        line.split()[0]: re.split(r"  +", line) for line in shown.splitlines() if line.split("  ")[0] in names
+    }
+    assert list(rows) == names
+    for name, row in rows.items():
+        plan_command(name, ("task.network=cnn",), None, parse_hosts("2x4"))
+        alone = capsys.readouterr().out
+        assert "8 ranks on 2 hosts; task digits" in alone
+        last = [
+            line
+            for line in alone.splitlines()
+            if line.startswith(("together", "gradients.0", "parameters.0"))
+        ][-1]
+        assert re.split(r"  +", last)[-3:] == row[-3:]
+
+
+def test_a_pipeline_is_not_planned_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "data_size", lambda self, size: size // 2)
+    with pytest.raises(UserError, match="--hosts: engine data_parallel shares the model out over ranks"):
+        plan_command("sgd", (), None, parse_hosts("2x4"))
+
+
+@pytest.mark.parametrize("recipe", ["hierarchical_sgd", "powersgd"])
+def test_nothing_is_cut_on_80_columns(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_command(recipe, (), 8)
+    words = {*capsys.readouterr().out.split()}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    plan_command(recipe, (), 8)
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, drawn.splitlines())) <= 80
+    assert words <= {*drawn.split()}
+    assert "…" not in drawn

@@ -30,12 +30,12 @@ _MEASURES = {
 }
 
 
-def analysis_command(strategy: Strategy, ranks: int, compare: Sequence[str], picture: Path) -> None:
+def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence[str], picture: Path) -> None:
     """Print the table for each exchange that has a topology, and draw the last one's picture.
 
     Args:
         strategy: one of its exchanges has a topology.
-        ranks: how many.
+        placement: of the ranks.
         compare: further topologies, as a config writes them.
         picture: a PNG file to write; with several exchanges their names are put before its ending.
 
@@ -49,7 +49,7 @@ def analysis_command(strategy: Strategy, ranks: int, compare: Sequence[str], pic
         )
     others = [_topology(text) for text in compare]
     for exchange in exchanges:
-        size = max(len(part) for part in exchange.over.parts(Placement.on_one_host(ranks)))
+        size = max(len(part) for part in exchange.over.parts(placement))
         print()
         if size < 2:
             print(f"{exchange.name}: a single rank mixes with nobody.")

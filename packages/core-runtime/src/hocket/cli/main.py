@@ -155,9 +155,9 @@ def resume(
 
 
 @cli.command()
-@_TARGET
-@_OVERRIDES
-@_ranks("the file's, or 4")
+@click.argument("words", nargs=-1, required=True, metavar="RECIPE|FILE.yaml... [KEY=VALUE]...")
+@_ranks("the hosts', the file's, or 4")
+@click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are; default: on one.")
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
 @click.option(
     "--compare",
@@ -175,27 +175,40 @@ def resume(
     help="Where the analysis is drawn.",
 )
 def plan(
-    target: str,
-    overrides: tuple[str, ...],
+    words: tuple[str, ...],
     ranks: int | None,
+    hosts: str | None,
     analysis: bool,
     compare: tuple[str, ...],
     picture: Path,
 ) -> None:
-    """Show what goes where in a step: bytes per rank, memory, predicted time.
+    """Show what goes where in a step: bytes per rank, memory, predicted time; of several, a row each.
 
     \b
     hocket plan agd -n 8
+    hocket plan sgd hierarchical_sgd dpsgd --hosts 4x8 task.network=cnn
     hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
     """
     from hocket.cli.planning import plan_command
+    from hocket.cli.planning_several import plan_several
+    from hocket.transport.hosts import parse_hosts
 
-    run = plan_command(target, overrides, ranks)
+    # A file's name may have an = in it.
+    targets = [word for word in words if "=" not in word or Path(word).is_file()]
+    overrides = tuple(word for word in words if word not in targets)
+    places = parse_hosts(hosts) if hosts else ()
+    if not targets:
+        raise click.UsageError("Missing argument 'RECIPE|FILE.yaml'.")
+    if len(targets) > 1:
+        if analysis:
+            raise click.UsageError("--analysis is of one strategy: name one recipe or file.")
+        plan_several(targets, overrides, ranks, places)
+        return
+    run, placement = plan_command(targets[0], overrides, ranks, places)
     if analysis:
         from hocket.cli.analysis import analysis_command
 
-        assert run.ranks is not None
-        analysis_command(run.strategy, run.ranks, compare, picture)
+        analysis_command(run.strategy, placement, compare, picture)
 
 
 @cli.command()

@@ -6,7 +6,7 @@ import contextlib
 import math
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,12 @@ from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
+from hocket.errors import UserError
 from hocket.outer.merge import Add
 from hocket.strategy.exchange import Buffers
+from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
+from hocket.transport.hosts import Host, share_out
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from hocket.strategy.strategy import Strategy
     from hocket.task.api import Task
 
-__all__ = ["DEFAULT_RANKS", "plan_command"]
+__all__ = ["DEFAULT_RANKS", "HOSTS", "model_of", "plan_command", "planned_for", "planned_run", "ranks_of"]
 
 #: For how many ranks a plan is made where nobody says.
 DEFAULT_RANKS = 4
@@ -51,28 +54,38 @@ _TEXT_WIDTH = 110
 #: Of their time that ranks are to compute: those of Streaming DiLoCo's table.
 _SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
+#: What hosts change in a plan.
+HOSTS = (
+    "Hosts: they say who shares memory and who is in a group or leads it (over: {name: group, by: host}). A message "
+    "takes as long within a host as between two."
+)
+
 #: Of how many steps the mean of injected delays is taken.
 _STEPS_LOOKED_AT = 1000
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
 
-def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> RunConfig:
-    """Carry out `hocket plan`, and return what was planned, its number of ranks included.
+def plan_command(
+    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host] = ()
+) -> tuple[RunConfig, Placement]:
+    """Carry out `hocket plan`, and return what was planned, with its number of ranks, and where its replicas are.
+
+    Args:
+        target, overrides: as `load_run` takes them.
+        ranks: how many; None for as many as the hosts have places, or the file says.
+        hosts: where the ranks are; none for one host.
 
     Raises:
         UserError: whatever is wrong with what was asked for, the number of ranks included.
     """
-    run = load_run(target, overrides)
-    run = replace(run, ranks=ranks or run.ranks or DEFAULT_RANKS)
-    assert run.ranks is not None
-    run.check_size(run.ranks)  # before torch is imported
+    run, placement = planned_run(target, overrides, ranks, hosts)
 
     from hocket.cli.checking import check_run
     from hocket.cli.planning_stages import show_stages, stages_of
 
     task = check_run(run)
 
-    model = _model(task)
+    model = model_of(task)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
     for step, strategy in [
@@ -81,25 +94,48 @@ def plan_command(target: str, overrides: tuple[str, ...], ranks: int | None) -> 
     ]:
         if run.strategy.phases:
             print(f"From step {step} on:")
-        replicas = engine.data_size(run.ranks)
-        _show(run, partial(_planned, run, strategy, model, replicas), bool(stages))
+        _show(run, placement, partial(planned_for, run, strategy, model, placement), bool(stages))
     if stages:
-        show_stages(stages, replicas)
-    return run
+        show_stages(stages, placement.size)
+    return run, placement
 
 
-def _planned(run: RunConfig, strategy: Strategy, model: nn.Module, replicas: int, bandwidth: float) -> Plan:
+def planned_run(
+    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host]
+) -> tuple[RunConfig, Placement]:
+    """Read what is to be planned, with its number of ranks, and return where its replicas are; without torch.
+
+    Args, Raises: as in `plan_command`.
+    """
+    run = load_run(target, overrides)
+    shared = share_out(hosts, ranks) if hosts else ()
+    run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or DEFAULT_RANKS)
+    assert run.ranks is not None
+    run.check_size(run.ranks)
+    replicas = build_engine(run).data_size(run.ranks)
+    if not shared:
+        return run, Placement.on_one_host(replicas)
+    if replicas != run.ranks:
+        raise UserError(
+            f"--hosts: engine {run.engine.name} shares the model out over ranks, and which of them exchange with each "
+            "other is not planned by hosts: leave it out"
+        )
+    return run, Placement(tuple(number for number, host in enumerate(shared) for _ in range(host.ranks)))
+
+
+def planned_for(
+    run: RunConfig, strategy: Strategy, model: nn.Module, placement: Placement, bandwidth: float
+) -> Plan:
     """Plan for links of `bandwidth` bytes a second."""
     from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
-    # A plan is for ranks of one host.
     shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
     network = replace(run.network, bandwidth_bytes_per_s=bandwidth)
-    return plan(strategy, model, replicas, network, shared_bytes=shared_bytes)
+    return plan(strategy, model, placement, network, shared_bytes=shared_bytes)
 
 
-def _model(task: Task) -> nn.Module:
+def model_of(task: Task) -> nn.Module:
     """Build the task's model without memory, or, where it looks at values while it is built, with."""
     import torch
 
@@ -109,12 +145,13 @@ def _model(task: Task) -> nn.Module:
     return task.model()
 
 
-def _show(run: RunConfig, planned: Callable[[float], Plan], shared_out: bool) -> None:
+def _show(run: RunConfig, placement: Placement, planned: Callable[[float], Plan], shared_out: bool) -> None:
     assert run.ranks is not None
     plan = planned(run.network.bandwidth_bytes_per_s)
     name = run.strategy.name or "own strategy"
-    print(f"{name}: {run.description}" if run.description else name)
-    ranks = f"{run.ranks} rank{'s' * (run.ranks != 1)}"
+    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    print(textwrap.fill(f"{name}: {run.description}" if run.description else name, width))
+    ranks = ranks_of(run, placement)
     size = f"{plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
     print(f"{ranks}; task {run.task.name}: {size}")
     print()
@@ -129,8 +166,7 @@ def _show(run: RunConfig, planned: Callable[[float], Plan], shared_out: bool) ->
         rows.append(("together", *("",) * 6, sent, seconds, _models(plan, plan.memory_bytes)))
     show_table(_HEADERS, rows, numbers=_NUMBERS)
     print()
-    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
-    for line in [*_assumptions(run, plan), *_utilisation(run, planned)]:
+    for line in [*_assumptions(run, placement, plan), *_utilisation(run, planned)]:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
 
 
@@ -203,7 +239,13 @@ def _among(planned: ExchangePlan) -> str:
     return f"{title}: {ranks}" if num_scopes == 1 else f"{title}: {num_scopes} times {ranks}"
 
 
-def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
+def ranks_of(run: RunConfig, placement: Placement) -> str:
+    """Write how many ranks there are, and on how many hosts."""
+    hosts = len(set(placement.hosts))
+    return f"{run.ranks} rank{'s' * (run.ranks != 1)}" + (f" on {hosts} hosts" if hosts > 1 else "")
+
+
+def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
     bandwidth = run.network.bandwidth_bytes_per_s
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{format_bytes(bandwidth)} a second per rank"
     lines = [
@@ -218,6 +260,8 @@ def _assumptions(run: RunConfig, plan: Plan) -> list[str]:
         ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer "
         "and the activations.",
     ]
+    if len(set(placement.hosts)) > 1:
+        lines.append(HOSTS)
     if plan.strategy.samples is not None:
         lines.append(
             f"Samples travel, too, by {_title(plan.strategy.samples)}: how large they are is not known here, and they "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -29,9 +30,11 @@ def show_table(
         rows: as many cells each as there are columns.
         numbers: the columns that are aligned at the right.
         width: how many characters a line has at most: the columns that do not fit follow in further tables, below the
-            first column again. None for as many as there are.
+            first column again. None for the terminal's, elsewhere for as many as there are.
     """
     drawn = sys.stdout.isatty()
+    if width is None and drawn:
+        width = shutil.get_terminal_size().columns
     lines = [list(headers), *map(list, rows)]
     for place, part in enumerate(_parts(lines, width, _DRAWN_GAP if drawn else _PLAIN_GAP)):
         if place and not drawn:
@@ -46,7 +49,9 @@ def _parts(lines: list[list[str]], width: int | None, gap: int) -> list[list[lis
     first, *others = (list(column) for column in zip(*lines, strict=True))
     first = [textwrap.fill(cell, max(width // 3, _NARROWEST), break_on_hyphens=False) for cell in first]
     parts = [[first]]
-    for column in others:
+    room = max(width - _width(first) - 3 * gap, _NARROWEST)
+    for cells in others:
+        column = [textwrap.fill(cell, room, break_on_hyphens=False) for cell in cells]
         if len(parts[-1]) > 1 and sum(map(_width, (*parts[-1], column))) + gap * (len(parts[-1]) + 1) > width:
             parts.append([first])
         parts[-1].append(column)
@@ -76,7 +81,10 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
     table = Table()
     for header in headers:
         table.add_column(
-            header, justify="right" if header in numbers else "left", no_wrap=header == headers[0]
+            header,
+            justify="right" if header in numbers else "left",
+            no_wrap=header == headers[0],
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*row)

@@ -85,21 +85,27 @@ class Plan:
 
 
 def plan(
-    strategy: Strategy, model: nn.Module, ranks: int, network: NetworkModel, *, shared_bytes: float = math.inf
+    strategy: Strategy,
+    model: nn.Module,
+    ranks: int | Placement,
+    network: NetworkModel,
+    *,
+    shared_bytes: float = math.inf,
 ) -> Plan:
     """Plan a strategy for a model.
 
     Args:
         strategy: composed.
         model: on any device, `meta` included; only names, shapes and dtypes are looked at.
-        ranks: how many.
-        network: what seconds are predicted for.
-        shared_bytes: from this size on, in bytes, the ranks share a segment's memory; infinite where they do not.
+        ranks: how many, on one host; or on which hosts they are.
+        network: what seconds are predicted for, within a host and between hosts.
+        shared_bytes: from this size on, in bytes, ranks of one host share a segment's memory; infinite where they do
+            not.
 
     Raises:
         CompositionError: a scope or a topology is not defined for so many ranks, or segments outnumber a period.
     """
-    placement = Placement.on_one_host(ranks)
+    placement = Placement.on_one_host(ranks) if isinstance(ranks, int) else ranks
     strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
     exchanges = tuple(
@@ -108,7 +114,7 @@ def plan(
     )
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
     numel = sum(span.numel for span in spans)
-    return Plan(strategy, ranks, numel, nbytes, len(averaged_buffers(model)), exchanges)
+    return Plan(strategy, placement.size, numel, nbytes, len(averaged_buffers(model)), exchanges)
 
 
 def _planned(
@@ -121,6 +127,8 @@ def _planned(
 ) -> ExchangePlan:
     over = exchange.over
     parts = over.parts(placement)
+    if any(len({placement.hosts[rank] for rank in part}) > 1 for part in parts):
+        shared_bytes = math.inf
     cut: list[Layout] = []
     if any(exchange.takes_place(len(part)) for part in parts):
         alone = len(strategy.gradients) == 1
