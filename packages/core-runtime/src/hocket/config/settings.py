@@ -101,6 +101,9 @@ class RunSettings:
         precision: in which dtype it computes.
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
         log_every: steps between two lines of metrics, 1 or more.
+        eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
+            null for these alone.
+        num_workers: processes of each rank that read samples ahead, 0 or more; 0 for none.
         trace: write `trace.json`, what every rank did when, beside the other results.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: when the run is saved.
@@ -131,6 +134,8 @@ class RunSettings:
     precision: Precision = Precision.FLOAT32
     timeout_s: float = 300.0
     log_every: int = 10
+    eval_every: int | None = None
+    num_workers: int = 0
     trace: bool = False
     report: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -142,12 +147,13 @@ class RunSettings:
     phases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "epochs", "batch_size", "ranks", "log_every", "steps"):
+        for name in ("accumulate", "epochs", "batch_size", "ranks", "log_every", "eval_every", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, not {self.seed}")
+        for name in ("seed", "num_workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("timeout_s", "clip_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -38,8 +38,9 @@ __all__ = [
 #: From the model's output and the batch's target to a scalar, the mean over the batch.
 Loss = Callable[[Any, Any], Tensor]
 
-#: (input, target), as a loader yields them.
-Batch = tuple[Any, Any]
+#: (inputs, target), as a loader yields them, or a mapping that is both. A model is called with a mapping's values by
+#: name, with those of a tuple or list one after the other, with anything else as it is.
+Batch = Any
 
 #: From parameter groups, as torch's optimizers take them, to an optimizer over them.
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -104,7 +105,8 @@ class TrainingSession(SessionCore):
         """Train on one batch, as the engine does it: forward, backward and the optimizer's step.
 
         Args:
-            batch: (input, target), as the loader yields them.
+            batch: (inputs, target), or a mapping that is both, as the loader yields them. Inputs that are a mapping
+                are given to the model by name, those of a tuple or list one after the other.
             loss: called with the model's output and the target; returns the mean over the batch.
 
         Returns:

@@ -108,16 +108,17 @@ class DataParallel(ReplicaEngine):
 
     def open(self, session: Session) -> TrainStep:
         from hocket.session.api import StepResult
+        from hocket.session.batch import call, parts_of
 
         model, optimizers = session.model, session.optimizers
         accumulated = False
 
         def step(batch: Batch, loss: Loss) -> StepResult:
             nonlocal accumulated
-            inputs, target = batch
+            inputs, target = parts_of(batch)
             if not accumulated:
                 optimizers.zero_grad()
-            output = model(inputs)
+            output = call(model, inputs)
             value = loss(output, target)
             value.backward()
             accumulated = session.phase.is_accumulating

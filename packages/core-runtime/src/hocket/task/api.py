@@ -17,15 +17,18 @@ __all__ = ["Task", "TaskData"]
 
 @dataclass(frozen=True)
 class TaskData:
-    """The samples of a task: map-style datasets of `(input, target)` pairs.
+    """The samples of a task: map-style datasets of `(inputs, target)` pairs, or of mappings that are both.
+
+    A batch is what `torch.utils.data.default_collate` makes of samples. Inputs that are a mapping are given to the
+    model by name, `model(**inputs)`, those of a tuple one after the other, anything else as it is.
 
     Attributes:
         train: what the model learns from.
         valid: what is held out; the same samples on every rank and in every run.
     """
 
-    train: Dataset[tuple[Tensor, Tensor]]
-    valid: Dataset[tuple[Tensor, Tensor]]
+    train: Dataset[Any]
+    valid: Dataset[Any]
 
 
 class Task(Configured, ABC):
@@ -53,18 +56,18 @@ class Task(Configured, ABC):
         """Return a new model, initialised from torch's global generator, which the caller has seeded."""
 
     @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """Return the mean loss over a batch.
 
         Args:
             output: what the model returned, [batch, ...].
-            target: the batch's targets, [batch, ...].
+            target: the batch's targets, [batch, ...]; the whole batch where a sample is a mapping.
 
         Returns:
             A scalar of the output's dtype, differentiable.
         """
 
-    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def metrics(self, output: Any, target: Any) -> dict[str, Tensor]:
         """Return each metric's sum over a batch; over all samples, divided by their number, it is the mean.
 
         Args:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from hocket.errors import ConfigError
 from hocket.messages import pack, unpack
+from hocket.session.batch import call, parts_of
 from hocket.task import Task
 from hocket.task.samples import BatchedSamples
 from hocket.training.devices import moved
@@ -75,8 +76,8 @@ def evaluate(
     with torch.no_grad():
         for start in range(0, len(indices), _BATCH):
             chosen = list(indices[start : start + _BATCH])
-            inputs, target = moved(_batch(samples, chosen), device)
-            output = model(inputs)
+            inputs, target = parts_of(moved(_batch(samples, chosen), device))
+            output = call(model, inputs)
             total.samples += len(chosen)
             total.loss += float(loss(output, target)) * len(chosen)
             for name, value in task.metrics(output, target).items():

@@ -18,6 +18,7 @@ from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
+from hocket.session.batch import num_samples, parts_of
 from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
@@ -167,8 +168,10 @@ class _Run:
                 step = self._session.step
                 if self._observer:
                     self._observer.step(step)
-                if step % self._run.log_every == 0 or last_of_epoch:
-                    self._write_row(epoch, last_of_epoch)
+                eval_every = self._run.eval_every
+                validate = last_of_epoch or (eval_every is not None and step % eval_every == 0)
+                if step % self._run.log_every == 0 or validate:
+                    self._write_row(epoch, validate)
                 if every is not None and (step % every == 0 or step == self._steps):
                     self._session.save(self._checkpoints, keep=self._run.checkpoint.keep, run=self)
             self._begin_results()  # where nothing was left to do
@@ -184,11 +187,11 @@ class _Run:
     def _batches(self) -> Iterator[tuple[int, bool]]:
         """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
         session, per_step = self._session, self._per_step
-        batches = loader(self._data.train, per_step, seed=self._run.seed)
+        batches = loader(self._data.train, per_step, seed=self._run.seed, num_workers=self._run.num_workers)
         for epoch in range(session.epochs.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
-            for batch in session.data(batches, weight=lambda batch: len(batch[1]) / per_step):
+            for batch in session.data(batches, weight=lambda batch: num_samples(batch) / per_step):
                 self._pass_time(batch)
                 self._train_step(batch)
                 self._schedules.after_step()
@@ -208,7 +211,7 @@ class _Run:
         assert isinstance(session, Session)  # of an engine that `build_engine` lets accumulate
         parts = split(batch, self._run.batch_size)
         for place, part in enumerate(parts, start=1):
-            share = len(part[1]) / len(batch[1])
+            share = num_samples(part) / num_samples(batch)
             with session.accumulate() if place < len(parts) else contextlib.nullcontext():
                 self._train_batch(part, partial(_share_of, self._loss, share), share)
 
@@ -216,7 +219,7 @@ class _Run:
         session = self._session
         result = session.train_batch(moved(batch, self._device), loss)
         if result is not None and session.weight:
-            self._since_row.add(float(result.loss) / share, len(batch[1]))
+            self._since_row.add(float(result.loss) / share, num_samples(batch))
 
     def _clip(self) -> None:
         """Clip the gradients that the optimizers get, once the session has made them what they are."""
@@ -228,7 +231,7 @@ class _Run:
     def _pass_time(self, batch: Any) -> None:
         """Charge computing to a virtual clock, and hold this rank up as the run's delays say."""
         session, delays = self._session, self._run.delays
-        inputs = tree_leaves(batch[0])
+        inputs = tree_leaves(parts_of(batch)[0])
         seconds = self._run.compute.seconds(
             sum(each.numel() for each in inputs if isinstance(each, torch.Tensor))
         )
@@ -267,11 +270,11 @@ class _Run:
         self._start_s = self._session.peer.clock.now() - state["seconds"]
         self._last_row = state["last_row"]
 
-    def _write_row(self, epoch: int, last_of_epoch: bool) -> None:
+    def _write_row(self, epoch: int, validate: bool) -> None:
         session, seconds = self._session, self._seconds()
         row: dict[str, object] = {"epoch": epoch, "step": session.step, "seconds": seconds}
         row |= self._of_ranks(seconds - self._last_row.get("seconds", 0.0))
-        if last_of_epoch:
+        if validate:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
         self._last_row = row

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.errors import UserError
+from hocket.session.batch import num_samples
 
 __all__ = ["split"]
 
@@ -16,13 +17,13 @@ def split(batch: Any, size: int) -> list[Any]:
     """Return the samples of a batch in batches of `size`, the last with what is left; views, no copies.
 
     Args:
-        batch: (inputs, targets), any nesting of tuples, lists and dictionaries of tensors, each [samples, ...].
+        batch: any nesting of tuples, lists and dictionaries of tensors, each [samples, ...].
         size: 1 or more.
 
     Raises:
         UserError: it holds what has not one row for each sample.
     """
-    num = len(batch[1])
+    num = num_samples(batch)
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != num:
             found = f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"{type(leaf).__name__}"

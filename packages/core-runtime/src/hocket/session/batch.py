@@ -1,0 +1,44 @@
+"""A batch as loaders yield it: what the model is called with, what its output is compared with, how many samples.
+
+Imports no torch until it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["call", "num_samples", "parts_of"]
+
+
+def parts_of(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and target of a batch: a pair of them, or a mapping with keys for both, which is both.
+
+    Raises:
+        ValueError: it has not two parts.
+    """
+    if isinstance(batch, Mapping):
+        return batch, batch
+    inputs, target = batch
+    return inputs, target
+
+
+def call(model: Any, inputs: Any) -> Any:
+    """Return what a model gives for inputs: of a mapping by their names, of a tuple or a list one after the other."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def num_samples(batch: Any) -> int:
+    """Return the first length of the target's first tensor; of a target without tensors, its own."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    _, target = parts_of(batch)
+    if isinstance(target, Tensor):
+        return len(target)
+    tensors = (leaf for leaf in tree_leaves(target) if isinstance(leaf, Tensor))
+    return len(next(tensors, target))
