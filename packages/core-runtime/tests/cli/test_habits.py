@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -114,3 +115,17 @@ def test_a_bar_has_speed_and_time_left_and_fits_80_columns(
     # 50 steps in 20 ms or more: what a resumed run had done before is no speed of this one.
     assert 0 < float(found[1]) <= 2500
     assert len(last) <= 80
+
+
+def test_a_window_of_steps_is_traced(tmp_path: Path) -> None:
+    words = ["run", "sgd", "-n", "2", "--transport", "virtual", "steps=6", "-q", "--out", str(tmp_path)]
+    invoke(*words, "--trace-steps", "2:4")
+    assert not (tmp_path / "trace-recordings").exists()
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    steps = [(event["pid"], event["name"]) for event in events if event.get("cat") == "step"]
+    assert sorted(steps) == [(1, "step 2"), (1, "step 3"), (2, "step 2"), (2, "step 3")]
+    assert load_run(str(tmp_path / "config.yaml")).trace_window == (2, 4)
+    for mistaken in ("2", "4:4", "a:b", ":"):
+        refused = CliRunner().invoke(cli, [*words, "--trace-steps", mistaken])
+        assert isinstance(refused.exception, UserError)
+        assert str(refused.exception).startswith(f"--trace-steps {mistaken}: write the first step, from 0 on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Loaded:
 
 def load(path: Path, num_ranks: int) -> Loaded:
     """Read a trace and check it."""
-    trace = json.loads(path.read_text())
+    trace = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     events: list[Event] = trace["traceEvents"]
     for event in events:
         assert event.keys() == _KEYS[event["ph"]], event

@@ -32,8 +32,8 @@ GOSSIP = "strategy.parameters=[{collective: gossip, over: world, topology: ring,
 def test_a_trace_of_two_ranks(tmp_path: Path) -> None:
     done = run("sgd", GOSSIP, f"steps={STEPS}", "--trace", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trace: open out/trace.json in https://ui.perfetto.dev" in done.stdout
-    trace = load(tmp_path / "out" / "trace.json", 2)
+    assert "trace: open out/trace.json.gz in https://ui.perfetto.dev" in done.stdout
+    trace = load(tmp_path / "out" / "trace.json.gz", 2)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert trace.other == {
         "ranks": 2,
@@ -86,8 +86,8 @@ def test_a_run_that_is_killed_leaves_a_trace_of_all_it_did(tmp_path: Path) -> No
     (tmp_path / "my_task.py").write_text(DYING_TASK)
     done = run("sgd", "task=my_task:Dying", "--trace", cwd=tmp_path)
     assert done.returncode != 0
-    assert "hocket: the trace of what the ranks did until then: out/trace.json" in done.stderr
-    trace = load(tmp_path / "out" / "trace.json", 2)
+    assert "hocket: the trace of what the ranks did until then: out/trace.json.gz" in done.stderr
+    trace = load(tmp_path / "out" / "trace.json.gz", 2)
     for rank in range(2):
         assert len(trace.slices(rank, "step")) == 3
     # Rank 0 waited for rank 1 when it was ended itself, or found that rank 1 was gone.

@@ -27,13 +27,14 @@ STEPS, WIDTH = 3, 16
 FORWARD_S = 0.25
 
 
-def train(path: Path, *strategy: str, lost: int | None = None) -> None:
+def train(path: Path, *strategy: str, lost: int | None = None, window: tuple[int, int] | None = None) -> None:
     """Train on this rank; rank `lost` is late for the last step's exchange, by far."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     peer = hocket.join()
-    with hocket.attach(model, optimizer, hocket.compose(*strategy), observer=hocket.Trace(path)) as session:
+    trace = hocket.Trace(path, window)
+    with hocket.attach(model, optimizer, hocket.compose(*strategy), observer=trace) as session:
         for number, x in enumerate(session.data([torch.randn(2, WIDTH) for _ in range(STEPS)])):
             peer.clock.elapse(FORWARD_S if peer.rank != lost or number < STEPS - 1 else 1000.0)
             optimizer.zero_grad()
@@ -274,3 +275,35 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"trace .*/file/trace.json: cannot be written: Not a directory"):
         hocket.virtual(2).run(lambda: hocket.Trace(tmp_path / "file" / "trace.json").join(hocket.join()))
+
+
+@pytest.mark.parametrize("strategy", ["layers", "gossip delayed"])
+def test_a_window_holds_its_steps_and_what_began_in_them(strategy: str, tmp_path: Path) -> None:
+    whole, window = tmp_path / "whole.json", tmp_path / "window.json.gz"
+    hocket.virtual(2).run(lambda: train(whole, *STRATEGIES[strategy]))
+    hocket.virtual(2).run(lambda: train(window, *STRATEGIES[strategy], window=(1, 2)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole.json", "window.json.gz"]
+    every, seen = load(whole, 2), load(window, 2)
+    for rank in range(2):
+        step = every.slices(rank, "step")[1]
+        [found] = seen.slices(rank, "step")
+        assert (found["name"], found["dur"]) == ("step 1", pytest.approx(step["dur"]))
+        assert [phase["name"] for phase in seen.slices(rank, "phase")] == [
+            phase["name"]
+            for phase in every.slices(rank, "phase")
+            if step["ts"] <= phase["ts"] < step["ts"] + step["dur"]
+        ]
+        begun = [
+            (begin["name"], begin["args"], round(end["ts"] - begin["ts"], 2))
+            for begin, end in every.exchanges(rank)
+            if begin["args"]["round"] == 1
+        ]
+        told = [(b["name"], b["args"], round(e["ts"] - b["ts"], 2)) for b, e in seen.exchanges(rank)]
+        assert told == begun != []
+        assert not any("unfinished" in begin["args"] for begin, _ in seen.exchanges(rank))
+
+
+def test_a_window_without_steps_is_refused() -> None:
+    for steps in ((3, 3), (-1, 2)):
+        with pytest.raises(ValueError, match="hold no step; allowed: the first, from 0 on"):
+            hocket.Trace("trace.json", steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -12,6 +12,7 @@ import click
 
 from hocket.errors import UserError
 from hocket.training.observer import Display
+from hocket.training.run import RunConfig
 
 __all__ = ["RunOptions", "run_options"]
 
@@ -22,6 +23,7 @@ class RunOptions:
 
     Attributes:
         trace: write a trace.
+        trace_steps: which steps are in it, as `100:120`; None for all, or as the file says.
         report: write a page on the run.
         print_config: print the complete configuration in place of training.
         dry_run: check everything and say what would be started in place of training.
@@ -30,6 +32,7 @@ class RunOptions:
     """
 
     trace: bool = False
+    trace_steps: str | None = None
     report: bool = False
     print_config: bool = False
     dry_run: bool = False
@@ -53,13 +56,34 @@ class RunOptions:
     def words(self) -> list[str]:
         """Those that ranks started elsewhere need, too."""
         given = {"--trace": self.trace, "--report": self.report, "-v": self.verbose, "-q": self.quiet}
-        return [word for word, is_given in given.items() if is_given]
+        words = [word for word, is_given in given.items() if is_given]
+        return [*words, *([f"--trace-steps={self.trace_steps}"] if self.trace_steps else [])]
+
+    def traced(self, run: RunConfig) -> RunConfig:
+        """Return a run with its trace as asked for.
+
+        Raises:
+            UserError: the steps are none.
+        """
+        if self.trace_steps is None:
+            return replace(run, trace=self.trace or run.trace)
+        first, separator, end = self.trace_steps.partition(":")
+        try:
+            if not separator:
+                raise ValueError
+            return replace(run, trace=True, trace_steps=[int(first or 0), int(end)])
+        except ValueError as error:
+            raise UserError(
+                f"--trace-steps {self.trace_steps}: write the first step, from 0 on, and the one after the last, such "
+                "as 100:120"
+            ) from error
 
 
 _OPTIONS = (
     click.option(
-        "--trace", is_flag=True, help="Write trace.json, for https://ui.perfetto.dev, to the results."
+        "--trace", is_flag=True, help="Write trace.json.gz, for https://ui.perfetto.dev, to the results."
     ),
+    click.option("--trace-steps", metavar="FIRST:END", help="Trace these steps alone, such as 100:120."),
     click.option(
         "--report", is_flag=True, help="Write report.html, a page with figures of the run, to the results."
     ),

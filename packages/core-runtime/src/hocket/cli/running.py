@@ -96,7 +96,7 @@ def _with_options(run: RunConfig, wanted: WantedRanks, options: RunOptions) -> R
         )
     if options.report or run.report:
         require_plotly("--report" if options.report else "report")
-    return replace(run, trace=options.trace or run.trace, report=options.report or run.report)
+    return replace(options.traced(run), report=options.report or run.report)
 
 
 def _carry_out(

@@ -40,7 +40,17 @@ _OUTPUT = "output.txt"
 _LOCK = ".sweep.lock"
 
 #: What does not make another run of it.
-_NOT_COMPARED = ("name", "description", "source", "recipe", "trace", "report", "checkpoint", "timeout_s")
+_NOT_COMPARED = (
+    "name",
+    "description",
+    "source",
+    "recipe",
+    "trace",
+    "trace_steps",
+    "report",
+    "checkpoint",
+    "timeout_s",
+)
 
 
 def sweep_command(

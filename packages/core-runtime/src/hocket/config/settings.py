@@ -104,7 +104,8 @@ class RunSettings:
         eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
             null for these alone.
         num_workers: processes of each rank that read samples ahead, 0 or more; 0 for none.
-        trace: write `trace.json`, what every rank did when, beside the other results.
+        trace: write `trace.json.gz`, what every rank did when, beside the other results.
+        trace_steps: which steps are in it, counted from 0: [100, 120] for 100 to 119; null for all.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: when the run is saved.
         on_nonfinite: what to do about NaN or Inf.
@@ -137,6 +138,7 @@ class RunSettings:
     eval_every: int | None = None
     num_workers: int = 0
     trace: bool = False
+    trace_steps: list[int] | None = None
     report: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR
@@ -154,10 +156,21 @@ class RunSettings:
         for name in ("seed", "num_workers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        window = self.trace_steps
+        if window is not None and not (len(window) == 2 and 0 <= window[0] < window[1]):
+            raise ValueError(
+                f"trace_steps is {window}; allowed: the first step, from 0 on, and the one after the last, such as "
+                "[100, 120]"
+            )
         for name in ("timeout_s", "clip_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be finite and more than 0, not {value}")
+
+    @property
+    def trace_window(self) -> tuple[int, int] | None:
+        """Which steps are in the trace: the first, and the one after the last; None for all."""
+        return None if self.trace_steps is None else (self.trace_steps[0], self.trace_steps[1])
 
 
 #: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.

@@ -29,6 +29,8 @@ __all__ = ["ON_TRAINING_THREAD", "OPERATIONS", "Kind", "MappedFile", "Recorder",
 
 
 NOBODY = -1
+# The number of spans that began while nothing was recorded.
+_UNSEEN = -1
 # Few names come again and again.
 _quoted = lru_cache(4096)(json.dumps)
 
@@ -58,6 +60,9 @@ class Recorder:
     """Writes this rank's recording; any thread of the rank may call it.
 
     A beginning or an end costs one to two microseconds.
+
+    Attributes:
+        recording: whether what begins now is written down; what has been, gets its end in any case.
     """
 
     def __init__(self, path: Path, rank: int, size: int, transport: str, now: Callable[[], float]) -> None:
@@ -68,6 +73,7 @@ class Recorder:
         """
         self.path = path
         self.now = now
+        self.recording = True
         self._training_thread = threading.get_ident()
         self._numbers = itertools.count()
         self._file = MappedFile(path)
@@ -89,7 +95,7 @@ class Recorder:
         receiver: int = NOBODY,
         at_s: float | None = None,
     ) -> int:
-        """Note that something begins, now or at `at_s`, and return the span's number.
+        """Note that something begins, now or at `at_s`, and return the span's number, also where it is not recorded.
 
         Args:
             kind: what.
@@ -99,6 +105,8 @@ class Recorder:
             sender, receiver: of a message, as ranks of the recording.
             at_s: on this rank's clock.
         """
+        if not self.recording:
+            return _UNSEEN
         number = next(self._numbers)
         time_s = self.now() if at_s is None else at_s
         # Added up, as formatting a member of an enum takes four times as long.
@@ -109,6 +117,8 @@ class Recorder:
 
     def end(self, number: int, error: BaseException | str | None = None, at_s: float | None = None) -> None:
         """Note that a span ends, now or at `at_s`."""
+        if number == _UNSEEN:
+            return
         time_s = self.now() if at_s is None else at_s
         if error is None:
             self._append(f"[{number},{time_s:.9f}]\n".encode())

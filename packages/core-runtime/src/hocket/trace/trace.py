@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 from pathlib import Path
@@ -27,19 +28,29 @@ class Trace(Observer):
 
     It shows the steps with their phases and exposed waits, every exchange, and every message of the transport, on
     one clock, each send joined to its receive. While the session goes on, each rank writes a recording into a folder
-    beside `path` (`trace-recordings` for `trace.json`), from which `merge_left` makes a trace if the session does not
-    come to its end.
+    beside `path` (`trace-recordings` for `trace.json.gz`), from which `merge_left` makes a trace if the session does
+    not come to its end.
 
-        with hocket.attach(model, optimizer, "agd", observer=hocket.Trace("trace.json")) as session:
+        with hocket.attach(model, optimizer, "agd", observer=hocket.Trace("trace.json.gz")) as session:
             ...
 
     Args:
-        path: of the trace, the same on every rank; written by rank 0 when the session is closed. One that is there
-            is removed.
+        path: of the trace, the same on every rank; written by rank 0 when the session is closed, compressed where it
+            ends with `.gz`. One that is there is removed.
+        steps: which steps are recorded, counted from 0: (100, 120) for 100 to 119; all where None. What began within
+            them is followed to its end.
+
+    Raises:
+        ValueError: no step lies between those of `steps`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], steps: tuple[int, int] | None = None) -> None:
+        if steps is not None and not 0 <= steps[0] < steps[1]:
+            raise ValueError(
+                f"steps {steps} hold no step; allowed: the first, from 0 on, and the one after the last"
+            )
         self._path = Path(path)
+        self._steps = None if steps is None else range(*steps)
         self._peer: Peer | None = None
 
     def join(self, peer: Peer) -> Peer:
@@ -64,6 +75,7 @@ class Trace(Observer):
         except OSError as error:
             raise UserError(f"trace {self._path}: cannot be written: {error.strerror}") from error
         self._recorder.clocks(compare(self._lane, peer.clock.now))
+        self._begin_step(0)
         self._spans: dict[tuple[str, int], int] = {}
         self._phase: tuple[str, float] | None = None
         self._step_start_s: float | None = None
@@ -94,6 +106,7 @@ class Trace(Observer):
         if self._step_start_s is not None:
             self._note(Kind.STEP, f"step {step}", self._step_start_s, end_s)
             self._step_start_s = None
+        self._begin_step(step + 1)
 
     def close(self) -> None:
         """Send the recordings to rank 0, which writes the trace; collective.
@@ -116,6 +129,9 @@ class Trace(Observer):
     def abandon(self) -> None:
         """Leave the recording where it is."""
         self._recorder.close()
+
+    def _begin_step(self, step: int) -> None:
+        self._recorder.recording = self._steps is None or step in self._steps
 
     def _end_phase(self, end_s: float) -> None:
         if self._phase is not None:
@@ -144,12 +160,14 @@ def merge_left(path: str | os.PathLike[str]) -> bool:
 
 
 def _folder(path: Path) -> Path:
-    return path.with_name(f"{path.stem}-recordings")
+    return path.with_name(f"{path.name.partition('.')[0]}-recordings")
 
 
 def _write(path: Path, recordings: list[bytes]) -> None:
     try:
-        path.write_text(perfetto_trace([read(data) for data in recordings]))
+        text = perfetto_trace([read(data) for data in recordings]).encode()
+        # Stronger compression takes longer than the merge.
+        path.write_bytes(gzip.compress(text, compresslevel=1) if path.suffix == ".gz" else text)
     except OSError as error:
         raise UserError(f"trace {path}: cannot be written: {error.strerror}") from error
 

@@ -24,7 +24,7 @@ PICTURE = "metrics.png"
 REPORT = "report.html"
 
 #: What the trace of a run is called in the folder of its results.
-TRACE_FILE = "trace.json"
+TRACE_FILE = "trace.json.gz"
 
 #: The folder of a run's checkpoints in the folder of its results.
 CHECKPOINTS = "checkpoints"

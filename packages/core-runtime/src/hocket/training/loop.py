@@ -70,7 +70,7 @@ def train(
         run: the run's file.
         peer: this rank's endpoint; the same number of ranks as the file says.
         out: an existing folder, in which rank 0 writes `metrics.jsonl`, the consensus as `model.safetensors`, and
-            `trace.json` if it is asked for, and all ranks their checkpoints.
+            `trace.json.gz` if it is asked for, and all ranks their checkpoints.
         resume: continue from the newest checkpoint in `out`.
         display: how rank 0 shows it.
 
@@ -88,7 +88,7 @@ def train(
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
     results = Results(out, run.trace) if peer.rank == 0 else None
-    observer = Trace(out / TRACE_FILE) if run.trace else None
+    observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
     with (
         contextlib.closing(results) if results else contextlib.nullcontext(),
         attach(
