@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -115,8 +116,7 @@ def test_a_resumed_run_is_delayed_as_if_it_had_not_ended(tmp_path: Path) -> None
 
 def test_a_trace_shows_the_delay_as_a_phase_of_its_own(tmp_path: Path) -> None:
     run(tmp_path, FREE, "delays={name: fixed, ranks: [1], seconds: 0.25}", "--trace")
-    events = json.loads((tmp_path / "trace.json").read_text())
-    events = events["traceEvents"] if isinstance(events, dict) else events
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     phases = [event for event in events if event["name"] == "delay" and event["ph"] == "X"]
     assert [event["pid"] for event in phases] == [phases[0]["pid"]] * STEPS
     assert [event["dur"] for event in phases] == pytest.approx([250_000.0] * STEPS, abs=10)
