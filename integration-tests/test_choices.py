@@ -59,7 +59,7 @@ def test_those_that_were_misread_are_among_them() -> None:
 
 @pytest.mark.parametrize(("kind", "name", "field", "enum"), CHOICES)
 def test_a_word_is_its_member(kind: Kind | None, name: str, field: str, enum: type[Enum]) -> None:
-    example = Exchange("gradients", 0, Allreduce()) if kind is None else example_of(kind, name)
+    example = Exchange(Allreduce()) if kind is None else example_of(kind, name)
     given = _without_others(example, field)
     for member in enum:
         try:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hocket.session.session import Session
     from hocket.strategy import Strategy
     from hocket.strategy.compose import compose
+    from hocket.strategy.in_python import chain
+    from hocket.strategy.in_python import exchange as Exchange
     from hocket.task.loading import loader
     from hocket.trace import Observer, Trace
     from hocket.transport import join
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 __version__ = version("hocket-core")
 
 __all__ = [
+    "Exchange",
     "Observer",
     "Session",
     "Strategy",
     "Trace",
     "__version__",
     "attach",
+    "chain",
     "compose",
     "join",
     "loader",
@@ -43,11 +47,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Exchange": ("hocket.strategy.in_python", "exchange"),
     "Observer": ("hocket.trace", "Observer"),
     "Session": ("hocket.session.session", "Session"),
     "Strategy": ("hocket.strategy", "Strategy"),
     "Trace": ("hocket.trace", "Trace"),
     "attach": ("hocket.session.attach", "attach"),
+    "chain": ("hocket.strategy.in_python", "chain"),
     "compose": ("hocket.strategy", "compose"),
     "loader": ("hocket.task.loading", "loader"),
     "join": ("hocket.transport", "join"),

@@ -41,7 +41,7 @@ AGD: dict[str, Any] = {
 
 def test_sgd_is_a_world_allreduce_of_the_gradients() -> None:
     strategy = compose("sgd")
-    exchange = Exchange("gradients", 0, Allreduce(), World(), None, None, Bytes(), 1, Overlap.NONE)
+    exchange = Exchange(Allreduce(), World(), None, None, Bytes(), 1, Overlap.NONE, slot="gradients", index=0)
     assert strategy == Strategy("sgd", gradients=(exchange,))
     assert strategy.name == "sgd"
     assert strategy.gradients[0].name == "gradients.0"
@@ -308,7 +308,7 @@ class _Unequal(Allreduce):
 
 def test_a_size_that_a_topology_refuses_is_refused_with_the_exchange() -> None:
     topology = _OnlyEven()
-    strategy = Strategy(parameters=(Exchange("parameters", 0, Allreduce(), topology=topology),))
+    strategy = Strategy(parameters=(Exchange(Allreduce(), topology=topology),))
     strategy.check_size(Placement.on_one_host(4))
     with pytest.raises(CompositionError, match=r"^parameters\.0 among 3 ranks: 3 is odd$"):
         strategy.check_size(Placement.on_one_host(3))

@@ -34,18 +34,36 @@ _NONE = "none"
 
 
 def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
-    """Build a component from its name, or from a mapping with its name and fields.
+    """Build a component from its name, from a mapping with its name and fields, or compressors from a list of such.
 
     Raises:
         ConfigError: not of that form, no such component, or a field it cannot have.
         MissingPluginError: the plugin that it comes from cannot be loaded.
     """
-    reference = Reference.read(where, f"a {kind} by name, or a mapping with its name and fields")
-    return build_reference(kind, reference, registry)
+    if kind is Kind.COMPRESSOR and isinstance(where.value, list) and where.value:
+        return _build_chain(where, registry)
+    return build_reference(kind, _component_reference(kind, where), registry)
 
 
-def build_reference(kind: Kind, reference: Reference, registry: Registry) -> Any:
+def _component_reference(kind: Kind, where: Location) -> Reference:
+    return Reference.read(where, f"a {kind} by name, or a mapping with its name and fields")
+
+
+def _build_chain(where: Location, registry: Registry) -> Any:
+    """Build compressors of which each holds the next."""
+    *outer, last = (where.child(place) for place in range(len(where.value)))
+    held = build_component(Kind.COMPRESSOR, last, registry)
+    for place in reversed(outer):
+        reference = _component_reference(Kind.COMPRESSOR, place)
+        held = build_reference(Kind.COMPRESSOR, reference, registry, compressor=held)
+    return held
+
+
+def build_reference(kind: Kind, reference: Reference, registry: Registry, **given: Any) -> Any:
     """Build the component that a reference names.
+
+    Args:
+        given: fields that are built already, by name.
 
     Raises:
         ConfigError: no such component, or a field it cannot have.
@@ -55,8 +73,14 @@ def build_reference(kind: Kind, reference: Reference, registry: Registry) -> Any
         component = registry.resolve(kind, reference.name)
     except ConfigError as error:
         raise reference.name_location.wrap(error) from error
+    names = [field.name for field in dataclasses.fields(component)]
+    for name in given:
+        if name not in names:
+            raise reference.name_location.error(
+                f"{reference.name} holds no {name}: in a list it comes last, behind those that do"
+            )
     fields = dataclasses.replace(reference.where, value=reference.arguments)
-    return build_record(component, fields, registry)
+    return build_record(component, fields, registry, **given)
 
 
 def build_record(record: type[T], where: Location, registry: Registry, **given: Any) -> T:

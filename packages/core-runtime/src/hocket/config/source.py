@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hocket.config.document import Document, Origin
 from hocket.config.settings import DEFAULTS
@@ -140,7 +141,7 @@ def _is_file(name: str) -> bool:
 
 def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     if isinstance(target, DictConfig):
-        target = OmegaConf.to_container(target, resolve=False)  # type: ignore[assignment]
+        target = _of_omegaconf(target)
     if isinstance(target, Mapping):
         return _as_run(_plain(target, "mapping", ""), "mapping")
     name = os.fspath(target)
@@ -149,6 +150,20 @@ def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     # A recipe that is the target itself: what it provides has its name even where its file does not say so.
     layer, origin = _read_recipe(name, None, registry)
     return {"name": name, **layer}, origin
+
+
+def _of_omegaconf(config: DictConfig) -> Mapping[str, Any]:
+    """Return a config as plain values; where it is a part of a larger one, its interpolations lead to that one's keys.
+
+    Raises:
+        ConfigError: an interpolation that leads nowhere.
+    """
+    try:
+        plain: Any = OmegaConf.to_container(config, resolve=config._get_parent() is not None)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"mapping: {error.full_key}: {str(error.msg).splitlines()[0]}") from error
+    mapping: Mapping[str, Any] = plain
+    return mapping
 
 
 def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:

@@ -18,7 +18,7 @@ from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import agree
 from hocket.session.refusals import check, check_devices, check_optimizer_terms, needs_closure, refuse_closure
 from hocket.session.session import Session
-from hocket.strategy import Strategy, compose
+from hocket.strategy import Strategy, check_composition, compose
 from hocket.trace import Observer
 from hocket.transport import join
 from hocket.transport.peer import Peer
@@ -101,6 +101,7 @@ def attach(
             raise AttachError(f"{key}={given!r} is not allowed: {' or '.join(map(repr, allowed))}")
     if not isinstance(strategy, Strategy):
         strategy = compose(strategy)
+    check_composition(strategy)
     if peer is None:
         peer = join()
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)

@@ -1,7 +1,7 @@
 """Strategies: slots of exchanges at the moments of a training step, and their composition. Needs no torch."""
 
 from hocket.segment.partition import Bytes, Layers, Model, Segmentation
-from hocket.strategy.compose import compose
+from hocket.strategy.compose import check_composition, compose
 from hocket.strategy.exchange import Every, Exchange, Overlap, Progress
 from hocket.strategy.rules import Refusal, refusals
 from hocket.strategy.samples import SampleShuffle, SampleStream
@@ -26,6 +26,7 @@ __all__ = [
     "Segmentation",
     "Strategy",
     "World",
+    "check_composition",
     "compose",
     "refusals",
 ]

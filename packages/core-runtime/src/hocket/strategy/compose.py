@@ -16,16 +16,16 @@ from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
 from hocket.strategy.rules import refusals
 from hocket.strategy.strategy import Phase, Strategy
 
-__all__ = ["build_strategy", "compose", "read_slot"]
+__all__ = ["build_strategy", "check_composition", "compose", "read_slot"]
 
 
-def compose(target: Target, *overrides: str, registry: Registry | None = None) -> Strategy:
+def compose(target: Target | Strategy, *overrides: str, registry: Registry | None = None) -> Strategy:
     """Compose a strategy.
 
     Args:
-        target: a recipe's name, the path of a YAML file, or a mapping with the content of one. A file holds a
-            strategy alone (`gradients: [...]`), a recipe or a run's whole file, of which this takes the
-            strategy.
+        target: a recipe's name, the path of a YAML file, a mapping with the content of one (OmegaConf's DictConfig is
+            one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe or
+            a run's whole file, of which this takes the strategy.
         overrides: `KEY=VALUE`, laid over the target in order, for instance `parameters.0.topology=ring`.
         registry: where components come from; the installed plugins by default.
 
@@ -35,6 +35,8 @@ def compose(target: Target, *overrides: str, registry: Registry | None = None) -
         MissingPluginError: a plugin that is not installed or does not load.
     """
     registry = registry or default_registry()
+    if isinstance(target, Strategy):
+        target = _as_file(target, registry)
     document = load_document(target, overrides, registry)
     for override in map(parse_override, overrides):
         if override.keys[0] not in ("strategy", "recipe"):
@@ -43,6 +45,13 @@ def compose(target: Target, *overrides: str, registry: Registry | None = None) -
     document.root.check_keys((*ROOT_KEYS, *SLOTS))
     name = document.tree.get("name")
     return build_strategy(document, registry, None if name is None else str(name))
+
+
+def _as_file(strategy: Strategy, registry: Registry) -> dict[str, object]:
+    """Return a strategy as a run's file has it."""
+    plain = strategy.resolved(registry)
+    name, phases = plain.pop("name"), plain.pop("phases")
+    return {"name": name, "strategy": plain, "phases": phases}
 
 
 def build_strategy(document: Document, registry: Registry, name: str | None) -> Strategy:
@@ -80,6 +89,17 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
             place = place.child(int(key) if key.isdecimal() else key)
         raise place.error(refusal.reason, kind=CompositionError)
     return strategy
+
+
+def check_composition(strategy: Strategy) -> None:
+    """Refuse a strategy made in Python whose parts cannot mean anything together, as `compose` refuses a file's.
+
+    Raises:
+        CompositionError: says what can.
+    """
+    for each in strategy.in_turn:
+        for refusal in refusals(each):
+            raise CompositionError(f"strategy: {refusal.key}: {refusal.reason}")
 
 
 def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange, ...]:

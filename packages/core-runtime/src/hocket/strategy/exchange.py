@@ -54,8 +54,6 @@ class Exchange(Configured):
     """What crosses the wire once at one moment of a training step.
 
     Attributes:
-        slot: `gradients` or `parameters`.
-        index: place in the slot, from 0; the exchanges of a slot follow each other.
         collective: how the contributions are combined.
         over: among whom.
         topology: who hears from whom, for the collectives that ask.
@@ -74,10 +72,10 @@ class Exchange(Configured):
         offset: by how many steps all of them are due later, or earlier where it is negative.
         buffers: whether the model's buffers (BatchNorm's statistics) stay each rank's own, or are set to their mean at
             the end of each period, when the last segment is sent.
+        slot: `gradients` or `parameters`; a Strategy sets it.
+        index: place in the slot, from 0; the exchanges of a slot follow each other; a Strategy sets it.
     """
 
-    slot: str
-    index: int
     collective: Collective
     over: Scope = field(default_factory=World)
     topology: Topology | None = None
@@ -92,6 +90,8 @@ class Exchange(Configured):
     stagger: bool = False
     offset: int = 0
     buffers: Buffers = Buffers.OWN
+    slot: str = field(default="", kw_only=True)
+    index: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.every, Every) and self.every < 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.config.component import describe
 from hocket.errors import CompositionError
 from hocket.strategy.equality import check_contributions, replicas_stay_equal
-from hocket.strategy.exchange import Exchange
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange
 from hocket.strategy.samples import SampleShuffle
 from hocket.strategy.scope import Placement
 
@@ -33,7 +33,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Strategy:
-    """What crosses the wire at the moments of a training step. `compose` makes and checks it.
+    """What crosses the wire at the moments of a training step.
+
+    `compose` makes and checks it; one that is made in Python is checked by `hocket.attach`, or by `compose(strategy)`:
+
+        hocket.Strategy(gradients=(hocket.Exchange("allreduce", overlap="backward"),))
 
     Attributes:
         name: what the recipe or file calls it. A label: strategies that send the same are equal.
@@ -48,6 +52,11 @@ class Strategy:
     gradients: tuple[Exchange, ...] = ()
     parameters: tuple[Exchange, ...] = ()
     phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        for slot in (GRADIENTS, PARAMETERS):
+            placed = (replace(each, slot=slot, index=index) for index, each in enumerate(getattr(self, slot)))
+            object.__setattr__(self, slot, tuple(placed))
 
     def at(self, step: int) -> Strategy:
         """Return the strategy, without phases, that holds when `step` steps have ended."""
