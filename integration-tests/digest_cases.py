@@ -23,7 +23,16 @@ from torch.utils.data import TensorDataset
 import hocket
 from hocket.strategy import Overlap
 
-__all__ = ["Told", "Training", "mpi_cases", "other_cases", "overlap_cases", "recipe_cases", "train"]
+__all__ = [
+    "Told",
+    "Training",
+    "across_cases",
+    "mpi_cases",
+    "other_cases",
+    "overlap_cases",
+    "recipe_cases",
+    "train",
+]
 
 #: Of one rank: digests of its weights and of the consensus, its losses, the bytes that its session counted.
 Told = tuple[str, str, list[float], float]
@@ -616,3 +625,17 @@ def mpi_cases() -> dict[str, Training]:
         f"{name}, 2 ranks": replace(cases[name], ranks=2) for name in ("sgd", "agd", "irregular", "residual")
     }
     return {f"[MPI] {name}": replace(case, paced=False) for name, case in (cases | two).items()}
+
+
+def across_cases() -> dict[str, Training]:
+    """Return what is trained over two transports of processes: every recipe with 2 and 4 ranks, and `mpi_cases`.
+
+    Those of eager strategies are left out: which gradients are in time depends on the clock, on any transport.
+    """
+    recipes = {
+        f"{name}, {ranks} ranks": replace(_recipe(name, content, ranks=ranks), paced=False)
+        for name, content in _recipes().items()
+        if "partial_allreduce" not in str(content)
+        for ranks in (2, 4)
+    }
+    return recipes | mpi_cases()

@@ -1,6 +1,8 @@
 """The time that communication adds to a training step: Hocket's sgd and agd against DistributedDataParallel on Gloo.
 
-    python packages/core-runtime/benchmarks/added_to_step.py [RANKS]
+    python packages/core-runtime/benchmarks/added_to_step.py [RANKS] [--transport torch|mpi]
+
+Over hosts a launcher starts it, `torchrun ... added_to_step.py --rank`, and Gloo's ranks meet at MASTER_ADDR, too.
 
 Five linear layers of 2236 x 2236 (25 M parameters, 100 MB), batch 4, SGD, one thread per rank, all in one job, in
 turns of 45 steps of which the last thirty count. With one rank it shows what a session costs where nothing is sent.
@@ -50,7 +52,9 @@ def rank() -> None:
     ms = {name: 1e3 * s for name, s in seconds.items()}
     waits = {name: 1e3 * session.counters.exposed_wait_s / max(1, session.step) for name, session in sessions}
     if peer.rank == 0:
-        print(f"{peer.size} ranks, torch {torch.__version__}, local step {ms['local']:.1f} ms")
+        print(
+            f"{peer.size} ranks over {peer.transport}, torch {torch.__version__}, local step {ms['local']:.1f} ms"
+        )
         for name, taken in ms.items():
             if name != "local":
                 added = taken - ms["local"]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from hocket.transport.launching import launch
-from hocket.transport.mpiexec import find_mpiexec
+from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["free_port", "init_gloo", "medians", "run_ranks"]
-
-PORT_VARIABLE = "HOCKET_BENCHMARK_PORT"
 
 
 def free_port() -> int:
@@ -28,27 +24,28 @@ def free_port() -> int:
 
 
 def run_ranks(script: str, rank: Callable[[], None], default_ranks: int = 4) -> None:
-    """Be the script: start the ranks its argument asks for, or, started as one of them, call `rank`."""
-    if sys.argv[1:2] == ["--rank"]:
+    """Be the script: start the ranks its arguments ask for, or, started as one of them (`--rank`), call `rank`."""
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("ranks", nargs="?", type=int, default=default_ranks, metavar="RANKS")
+    parser.add_argument("--transport", choices=("torch", "mpi"), help="by default MPI where it is installed")
+    parser.add_argument("--rank", action="store_true", help="a launcher has started this process as a rank")
+    given = parser.parse_args()
+    if given.rank:
         rank()
         return
-    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else default_ranks
-    with tempfile.TemporaryDirectory() as folder:
-        status = launch(
-            find_mpiexec(),
-            ranks,
-            [sys.executable, script, "--rank"],
-            folder=Path(folder),
-            environment={"OMP_NUM_THREADS": "1", PORT_VARIABLE: str(free_port())},
-        )
-    sys.exit(status)
+    program = [sys.executable, script, "--rank"]
+    starter = WantedRanks(transport=given.transport).starter(program)
+    sys.exit(launch_here(starter, given.ranks, program, {"OMP_NUM_THREADS": "1"}))
 
 
 def init_gloo(peer: Peer) -> None:
-    """Start torch.distributed with Gloo among the same ranks."""
+    """Start torch.distributed with Gloo among the same ranks; over hosts MASTER_ADDR names rank 0's."""
     import torch.distributed as dist
 
-    address = f"tcp://127.0.0.1:{os.environ[PORT_VARIABLE]}"
+    port = gather(peer, free_port())[0]
+    address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{port}"
     dist.init_process_group("gloo", init_method=address, rank=peer.rank, world_size=peer.size)
 
 
