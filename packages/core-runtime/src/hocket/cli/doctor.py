@@ -6,21 +6,24 @@ import json
 import os
 import platform
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hocket import __version__
+from hocket.cli.doctor_network import addresses_of, interfaces, interfaces_finding
+from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, torch_build
+from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 
-__all__ = ["Finding", "Verdict", "doctor_command", "examine"]
+__all__ = ["doctor_command", "examine"]
 
 _INSTALL_MPI = "pip install 'hocket-core[mpi]'"
 _QUERY_TIMEOUT_S = 30.0
@@ -38,71 +41,45 @@ print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_versi
 _LAUNCHERS_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_")
 
 
-class Verdict(StrEnum):
-    """How good a finding is."""
-
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        verdict: whether it keeps anything from working.
-        subject: what was looked at.
-        text: what was found, what it means and what to do about it.
-    """
-
-    verdict: Verdict
-    subject: str
-    text: str
-
-
-def doctor_command() -> None:
-    """Carry out `hocket doctor`."""
+def doctor_command() -> int:
+    """Carry out `hocket doctor`, and return the exit status: 1 where there is a problem."""
     problems = 0
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for finding in examine():
         problems += finding.verdict is Verdict.PROBLEM
-        print(f"{finding.verdict.value:<8} {finding.subject:<14} {finding.text}", flush=True)
+        line = f"{finding.verdict.value:<8} {finding.subject:<14} {finding.text}"
+        print(textwrap.fill(line, width, subsequent_indent=" " * 24) if width else line, flush=True)
     if problems:
         plural = "s" * (problems != 1)
         print(
             f"\n{problems} problem{plural}: runs without MPI (--transport torch or virtual) may work all the same"
         )
+    return 1 if problems else 0
 
 
 def examine() -> Iterator[Finding]:
     """Yield everything that is worth knowing of this machine."""
-    yield _ok("python", f"{platform.python_version()} ({sys.executable})")
-    yield _ok("hocket-core", __version__)
-    yield _torch()
+    yield Finding.ok("python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding.ok("hocket-core", __version__)
+    yield torch_build()
     yield _cores()
     yield _memory()
     yield shared_memory()
+    yield numba_cache()
+    name = socket.gethostname()
+    yield interfaces_finding(interfaces(), name, addresses_of(name))
+    yield from both_mpis()
     mpi = query_mpi()
     yield mpi_finding(mpi)
     yield from mpiexec_findings(mpi)
     if os.geteuid() == 0:
-        yield _note(
+        yield Finding.note(
             "user", "root: mpiexec of Open MPI refuses it unless told otherwise, which `hocket run` does"
         )
-    yield _gpu()
+    yield gpu()
+    yield from plugins()
     yield _drawing("matplotlib", "pictures of runs, metrics.png")
     yield _drawing("plotly", "pages of comparisons and with --report")
-
-
-def _torch() -> Finding:
-    try:
-        import torch
-    except Exception as error:
-        return _problem("torch", f"does not import: {type(error).__name__}: {error}: pip install torch")
-    threads = torch.get_num_threads()
-    return _ok(
-        "torch", f"{torch.__version__}, {threads} compute thread{'s' * (threads != 1)} in this process"
-    )
 
 
 def _cores() -> Finding:
@@ -111,14 +88,22 @@ def _cores() -> Finding:
     if usable < present:
         text += f" of {present} (affinity or a container's limit)"
     meaning = "more ranks than that share them, each with one thread"
-    return _ok("cores", f"{text}: {meaning}") if usable > 1 else _note("cores", f"{text}: {meaning}")
+    return (
+        Finding.ok("cores", f"{text}: {meaning}")
+        if usable > 1
+        else Finding.note("cores", f"{text}: {meaning}")
+    )
 
 
 def _memory() -> Finding:
     told = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
     total, available = (int(told[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
     text = f"{_gib(available)} of {_gib(total)} available; a rank that imports torch takes about 0.25 GiB"
-    return _ok("memory", text) if available > 1 << 30 else _note("memory", f"{text}: run few ranks")
+    return (
+        Finding.ok("memory", text)
+        if available > 1 << 30
+        else Finding.note("memory", f"{text}: run few ranks")
+    )
 
 
 def shared_memory() -> Finding:
@@ -127,10 +112,10 @@ def shared_memory() -> Finding:
 
     why = why_unshared()
     if why:
-        return _note(
+        return Finding.note(
             "sharing", f"{why}: ranks of one host exchange by messages, which is several times slower"
         )
-    return _ok("sharing", "ranks of one host share memory")
+    return Finding.ok("sharing", "ranks of one host share memory")
 
 
 def query_mpi(python: str = sys.executable) -> dict[str, str]:
@@ -159,16 +144,16 @@ def mpi_finding(mpi: dict[str, str]) -> Finding:
     """Say what MPI there is, from what `query_mpi` returned."""
     if "error" in mpi:
         if find_spec("mpi4py") is None:
-            return _note(
+            return Finding.note(
                 "mpi", f"mpi4py is not installed, so ranks meet over transport torch: {_INSTALL_MPI}"
             )
         told = f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}"
-        return _problem("mpi", f"{told}; or use --transport torch, which needs none")
+        return Finding.problem("mpi", f"{told}; or use --transport torch, which needs none")
     library = _library(mpi["library"])
     text = f"mpi4py {mpi['mpi4py']} over {library}, threads: {mpi['threads']}"
     if mpi["threads"] != "multiple":
-        return _problem("mpi", f"{text}: Hocket needs `multiple`; install another MPI: {_INSTALL_MPI}")
-    return _ok("mpi", text)
+        return Finding.problem("mpi", f"{text}: Hocket needs `multiple`; install another MPI: {_INSTALL_MPI}")
+    return Finding.ok("mpi", text)
 
 
 def mpiexec_findings(mpi: dict[str, str]) -> Iterator[Finding]:
@@ -176,11 +161,11 @@ def mpiexec_findings(mpi: dict[str, str]) -> Iterator[Finding]:
     try:
         mpiexec = find_mpiexec()
     except UserError as error:
-        yield _note("mpiexec", str(error))
+        yield Finding.note("mpiexec", str(error))
         return
     text = f"{mpiexec.path} ({mpiexec.version})"
     if "error" in mpi:
-        yield _note("mpiexec", text)
+        yield Finding.note("mpiexec", text)
         return
     yield match(mpiexec, _library(mpi["library"]), text)
 
@@ -190,14 +175,16 @@ def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
     vendor = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(library.rpartition(" ")[0])
     number = library.rpartition(" ")[2]
     if vendor != mpiexec.vendor:
-        return _problem(
+        return Finding.problem(
             "mpiexec",
             f"{text} starts ranks that know nothing of each other, since mpi4py uses {library}: install the "
             f"mpiexec of that one beside this Python ({_INSTALL_MPI})",
         )
     if number not in mpiexec.version:
-        return _note("mpiexec", f"{text} is another version than mpi4py's {library}, which mostly works")
-    return _ok("mpiexec", f"{text}, of the same MPI")
+        return Finding.note(
+            "mpiexec", f"{text} is another version than mpi4py's {library}, which mostly works"
+        )
+    return Finding.ok("mpiexec", f"{text}, of the same MPI")
 
 
 def _library(text: str) -> str:
@@ -209,36 +196,12 @@ def _library(text: str) -> str:
     return text.strip("\0\n ").splitlines()[0][:80] if text.strip("\0\n ") else "an unknown MPI"
 
 
-def _gpu() -> Finding:
-    try:
-        import torch
-
-        if not torch.cuda.is_available():
-            return _note("gpu", "none that torch can use: runs compute on the CPU")
-        names: list[Any] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-        return _ok("gpu", f"{', '.join(names)} (CUDA {torch.version.cuda})")
-    except Exception as error:
-        return _note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
-
-
 def _drawing(library: str, what: str) -> Finding:
     try:
-        return _ok(library, f"{version(library)}: {what}")
+        return Finding.ok(library, f"{version(library)}: {what}")
     except PackageNotFoundError:
-        return _note(library, f"missing: no {what}; pip install 'hocket-core[plot]'")
+        return Finding.note(library, f"missing: no {what}; pip install 'hocket-core[plot]'")
 
 
 def _gib(nbytes: float) -> str:
     return f"{nbytes / 2**30:.1f} GiB"
-
-
-def _ok(subject: str, text: str) -> Finding:
-    return Finding(Verdict.OK, subject, text)
-
-
-def _note(subject: str, text: str) -> Finding:
-    return Finding(Verdict.NOTE, subject, text)
-
-
-def _problem(subject: str, text: str) -> Finding:
-    return Finding(Verdict.PROBLEM, subject, text)

@@ -305,10 +305,10 @@ def plugins() -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Show what this machine has, and what that means."""
+    """Check this machine's setup and report problems; exit with status 1 where there are any."""
     from hocket.cli.doctor import doctor_command
 
-    doctor_command()
+    sys.exit(doctor_command())
 
 
 def main() -> None:

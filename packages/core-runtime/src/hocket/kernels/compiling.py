@@ -12,7 +12,7 @@ import numba
 from numba.core import types
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "compiled_once", "fence", "pointer_to"]
+__all__ = ["cache_folder", "compiled", "compiled_once", "fence", "pointer_to"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -24,6 +24,15 @@ def compiled(function: _Function) -> _Function:
     except RuntimeError:  # there is no folder that can be written for the cache
         result = numba.njit(nogil=True)(function)
     return result
+
+
+def cache_folder() -> str:
+    """Return where compiled functions are kept for later processes; empty where no folder for them can be written."""
+    return str(compiled(_nothing).stats.cache_path or "")  # type: ignore[attr-defined]
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextlib.contextmanager

@@ -1,0 +1,85 @@
+"""The part of `hocket doctor` that looks at the network: interfaces, and what other hosts know this one by."""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+
+from hocket.cli.finding import Finding
+
+__all__ = ["addresses_of", "interfaces", "interfaces_finding"]
+
+_SUBJECT = "interfaces"
+_CLASS = Path("/sys/class/net")
+# Of Linux: ask for the addresses of all interfaces; an entry is a name of 16 bytes and a socket's address of 24.
+_SIOCGIFCONF = 0x8912
+_ENTRY = struct.Struct("16s16s8x")
+_MOST_ENTRIES = 1024
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 address of each interface that is up and has one, by name; none where the system is no Linux."""
+    if not sys.platform.startswith("linux"):
+        return {}
+    import fcntl
+
+    room = array.array("B", bytes(_ENTRY.size * _MOST_ENTRIES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        told = fcntl.ioctl(asked, _SIOCGIFCONF, struct.pack("iL", len(room), room.buffer_info()[0]))
+    used: int = struct.unpack("iL", told)[0]
+    entries = _ENTRY.iter_unpack(room.tobytes()[: used - used % _ENTRY.size])
+    return {name.rstrip(b"\0").decode(): socket.inet_ntoa(address[4:8]) for name, address in entries}
+
+
+def addresses_of(name: str) -> list[str]:
+    """Return the addresses that a host's name means here; none where it means none."""
+    try:
+        return sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None)})
+    except OSError:
+        return []
+
+
+def interfaces_finding(found: Mapping[str, str], name: str, addresses: list[str]) -> Finding:
+    """Say by what other hosts may reach this one.
+
+    Args:
+        found: the addresses of interfaces, by name.
+        name: of this host.
+        addresses: that the name means.
+    """
+    outward = {each: address for each, address in found.items() if not ip_address(address).is_loopback}
+    listed = ", ".join(f"{each} {address}{_speed(each)}" for each, address in outward.items())
+    if found and not outward:
+        return Finding.note(
+            _SUBJECT, "loopback alone: other hosts cannot reach ranks here, runs on one host can work"
+        )
+    if not addresses or all(ip_address(each.partition("%")[0]).is_loopback for each in addresses):
+        meant = f"means {', '.join(addresses)}" if addresses else "means no address"
+        return Finding.note(
+            _SUBJECT,
+            f"{listed}. This host's name, {name}, {meant} here, where no other host reaches it: for runs over several "
+            "hosts name addresses in --hosts, and in MASTER_ADDR, or mend /etc/hosts",
+        )
+    text = f"{listed or 'unknown'}; this host's name, {name}, means {', '.join(addresses)}"
+    if len(outward) > 1:
+        first = next(iter(outward))
+        return Finding.note(
+            _SUBJECT,
+            f"{text}. If a run over several hosts hangs, MPI may have chosen one that the others do not reach: say "
+            f"which, as --mpi-arg '--mca btl_tcp_if_include {first}' for Open MPI",
+        )
+    return Finding.ok(_SUBJECT, text)
+
+
+def _speed(interface: str) -> str:
+    """Write how fast an interface says that it is; many virtual ones do not say."""
+    try:
+        megabits = int((_CLASS / interface / "speed").read_text())
+    except (OSError, ValueError):
+        return ""
+    return f" ({megabits / 1000:g} Gbit/s)" if megabits > 0 else ""

