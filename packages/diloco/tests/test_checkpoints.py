@@ -226,7 +226,8 @@ def test_only_ranks_without_outer_parameters_are_told_of_them() -> None:
     assert float(shown[0][0].sum()) == pytest.approx(float(shown[0][1].sum()))
 
 
-def test_two_levels_are_those_of_the_definition() -> None:
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_two_levels_are_those_of_the_definition(in_turns: bool) -> None:
     """Groups step with their mean gradient; outer parameters by the mean of the groups' distances."""
 
     def groups_step(step: int, theta: dict[str, Vector]) -> None:
@@ -236,9 +237,14 @@ def test_two_levels_are_those_of_the_definition() -> None:
             for group in (slice(0, 2), slice(2, 4)):
                 theta[layer][group] += (values - theta[layer])[group].mean(0)
 
-    expected, _ = trained(Family(EVERY, **NESTEROV), start(4), STEPS, groups_step)
+    turns = {"fragments": [["a", "c"], ["b", "d"]], "starts": [EVERY // 2, 0]} if in_turns else {}
+    expected, _ = trained(Family(EVERY, **NESTEROV, **turns), start(4), STEPS, groups_step)
+    cut = "{segments: {name: fragments, count: 2}, stagger: true}" if in_turns else "{}"
     recipe = hocket.compose(
-        "diloco.two_level", "gradients.0.over={size: 2, by: null}", f"parameters.0.every={EVERY}"
+        "diloco.two_level",
+        "gradients.0.over={size: 2, by: null}",
+        f"parameters.0.every={EVERY}",
+        *(f"parameters.{number}={cut}" for number in (0, 1)),
     )
 
     def train_recipe() -> dict[str, NDArray[np.float64]]:
