@@ -20,7 +20,7 @@ from netlab_lab import lab as registry
 from netlab_lab import links
 from netlab_lab.lab import Lab
 from netlab_lab.links import Traffic
-from netlab_lab.mpi import find_mpiexec, mpiexec_command, ranks_per_host
+from netlab_lab.mpi import by_environment, find_mpiexec, mpiexec_command, ranks_per_host
 from netlab_lab.system import NetlabError, check_system
 
 __all__ = ["main"]
@@ -79,6 +79,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     run = actions.add_parser("run", help="run a command as MPI ranks over the hosts, and count bytes")
     run.add_argument("-n", "--ranks", type=int, help="how many (default: one per host)")
     run.add_argument("--mpi", default="", metavar="OPTIONS", help="more options of mpiexec, in one word")
+    run.add_argument(
+        "--env",
+        action="store_true",
+        help="ranks find RANK, MASTER_ADDR, ... and nothing of mpiexec: transport torch",
+    )
     run.add_argument("--report", type=Path, metavar="FILE", help="write the counts there too, as JSON")
     run.add_argument("command", nargs="*", metavar="-- COMMAND")
     run.set_defaults(action=_run)
@@ -138,7 +143,8 @@ def _run(options: argparse.Namespace) -> int:
         # Each host believes that it has all cores; with so many threads per rank, a small model trains 7 times
         # slower.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
-        command = mpiexec_command(mpiexec, lab, ranks, shlex.split(options.mpi), options.command)
+        rank = by_environment(options.command) if options.env else options.command
+        command = mpiexec_command(mpiexec, lab, ranks, shlex.split(options.mpi), rank)
         before, start_s = lab.traffic(), time.monotonic()
         status = _wait(lab.inside(0, command), signal.SIGTERM, apart=True)
         seconds = time.monotonic() - start_s

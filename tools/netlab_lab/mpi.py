@@ -9,9 +9,16 @@ from pathlib import Path
 from netlab_lab.lab import Lab
 from netlab_lab.system import NetlabError
 
-__all__ = ["find_mpiexec", "mpiexec_command", "ranks_per_host"]
+__all__ = ["by_environment", "find_mpiexec", "mpiexec_command", "ranks_per_host"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
+
+# What PyTorch's documentation takes for MASTER_PORT; each lab has it to itself.
+_BY_ENVIRONMENT = """
+export RANK="$OMPI_COMM_WORLD_RANK" WORLD_SIZE="$OMPI_COMM_WORLD_SIZE" MASTER_ADDR=host0 MASTER_PORT=29500
+for name in $(env | grep -oE '^(OMPI|PMIX|PRTE)_[A-Za-z0-9_]*'); do unset "$name"; done
+exec "$@"
+"""
 
 
 def find_mpiexec() -> str:
@@ -36,6 +43,11 @@ def ranks_per_host(ranks: int, hosts: int) -> list[int]:
     """Return how many ranks each host gets: consecutive ones, as even as can be, the first hosts one more."""
     share, rest = divmod(ranks, hosts)
     return [share + (host < rest) for host in range(hosts)]
+
+
+def by_environment(command: list[str]) -> list[str]:
+    """Return a rank's command that sees the variables of torch's env:// in place of mpiexec's."""
+    return ["sh", "-c", _BY_ENVIRONMENT, "sh", *command]
 
 
 def mpiexec_command(mpiexec: str, lab: Lab, ranks: int, options: list[str], command: list[str]) -> list[str]:

@@ -311,3 +311,9 @@ def test_ranks_are_spread_block_wise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mpi.ranks_per_host(8, 4) == [2, 2, 2, 2]
     assert mpi.ranks_per_host(6, 4) == [2, 2, 1, 1]
     assert mpi.ranks_per_host(1, 4) == [1, 0, 0, 0]
+
+
+def test_ranks_that_are_to_meet_by_the_environment_see_nothing_of_mpiexec() -> None:
+    told = 'echo "$RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT, $(env | grep -cE "^(OMPI|PMIX|PRTE)_")"'
+    done = netlab("run", "--env", "--", "sh", "-c", told)
+    assert sorted(done.stdout.splitlines()) == ["0 of 2 at host0:29500, 0", "1 of 2 at host0:29500, 0"]

@@ -1,8 +1,7 @@
 """The share of the time in which accelerators compute: DDP, sgd, DiLoCo and its streaming form on a slow network.
 
-    sudo tools/netlab --hosts 4 --rate 100mbit run -n 4 -- \\
-        .venv/bin/python packages/diloco/benchmarks/utilisation.py --transport torch [--picture streaming.png]
-        [--sides ddp diloco ...]
+    sudo tools/netlab --hosts 4 --rate 100mbit run --env -- \\
+        .venv/bin/python packages/diloco/benchmarks/utilisation.py [--picture streaming.png] [--sides ddp diloco ...]
     .venv/bin/python packages/diloco/benchmarks/utilisation.py --virtual 4
 
 24 layers, 3 M parameters in all, on emulated accelerators that compute for 500 ms a step: the training thread sleeps
@@ -63,17 +62,13 @@ def measured(peer: Peer, sides: list[str]) -> dict[str, Timing]:
     return found
 
 
-def first_host() -> str:
-    """Return the address of rank 0's host."""
-    return "host0" if "NETLAB_HOST" in os.environ else "127.0.0.1"
-
-
 def _ddp(peer: Peer) -> Timing:
     import torch.distributed as dist
 
+    host = "host0" if "NETLAB_HOST" in os.environ else "127.0.0.1"
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://{first_host()}:{PORT}",
+        init_method=f"tcp://{host}:{PORT}",
         rank=peer.rank,
         world_size=peer.size,
         timeout=timedelta(minutes=5),
@@ -144,20 +139,11 @@ def draw(trace: Path, picture: Path) -> None:
     figure.savefig(picture)
 
 
-def leave_mpiexec(host: str) -> None:
-    """Have ranks that mpiexec has started meet as if nobody had: over TCP, at rank 0's host."""
-    rank, size = (os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE"))
-    for name in [each for each in os.environ if each.startswith(("OMPI_", "PMIX_", "PRTE_"))]:
-        del os.environ[name]
-    os.environ |= {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": host, "MASTER_PORT": str(PORT + 1)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--virtual", type=int, metavar="RANKS", help="on so many virtual ranks")
-    parser.add_argument("--transport", choices=["mpi", "torch"], default="mpi")
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=SIDES, metavar="SIDE")
     parser.add_argument(
         "--picture", type=Path, help="of the fragments under way, as SVG or PNG; its trace as JSON beside it"
@@ -167,8 +153,6 @@ def main() -> None:
         world = hocket.virtual(given.virtual, network=NETWORK)
         report(world.run(lambda: measured(hocket.join(), given.sides))[0])
         return
-    if given.transport == "torch":
-        leave_mpiexec(first_host())
     with hocket.join() as peer:
         found = measured(peer, given.sides)
         if peer.rank == 0:
