@@ -16,6 +16,7 @@ import torch
 
 from hocket.testing.compressor import fill, make_segment
 from hocket_diloco.chunk_topk import ChunkTopK
+from hocket_diloco.dct import Dct
 from hocket_diloco.quantise import Format, Per, Quantise
 
 NUMEL = 1 << 24
@@ -28,6 +29,7 @@ COMPRESSORS = {
     "int2, statistical": Quantise(format=Format.INT2, statistical=True),
     "int8, statistical": Quantise(format=Format.INT8, statistical=True),
     "chunk_topk": ChunkTopK(),
+    "dct of 4096, chunk_topk": Dct(ChunkTopK(k=32)),
     "chunk_topk, int2": Quantise(ChunkTopK(), format=Format.INT2, statistical=True),
 }
 

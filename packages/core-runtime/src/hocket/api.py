@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hocket.compressor.api import dtype_of as dtype_of
     from hocket.compressor.api import numel_of as numel_of
     from hocket.compressor.api import trailer_bytes as trailer_bytes
+    from hocket.compressor.api import whole_bytes as whole_bytes
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
     from hocket.compressor.topk import check_indexable as check_indexable
     from hocket.compressor.wrappers import Identity as Identity
@@ -142,6 +143,7 @@ _HOMES = {
     "dtype_of": "hocket.compressor.api",
     "numel_of": "hocket.compressor.api",
     "trailer_bytes": "hocket.compressor.api",
+    "whole_bytes": "hocket.compressor.api",
     "OptimizerTerms": "hocket.compressor.optimizer_terms",
     "check_indexable": "hocket.compressor.topk",
     "Identity": "hocket.compressor.wrappers",

@@ -107,12 +107,7 @@ class Channel(ABC):
         Returns:
             [segment.numel] on the CPU, zeros where nothing is left; None, on all ranks alike, if nothing is ever kept.
         """
-        residual = None if self.packing is None else self.packing.states[segment.index].residual
-        if residual is None:
-            return None
-        stale = residual.to("cpu", copy=True).contiguous()
-        residual.zero_()
-        return stale
+        return None if self.packing is None else self.packing.take_residual(segment)
 
     def close(self) -> None:
         """Give back what the channel holds; collective, answering the others until all have closed."""

@@ -107,6 +107,24 @@ class Packing:
         known = self._known.get(segment.index)
         self.compressor.accumulate(Message(payload, segment, round, known), weight, segment.incoming)
 
+    def clear(self, payload: Array, segment: Segment, round: int, out: Tensor) -> None:
+        """Set the elements of `out` [numel] to 0 that a message of this round carries."""
+        self.compressor.clear_sent(Message(payload, segment, round), out)
+
+    def end(self, segment: Segment) -> None:
+        """Let `segment.incoming` hold values, now that all messages of a round are added."""
+        self.compressor.to_values(segment, segment.incoming[: segment.numel])
+
+    def take_residual(self, segment: Segment) -> Tensor | None:
+        """Give up what no round has sent, values [numel] on the CPU; None where nothing is ever kept."""
+        residual = self.states[segment.index].residual
+        if residual is None:
+            return None
+        kept = residual.to("cpu", copy=True).contiguous()
+        residual.zero_()
+        self.compressor.to_values(segment, kept)
+        return kept
+
     def put_mean(self, total: Array, size: int, segment: Segment, round: int) -> None:
         """Let `segment.incoming` hold the mean of what has travelled, and this rank's own values of all else.
 

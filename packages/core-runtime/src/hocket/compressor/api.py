@@ -141,6 +141,7 @@ class CompressorTraits:
         leaves_out: whether a message leaves elements out.
         coarse: whether so little is left of values, a few levels or directions, that differences may travel so, and
             parameters may not.
+        transforms: whether messages, and the residual, are of another basis than values are, see `to_values`.
         answers: whether `answer` is called, as what a round sends depends on what came of its first messages.
     """
 
@@ -152,6 +153,7 @@ class CompressorTraits:
     prepares: bool = False
     leaves_out: bool = False
     coarse: bool = False
+    transforms: bool = False
     answers: bool = False
 
 
@@ -185,7 +187,8 @@ class Compressor(Configured, ABC):
 
     In each round the caller calls, in this order: `State.take` for each segment if `applies_optimizer_terms` says so;
     `prepare` once if `prepares` does; `compress` for each segment; `answer` if `answers` does; `accumulate` for each
-    message, this rank's own included where it counts, the last of each segment where there are several.
+    message, this rank's own included where it counts, the last of each segment where there are several; `to_values`
+    once all are in.
     """
 
     @property
@@ -259,6 +262,15 @@ class Compressor(Configured, ABC):
             message: this rank's or another's, as `compress` made it.
             weight: the message's share in the result.
             out: dense, [numel + trailer_numel], of the segment's wire dtype, on any device; changed in place.
+        """
+
+    # Empty on purpose: most messages say values.
+    def to_values(self, segment: Segment, sums: Tensor) -> None:
+        """Turn what a round's messages have added up to into values, in place.
+
+        Args:
+            segment: the receiver's, for its parameters' places and shapes.
+            sums: [numel] like the segment's data, on any device.
         """
 
     @abstractmethod

@@ -130,6 +130,7 @@ class _CommHook:
             for each in received:
                 message = Message(each.cpu().numpy(), segment, round)
                 self._compressor.accumulate(message, 1.0, segment.incoming)
+            self._compressor.to_values(segment, segment.incoming[: segment.numel])
             place.write(gradients)
             return buffer
 

@@ -134,11 +134,22 @@ class Wrapper(Compressor):
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
         self.compressor.accumulate(message, weight, out)
 
+    def to_values(self, segment: Segment, sums: Tensor) -> None:
+        self.compressor.to_values(segment, sums)
+
     def clear_sent(self, message: Message, out: Tensor) -> None:
         self.compressor.clear_sent(message, out)
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         return self.compressor.footprint(shape)
+
+
+def _refuse_transforms(compressor: Compressor, name: str) -> None:
+    """Refuse to look for values in messages of another basis."""
+    if compressor.traits.transforms:
+        raise ValueError(
+            f"compressor sends another basis than values, in which {name} would look for them: put {name} inside it"
+        )
 
 
 class _Feedback(WrapperState):
@@ -186,6 +197,7 @@ class ErrorFeedback(Wrapper):
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, not {self.decay}")
+        _refuse_transforms(self.compressor, "error_feedback")
         if self.compressor.traits.keeps_residual:
             raise ValueError("compressor keeps a residual already: leave one error_feedback out")
         if self.compressor.traits.applies_optimizer_terms:
@@ -280,6 +292,7 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
+        _refuse_transforms(self.compressor, "momentum_correction")
         if self.compressor.traits.applies_optimizer_terms:
             raise ValueError("compressor applies momentum already: leave one momentum_correction out")
 

@@ -110,6 +110,22 @@ def answers_are_to_a_sum(exchange: Exchange) -> Iterator[Refusal]:
         )
 
 
+def other_bases_are_gathered(exchange: Exchange) -> Iterator[Refusal]:
+    """Messages of another basis than values are added up before they are values."""
+    traits, compressor = exchange.collective.traits, exchange.compressor
+    if compressor is None or not compressor.traits.transforms:
+        return
+    if traits.messages is not Messages.NONE and not (
+        traits.messages is Messages.GATHERED and traits.ends is Ends.SAME
+    ):
+        yield refuse(
+            exchange,
+            "collective",
+            f"{title_of(compressor)} sends another basis than values, of which {title_of(exchange.collective)} would "
+            "make values message by message: use sparse_allreduce",
+        )
+
+
 def collective_takes_compressor(exchange: Exchange) -> Iterator[Refusal]:
     """A collective may know more of its compressor than that it carries messages."""
     try:
@@ -238,6 +254,7 @@ EXCHANGE_RULES = (
     thread_fits_collective,
     collective_carries_compressor,
     answers_are_to_a_sum,
+    other_bases_are_gathered,
     collective_takes_compressor,
     topology_where_asked_for,
     gossip_averages,
