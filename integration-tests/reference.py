@@ -24,7 +24,7 @@ from hocket import draws
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.gossip import Gossip
 from hocket.collective.rooted import Broadcast, Reduce
-from hocket.collective.sparse import SparseAllreduce
+from hocket.collective.sparse import Mean, SparseAllreduce
 from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
@@ -346,12 +346,21 @@ class Running:
                 matrix = matrix_of(self.exchange, part, round, segment.index)
                 yield segment, part, matrix, scale_of(self.exchange, part, parts)
 
-    def send(self, rank: int, offered: Offered) -> Vector:
-        """Return what gets through of what a rank offers."""
+    def send_all(self, ranks: Sequence[int], offered: Sequence[Offered]) -> tuple[Vector, Vector]:
+        """Return what gets through of what ranks offer, [ranks, n], and what their sum is multiplied by, [n]."""
+        sent = [self.send(rank, each) for rank, each in zip(ranks, offered, strict=True)]
+        messages, where = (np.stack(parts) for parts in zip(*sent, strict=True))
+        factors = np.ones(messages.shape[1])
+        if getattr(self.exchange.collective, "mean", None) is Mean.CONTRIBUTORS:
+            factors = len(ranks) / np.maximum(where.sum(0), 1)
+        return messages, factors
+
+    def send(self, rank: int, offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
+        """Return what gets through of what a rank offers, and where that is."""
         key = (rank, offered.segment)
         if key not in self.senders:
             self.senders[key] = sender_of(self.exchange.compressor)
-        return self.senders[key](offered)[0]
+        return self.senders[key](offered)
 
 
 @dataclass
@@ -390,8 +399,8 @@ def exchange_gradients(running: Running, own: Gradients, parameters: Vector, *, 
                     scale,
                 )
             )
-        messages = np.stack([running.send(rank, o) for rank, o in zip(part.ranks, offered, strict=True)])
-        combined = matrix @ messages
+        messages, factors = running.send_all(part.ranks, offered)
+        combined = matrix @ messages * factors
         weights = matrix @ segment.read(own.weights)[part.ranks] * scale
         present = matrix @ segment.read(own.present)[part.ranks] > 0
         for place, rank in enumerate(part.ranks):
@@ -410,24 +419,20 @@ def exchange_parameters(
     for segment, part, matrix, scale in running.meetings(segments):
         own = segment.read(values)[part.ranks]
         nothing = np.ones_like(own[0])
-        messages = np.stack(
-            [
-                running.send(
-                    rank,
-                    Offered(
-                        running.rounds.get(segment.index, 0),
-                        segment.index,
-                        x,
-                        segment.places >= 0,
-                        nothing.astype(bool),
-                        nothing,
-                        1.0,
-                    ),
-                )
-                for rank, x in zip(part.ranks, own, strict=True)
-            ]
-        )
-        combined = scale * matrix @ messages
+        offered = [
+            Offered(
+                running.rounds.get(segment.index, 0),
+                segment.index,
+                x,
+                segment.places >= 0,
+                nothing.astype(bool),
+                nothing,
+                1.0,
+            )
+            for x in own
+        ]
+        messages, factors = running.send_all(part.ranks, offered)
+        combined = scale * matrix @ messages * factors
         if running.outer is None:
             combined = own + combined - messages
         weights = matrix @ segment.read(push_weights)[part.ranks]

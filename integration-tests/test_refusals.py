@@ -25,7 +25,7 @@ MEANINGFUL = {
         "allreduce*-*none",
         "allreduce*-*shared_random",
         "allreduce-*powersgd",
-        "sparse_allreduce-*",
+        "sparse_allreduce*",
         "gossip*-[!i]*-*",  # by a matrix that keeps the mean: all but irregular_directed
     ),
     "parameters": (
