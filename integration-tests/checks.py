@@ -39,7 +39,7 @@ def check_numbers(strategy: Strategy, run: Run) -> None:
     if _is_known(strategy):
         np.testing.assert_allclose(run.parameters, reference(strategy, ranks, steps), rtol=1e-10, atol=1e-12)
     elif steps >= _LEARNING_STEPS:
-        check_learns(run)
+        check_learns(strategy, run)
     if strategy.keeps_replicas_equal(Placement.on_one_host(ranks)):
         assert len({of_rank.tobytes() for of_rank in run.parameters}) == 1, "the replicas are not equal"
 
@@ -88,11 +88,14 @@ def _is_made_of_messages(exchange: Exchange, ranks: int, rounds: int) -> bool:
     return len(degrees) == 1
 
 
-def check_learns(run: Run) -> None:
+def check_learns(strategy: Strategy, run: Run) -> None:
     """See that the mean loss of the last quarter of the steps is below that of the first one by a twentieth.
 
     Momentum SGD halves it; without momentum, as factor masking has it, it falls by a tenth at most.
     """
+    compressors = [exchange.compressor for exchange in strategy.exchanges]
+    if any(compressor is not None and compressor.traits.transforms for compressor in compressors):
+        return  # what comes of coefficients is to be stepped by its sign
     quarter = run.losses.shape[1] // 4
     first, last = run.losses[:, :quarter].mean(), run.losses[:, -quarter:].mean()
     assert last < 0.95 * first, f"the loss went from {first:.3f} to {last:.3f}"

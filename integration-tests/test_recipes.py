@@ -30,10 +30,8 @@ def test_numbers_bytes_and_loss(recipe: str, ranks: int) -> None:
     check_numbers(strategy, run)
     if ranks > 1:
         check_bytes(strategy, ranks, run, rounds=steps)
-    # What comes of another basis is stepped by its sign, and here by SGD.
-    compressors = (exchange.compressor for exchange in strategy.exchanges)
-    if ranks == RANKS[0] and not any(each is not None and each.traits.transforms for each in compressors):
-        check_learns(run)
+    if ranks == RANKS[0]:
+        check_learns(strategy, run)
 
 
 def test_every_recipe_is_defined_for_the_ranks_that_are_to_learn() -> None:

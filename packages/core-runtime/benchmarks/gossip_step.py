@@ -1,7 +1,7 @@
 """The time that gossip adds to a step: Hocket's dpsgd and sgp against the package decent-dp, same graphs.
 
     pip install --no-deps decent-dp loguru        # without its dependencies, torch stays as it is
-    python packages/core-runtime/benchmarks/gossip_step.py [RANKS] [--transport mpi|torch]
+    python packages/core-runtime/benchmarks/gossip_step.py [RANKS] [--transport torch|mpi]
 
 Five linear layers of 2236 x 2236 (25 M parameters, 100 MB), batch 4, SGD, one thread per rank, all sides in one job, in
 turns of some steps. Because both sides send during the step that follows, a turn begins with a step that is not

@@ -237,7 +237,9 @@ def test_two_levels_are_those_of_the_definition(in_turns: bool) -> None:
             for group in (slice(0, 2), slice(2, 4)):
                 theta[layer][group] += (values - theta[layer])[group].mean(0)
 
-    turns: dict[str, Any] = {"fragments": [["a", "c"], ["b", "d"]], "starts": [EVERY // 2, 0]} if in_turns else {}
+    turns: dict[str, Any] = (
+        {"fragments": [["a", "c"], ["b", "d"]], "starts": [EVERY // 2, 0]} if in_turns else {}
+    )
     expected, _ = trained(Family(EVERY, **NESTEROV, **turns), start(4), STEPS, groups_step)
     cut = "{segments: {name: fragments, count: 2}, stagger: true}" if in_turns else "{}"
     recipe = hocket.compose(
