@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import samples_of
+from samples import samples_of, split_of
 
 from hocket.errors import UserError
 from hocket_tasks.bible import Bible, Network
@@ -103,6 +103,57 @@ def test_verses_are_one_text_without_their_numbers(file: str) -> None:
     assert read_verses(file) == expected
 
 
+GUTENBERG = """\ufeffThe Project Gutenberg eBook of a Bible
+with a preface.
+
+*** START OF THE PROJECT GUTENBERG EBOOK A BIBLE ***
+
+The First Book of Moses
+
+1:1 In the beginning God created the
+heaven and the earth. 1:2 And he said, \u201cWho?\u201d I am \u2014 caf\u00e9 at 11:15pm.
+
+*** END OF THE PROJECT GUTENBERG EBOOK A BIBLE ***
+and a licence
+"""
+
+
+def test_a_plain_text_is_read_too(tmp_path: Path) -> None:
+    expected = (
+        b"The First Book of Moses In the beginning God created the heaven and the earth. "
+        b'And he said, "Who?" I am -- cafe at 11:15pm.'
+    )
+    path = tmp_path / "pg10.txt"
+    path.write_text(GUTENBERG, encoding="utf-8")
+    assert read_verses(str(path)) == expected
+    bare = tmp_path / "bare.txt"
+    bare.write_text("One. ! Two\n\nthree. " * 20)
+    train, valid = samples_of(NextElements, Bible(file=str(bare)))
+    assert (len(train), len(valid)) == (38, 2)  # without the signs that stand alone
+    for content, message in (
+        (b"\xff\xfe", "is no text in UTF-8: invalid start byte at byte 0"),
+        (b" \n", "no text"),
+    ):
+        (tmp_path / "other.txt").write_bytes(content)
+        read_verses.cache_clear()
+        with pytest.raises(UserError, match=message):
+            read_verses(str(tmp_path / "other.txt"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library and of what it uses
+def test_what_the_library_datasets_has_saved_is_read_too(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    texts, kind = ["One line. And", "", " another one."], datasets.Value("string")
+    lines = split_of({"text": kind}, {"text": texts})
+    datasets.DatasetDict({"train": lines, "test": lines}).save_to_disk(tmp_path / "both")
+    lines.save_to_disk(tmp_path / "alone")
+    for name in ("both", "alone"):
+        assert read_verses(str(tmp_path / name)) == b"One line. And another one."
+    split_of({"words": kind}, {"words": texts}).save_to_disk(tmp_path / "words")
+    with pytest.raises(UserError, match=r"task\.file: .* has no column 'text'; there are: words"):
+        read_verses(str(tmp_path / "words"))
+
+
 def test_sentences_reach_over_verses_and_the_last_are_held_out(file: str) -> None:
     train, valid = samples_of(NextElements, Bible(file=file))
     sentences = ["And he said, Who?", "I am.", "So it was and it is."]
@@ -190,7 +241,9 @@ def test_a_missing_file_says_what_installs_it(tmp_path: Path) -> None:
     assert "apt install bible-kjv-text" in message
 
 
-@pytest.mark.parametrize("content", [b"", b"no table", bytes(0x58) + struct.pack(">II", 1, 96) + b"\xff" * 9])
+@pytest.mark.parametrize(
+    "content", [bytes(8), b"no table\0", bytes(0x58) + struct.pack(">II", 1, 96) + b"\xff" * 9]
+)
 def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match=r"^task\.file: .*other (is not the|holds no verses).*bible-kjv-text"):

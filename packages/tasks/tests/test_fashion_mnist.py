@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
-from samples import samples_of
+from samples import samples_of, split_of
 
 from hocket.errors import UserError
 from hocket.task import TensorSamples
@@ -84,7 +85,56 @@ def test_missing_folder_says_what_installs_it(tmp_path: Path) -> None:
     assert f"folder {folder} does not exist" in message
     assert "apt install dataset-fashion-mnist" in message
     assert "task.folder" in message
+    assert "torchvision.datasets.FashionMNIST(folder, download=True)" in message
+    assert "load_dataset('zalandoresearch/fashion_mnist').save_to_disk(folder)" in message
     assert all(name in message for name in NAMES)
+
+
+@pytest.mark.parametrize("below", ["FashionMNIST/raw", "raw"])
+def test_reads_the_layout_of_torchvision(tmp_path: Path, arrays: Arrays, below: str) -> None:
+    (tmp_path / below).mkdir(parents=True)
+    for name, array in arrays.items():  # downloaded, and unpacked beside
+        write(tmp_path / below / name, array)
+        write(tmp_path / below / f"{name}.gz", array)
+    train, valid = samples_of(TensorSamples, FashionMNIST(folder=str(tmp_path)))
+    assert (len(train), len(valid)) == (20, 8)
+    np.testing.assert_array_equal(train.inputs[:, 0], arrays["train-images-idx3-ubyte"])
+    np.testing.assert_array_equal(valid.targets, arrays["t10k-labels-idx1-ubyte"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library and of what it uses
+def test_reads_what_the_library_datasets_has_saved(tmp_path: Path, arrays: Arrays) -> None:
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=[*"abcdefghij"])}
+    splits, images = {}, {}
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        pixels, labels = arrays[f"{prefix}-images-idx3-ubyte"], arrays[f"{prefix}-labels-idx1-ubyte"]
+        images[split] = [image.fromarray(each) for each in pixels]
+        splits[split] = split_of(features, {"image": images[split], "label": labels.tolist()})
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    train, valid = samples_of(TensorSamples, FashionMNIST(folder=str(tmp_path / "saved")))
+    for samples, split in ((train, "train"), (valid, "t10k")):
+        np.testing.assert_array_equal(samples.inputs[:, 0], arrays[f"{split}-images-idx3-ubyte"])
+        np.testing.assert_array_equal(samples.targets, arrays[f"{split}-labels-idx1-ubyte"])
+    splits["train"].save_to_disk(tmp_path / "train")
+    with pytest.raises(UserError, match="is a single split; save the whole data set, with train and test"):
+        FashionMNIST(folder=str(tmp_path / "train")).data(seed=0)
+    splits["test"] = split_of({"image": datasets.Image()}, {"image": images["test"]})
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "half")
+    with pytest.raises(UserError, match="has no column 'label'; there are: image"):
+        FashionMNIST(folder=str(tmp_path / "half")).data(seed=0)
+
+
+def test_a_saved_folder_without_the_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        UserError, match=r"was written by the library datasets.*pip install 'hocket-tasks\[datasets\]'"
+    ):
+        FashionMNIST(folder=str(tmp_path)).data(seed=0)
 
 
 def test_missing_file_is_named(folder: Path) -> None:

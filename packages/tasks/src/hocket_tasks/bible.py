@@ -45,7 +45,8 @@ class Bible(Task):
         hidden: units of the embedding and of each layer, 1 or more.
         layers, heads: of the transformer; 1 or more, and `hidden` is a multiple of `heads`.
         held_out: one sentence or stretch in so many is held out, 1 or more.
-        file: the text, as Debian's package bible-kjv-text has it.
+        file: the text, as Debian's package bible-kjv-text has it, or any other: plain, or a folder that the library
+            datasets has written, with a column `text`.
     """
 
     length: int | None = None
@@ -74,7 +75,8 @@ class Bible(Task):
         return TaskData(_samples(pieces[:split]), _samples(sorted(pieces[split:], key=len)))
 
     def _sentences(self, text: bytes) -> list[bytes]:
-        return [sentence[: self.longest] for sentence in _BETWEEN_SENTENCES.split(text)]
+        # Of a single character there is no next one.
+        return [s[: self.longest] for s in _BETWEEN_SENTENCES.split(text) if len(s) > 1]
 
     @staticmethod
     def _stretches(text: bytes, length: int) -> list[bytes]:

@@ -1,7 +1,7 @@
-"""The King James Bible as Debian's package bible-kjv-text ships it, read into memory.
+"""Text as one line of ASCII: the King James Bible as Debian's package bible-kjv-text ships it, or any other.
 
-The file has the text in blocks of 64 KiB behind a table of big-endian offsets; each block is what `compress` writes,
-but for the three bytes of its header.
+The package's file has the text in blocks of 64 KiB behind a table of big-endian offsets; each block is what `compress`
+writes, but for the three bytes of its header.
 
 Source: T. Welch, "A Technique for High-Performance Data Compression", Computer 17(6), 1984 (LZW), with codes of 9 bits
 and, as the table of strings grows, more.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
+import unicodedata
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.api import UserError
+from hocket_tasks.saved_datasets import columns_of, is_saved
 
 __all__ = ["FILE", "read_verses"]
 
@@ -27,23 +29,64 @@ FILE = "/usr/lib/bible.data"
 
 _TABLE_AT = 0x58
 _WIDTH, _CLEAR = 9, 256  # a code's first number of bits, and the code that clears the table
+# Project Gutenberg's book between its own words, the numbers of verses, and printers' signs.
+_GUTENBERG = re.compile(
+    r"\*\*\* ?START OF TH[^*]*PROJECT GUTENBERG[^*]*\*\*\*(.*?)\*\*\* ?END OF TH[^*]*PROJECT GUTENBERG",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"(?<!\S)\d+:\d+(?!\S)")
+_PUNCTUATION = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--"}
+)
 _VERSE = re.compile(rb"^\w+:\d+ (.+)$", re.MULTILINE)
 
 
 @lru_cache(maxsize=1)  # the virtual ranks of one process share one copy
 def read_verses(path: str) -> bytes:
-    """Return the verses as one ASCII text of 4 MB, with a space between them and without their numbers.
+    """Return a text as ASCII, with single spaces between words and without verses' numbers; the Bible's has 4 MB.
+
+    Args:
+        path: of the package's bible.data; of a plain text in UTF-8, of which Project Gutenberg's preface and licence
+            are left out; or of a folder that the library datasets has written, whose column `text` is read.
 
     Raises:
-        UserError: the file is not there, or another one; names the package that has it.
+        UserError: there is none, or it is none of these; says each way to get one.
     """
+    place = Path(path).expanduser()
+    if is_saved(place):
+        (lines,) = columns_of(place, "task.file", None, ("text",))
+        return _plain(path, "\n".join(lines))
     try:
-        data = Path(path).expanduser().read_bytes()
+        data = place.read_bytes()
     except OSError as error:
         raise UserError(
             f"task.file: {path} cannot be read: {error.strerror}. Install it with `apt install bible-kjv-text`, or set "
-            "task.file to where that package's bible.data is"
+            "task.file to that package's bible.data, to a plain text, such as "
+            "https://www.gutenberg.org/ebooks/10.txt.utf-8, or to a folder to which save_to_disk of the library "
+            "datasets has written a column `text`"
         ) from error
+    if b"\0" not in data:
+        try:
+            return _plain(path, data.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"task.file: {path} is no text in UTF-8: {error.reason} at byte {error.start}"
+            ) from error
+    return _verses(path, data)
+
+
+def _plain(path: str, text: str) -> bytes:
+    """Return a plain text's words, what is not ASCII written in ASCII or left out."""
+    found = _GUTENBERG.search(text)
+    words = _NUMBER.sub(" ", (found[1] if found else text).translate(_PUNCTUATION))
+    plain = " ".join(unicodedata.normalize("NFKD", words).encode("ascii", "ignore").decode().split())
+    if not plain:
+        raise UserError(f"task.file: {path} holds no text in ASCII")
+    return plain.encode()
+
+
+def _verses(path: str, data: bytes) -> bytes:
+    """Return the verses of the package's file."""
     try:
         [num_blocks] = struct.unpack_from(">I", data, _TABLE_AT)
         starts = [*struct.unpack_from(f">{num_blocks}I", data, _TABLE_AT + 4), len(data)]

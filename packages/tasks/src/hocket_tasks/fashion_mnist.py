@@ -13,9 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hocket.api import Classification, Scaling, TaskData, TensorSamples, UserError
 from hocket_tasks.idx import read_idx
+from hocket_tasks.saved_datasets import columns_of, is_saved
 
 __all__ = ["FashionMNIST"]
 
@@ -23,6 +25,12 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "valid": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
+
+# Where torchvision has them, below the folder that it is given.
+_TORCHVISION = Path("FashionMNIST", "raw")
+
+#: uint8, of images or of their classes.
+Pixels = NDArray[np.uint8]
 
 #: Mean and standard deviation of the training images' pixels.
 _SCALING = Scaling(offset=0.2860 * 255, divisor=0.3530 * 255)
@@ -37,7 +45,8 @@ class FashionMNIST(Classification):
 
     Attributes:
         network, hidden, label_smoothing: as in `Classification`.
-        folder: where the four IDX files are, compressed (`.gz`) or plain.
+        folder: where the four IDX files are, compressed (`.gz`) or plain, themselves or in `FashionMNIST/raw` below it,
+            as torchvision has them; or what the library datasets has saved to disk, with splits train and test.
         train_samples: how many samples to train with, the first in the file's (shuffled) order; all where
             None.
     """
@@ -75,8 +84,9 @@ def _read_split(folder: Path, split: str) -> TensorSamples:
     Raises:
         UserError: a file is missing, damaged or does not fit the other one.
     """
-    images_path, labels_path = (_find(folder, name) for name in _FILES[split])
-    images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
+    images_path, images, labels_path, labels = (
+        _read_saved(folder, split) if is_saved(folder) else _read_files(folder, split)
+    )
     if images.shape[1:] != FashionMNIST.input_shape[1:]:
         raise UserError(f"{images_path}: images of {images.shape[1:]} pixels, not (28, 28)")
     if len(images) != len(labels):
@@ -87,14 +97,34 @@ def _read_split(folder: Path, split: str) -> TensorSamples:
     return TensorSamples(inputs, torch.from_numpy(labels.astype(np.int64)), _SCALING)
 
 
+def _read_files(folder: Path, split: str) -> tuple[Path, Pixels, Path, Pixels]:
+    images_path, labels_path = (_find(folder, name) for name in _FILES[split])
+    return images_path, read_idx(images_path, num_dims=3), labels_path, read_idx(labels_path, num_dims=1)
+
+
+def _read_saved(folder: Path, split: str) -> tuple[Path, Pixels, Path, Pixels]:
+    name = {"train": "train", "valid": "test"}[split]
+    images, labels = columns_of(folder, "task.folder", name, ("image", "label"))
+    try:
+        pixels = np.stack([np.asarray(image, dtype=np.uint8) for image in images])
+        classes = np.asarray(list(labels), dtype=np.uint8)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"task.folder: split {name!r} of {folder} holds no gray images with labels: {error}"
+        ) from error
+    return folder / name, pixels, folder / name, classes
+
+
 def _find(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}.gz", folder / name):
-        if path.is_file():
-            return path
+    for place in (folder, folder / "raw", folder / _TORCHVISION):
+        for path in (place / f"{name}.gz", place / name):
+            if path.is_file():
+                return path
     wanted = ", ".join(file for names in _FILES.values() for file in names)
     found = f"has no {name}[.gz]" if folder.is_dir() else "does not exist"
     raise UserError(
         f"task.folder: the folder {folder} {found}. Fashion-MNIST is read from the files {wanted} "
-        "(each with .gz or plain). Install them with `apt install dataset-fashion-mnist`, or set task.folder "
-        "to a folder that has them."
+        "(each with .gz or plain). Install them with `apt install dataset-fashion-mnist`, or set task.folder to a "
+        "folder that has them, to one for which torchvision.datasets.FashionMNIST(folder, download=True) was called, "
+        "or to one that datasets.load_dataset('zalandoresearch/fashion_mnist').save_to_disk(folder) has written."
     )
