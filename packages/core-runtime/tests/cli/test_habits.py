@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.shell_completion import BashComplete, ZshComplete
 from click.testing import CliRunner, Result
 from torch import nn
 
 import hocket
+from hocket.cli.listing import plugins_command
 from hocket.cli.main import cli
 from hocket.errors import UserError
 from hocket.training.observer import Display, observer_for
@@ -129,3 +131,36 @@ def test_a_window_of_steps_is_traced(tmp_path: Path) -> None:
         refused = CliRunner().invoke(cli, [*words, "--trace-steps", mistaken])
         assert isinstance(refused.exception, UserError)
         assert str(refused.exception).startswith(f"--trace-steps {mistaken}: write the first step, from 0 on")
+
+
+@pytest.mark.parametrize("words", [["run"], ["plan", "sgd"], ["sweep"]])
+def test_recipes_are_completed(words: list[str]) -> None:
+    def completed(incomplete: str) -> list[tuple[str, str]]:
+        found = ZshComplete(cli, {}, "hocket", "_HOCKET_COMPLETE").get_completions(words, incomplete)
+        return [(item.type, item.value) for item in found]
+
+    assert completed("sg") == [("plain", "sgd"), ("plain", "sgp")]
+    assert completed("my_") == [("file", "my_")]
+
+
+def test_tasks_are_completed() -> None:
+    zsh, bash = (kind(cli, {}, "hocket", "_HOCKET_COMPLETE") for kind in (ZshComplete, BashComplete))
+    assert [item.value for item in zsh.get_completions(["run", "sgd"], "task=di")] == ["task=digits"]
+    assert [item.value for item in bash.get_completions(["run", "sgd", "task", "="], "di")] == ["digits"]
+    assert zsh.get_completions(["run", "sgd"], "epochs=") == []
+
+
+def test_plugins_are_listed_within_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugins_command()
+    words = capsys.readouterr().out.split()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    plugins_command()
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == words
+    [start] = {line.index("Synchronous SGD") for line in shown.splitlines() if " agd " in line}
+    after = shown.splitlines()[next(i for i, line in enumerate(shown.splitlines()) if " agd " in line) + 1]
+    assert len(after) - len(after.lstrip()) == start

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 
 import yaml
@@ -9,13 +13,19 @@ import yaml
 from hocket.errors import MissingPluginError
 from hocket.plugin import CORE, KNOWN_WORDS, Kind, Plugin, RecipeFile, Registry, default_registry
 
+# Where a column of a line begins.
+_GAP = re.compile(r"\S {2,}|^ {2,}")
+
 __all__ = ["describe_plugins", "plugins_command"]
 
 
 def plugins_command() -> None:
     """Carry out `hocket plugins`."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in describe_plugins(default_registry()):
-        print(line)
+        # Behind the names, or else behind the title.
+        start = max((match.end() for match in _GAP.finditer(line)), default=0)
+        print(textwrap.fill(line, width, subsequent_indent=" " * start) if width and line else line)
 
 
 def describe_plugins(registry: Registry) -> Iterator[str]:

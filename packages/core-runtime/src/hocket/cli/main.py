@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hocket import __version__
+from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
@@ -21,8 +22,10 @@ __all__ = ["main"]
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
 _FIRST_SPEAKS_S = 2.0
 
-_TARGET = click.argument("target", metavar="RECIPE|FILE.yaml")
-_OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+_TARGET = click.argument("target", metavar="RECIPE|FILE.yaml", shell_complete=complete_recipes)
+_OVERRIDES = click.argument(
+    "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides
+)
 
 _TRANSPORT = click.option(
     "--transport",
@@ -40,7 +43,7 @@ def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hocket")
 def cli() -> None:
-    """What crosses the wire in a training step: when, to whom and how compressed."""
+    """Communication strategies for distributed PyTorch training."""
 
 
 @cli.command()
@@ -67,7 +70,7 @@ def run(
     resume: bool,
     options: RunOptions,
 ) -> None:
-    """Train a task with a recipe, or as a file says.
+    """Train a task, configured by a recipe's name or a YAML file.
 
     Outside of a launcher this starts its own ranks; inside mpiexec, torchrun and srun it joins.
 
@@ -155,7 +158,13 @@ def resume(
 
 
 @cli.command()
-@click.argument("words", nargs=-1, required=True, metavar="RECIPE|FILE.yaml... [KEY=VALUE]...")
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="RECIPE|FILE.yaml... [KEY=VALUE]...",
+    shell_complete=complete_recipes,
+)
 @_ranks("the hosts', the file's, or 4")
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are; default: on one.")
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
@@ -284,7 +293,7 @@ def sweep(
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def bench(name: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a paper's microbenchmark against what one would use instead; without a name, show which there are.
+    """Run a paper's microbenchmark against the standard alternative; without a name, list them.
 
     \b
     hocket bench
@@ -297,7 +306,7 @@ def bench(name: str | None, arguments: tuple[str, ...]) -> None:
 
 @cli.command()
 def plugins() -> None:
-    """Show what is installed and what each plugin provides."""
+    """List installed plugins and the names to use in configs."""
     from hocket.cli.listing import plugins_command
 
     plugins_command()

@@ -1,0 +1,50 @@
+"""Names that the shell completes: recipes, and tasks behind `task=`; torch is not imported."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from hocket.errors import MissingPluginError
+from hocket.plugin import Kind, Registry, default_registry
+
+__all__ = ["complete_overrides", "complete_recipes"]
+
+_TASK = "task="
+
+
+def complete_recipes(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the recipes of all plugins that begin so; the shell looks for files where there are none."""
+    found = _beginning(incomplete, (recipe.name for recipe in _everything().recipes()))
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def complete_overrides(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the tasks that begin so, where `task=` stands before them."""
+    words = tuple(context.params.get(parameter.name or "") or ())
+    if incomplete.startswith(_TASK):
+        return _beginning(incomplete, (_TASK + name for name in _everything().names(Kind.TASK)))
+    # bash hands over what stands before and behind an = as words of their own.
+    if words[-2:] == ("task", "="):
+        return _beginning(incomplete, _everything().names(Kind.TASK))
+    return []
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _everything() -> Registry:
+    """Return the registry with all plugins that load."""
+    registry = default_registry()
+    for word in registry.installed():
+        with contextlib.suppress(MissingPluginError):
+            registry.load(word)
+    return registry
