@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hocket.cli.ranking import run_virtual
 from hocket.errors import ConfigError
-from hocket.session.batch import num_samples
+from hocket.session.batch import call, num_samples
 from hocket.task import TaskData
 from hocket.task.digits import Digits
 from hocket.training.run import load_run
@@ -107,6 +107,21 @@ def test_a_model_is_called_with_its_inputs_in_order_or_by_name(
         for row, other in zip(rows, told, strict=True):
             assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-6)
             assert row.get("valid_accuracy") == other.get("valid_accuracy")
+
+
+class Joined(nn.Module):
+    """The halves of one value."""
+
+    def forward(self, halves: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.cat(halves)
+
+
+def test_a_sequential_gets_its_one_value() -> None:
+    halves = (torch.ones(2), torch.zeros(1))
+    assert call(nn.Sequential(Joined(), nn.Identity()), halves).tolist() == [1, 1, 0]
+    with pytest.raises(TypeError, match="positional argument"):
+        call(Joined(), halves)
+    assert call(Joined(), {"halves": halves}).tolist() == [1, 1, 0]
 
 
 def test_samples_count_by_the_targets() -> None:

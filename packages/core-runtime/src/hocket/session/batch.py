@@ -24,7 +24,14 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
 
 
 def call(model: Any, inputs: Any) -> Any:
-    """Return what a model gives for inputs: of a mapping by their names, of a tuple or a list one after the other."""
+    """Return what a model gives for inputs: of a mapping by their names, of a tuple or a list one after the other.
+
+    An nn.Sequential passes one value on, so it gets them as they are, as the stages of a pipeline do.
+    """
+    from torch import nn
+
+    if isinstance(model, nn.Sequential):
+        return model(inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
