@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hocket.arrays import Array
 from hocket.segment.partition import Span
+from hocket.segment.staging import Staging
 from hocket.transport.peer import Peer
 
 __all__ = ["Segment", "allocate", "view_of", "wire_dtype"]
@@ -32,6 +33,8 @@ class Segment:
         outgoing_array, incoming_array: the same memory for transports; staging in pinned memory where the buffers
             lie on a GPU.
         finite: whether `outgoing` holds neither NaN nor Inf in this round; None where nobody has looked yet.
+        flag: the index in `outgoing` of the one number of the trailer that the device writes, and that travels from
+            there; None where the host writes them all.
     """
 
     def __init__(
@@ -45,15 +48,11 @@ class Segment:
         self.incoming = incoming
         self.trailer_numel = outgoing.numel() - self.numel
         self.finite: bool | None = None
-        self._staged = outgoing.device.type != "cpu"
-        self._outgoing_host = (
-            torch.empty_like(outgoing, device="cpu", pin_memory=True) if self._staged else outgoing
-        )
-        self._incoming_host = (
-            torch.empty_like(incoming, device="cpu", pin_memory=True) if self._staged else incoming
-        )
-        self.outgoing_array: Array = self._outgoing_host.detach().numpy()
-        self.incoming_array: Array = self._incoming_host.detach().numpy()
+        self.flag: int | None = None
+        self._staging = None if outgoing.device.type == "cpu" else Staging(outgoing, incoming)
+        on_host = self._staging or self
+        self.outgoing_array: Array = on_host.outgoing.detach().numpy()
+        self.incoming_array: Array = on_host.incoming.detach().numpy()
 
     @property
     def wire_bytes(self) -> int:
@@ -70,21 +69,39 @@ class Segment:
         """The trailer that came back, as a NumPy view [trailer_numel] in host memory."""
         return self.incoming_array[self.numel :]
 
+    def begin_stage_out(self) -> None:
+        """Have `outgoing_array` hold what `outgoing` does, once `staged_out`; free on the CPU."""
+        if self._staging is not None:
+            self._staging.begin_out(self.numel, self.flag)
+
+    def staged_out(self) -> bool:
+        """Return whether what `begin_stage_out` copies is there; never blocks."""
+        return self._staging is None or self._staging.is_out()
+
     def stage_out(self) -> None:
         """Make `outgoing_array` hold what `outgoing` holds; free on the CPU."""
-        if self._staged:
-            self._outgoing_host[: self.numel].copy_(self.outgoing[: self.numel], non_blocking=True)
-            torch.cuda.current_stream(self.outgoing.device).synchronize()
+        self.begin_stage_out()
+        self.end_stage_out()
+
+    def end_stage_out(self) -> None:
+        """Wait until what `begin_stage_out` copies is there."""
+        if self._staging is not None:
+            self._staging.wait_out()
 
     def stage_in(self) -> None:
         """Make `incoming` hold what `incoming_array` holds; free on the CPU."""
-        if self._staged:
-            self.incoming.copy_(self._incoming_host, non_blocking=True)
+        if self._staging is not None:
+            self._staging.begin_in()
 
     def stage_trailer_in(self) -> None:
         """Make `incoming_trailer` hold what `incoming` does, which a compressor has written; free on the CPU."""
-        if self._staged:
-            self._incoming_host[self.numel :].copy_(self.incoming[self.numel :])
+        if self._staging is not None:
+            self._staging.incoming[self.numel :].copy_(self.incoming[self.numel :])
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie elsewhere than in host memory."""
+        return self._staging is not None
 
     def __repr__(self) -> str:
         return f"<Segment {self.name}: {len(self.spans)} parameters, {self.wire_bytes} bytes>"

@@ -18,7 +18,7 @@ from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
-from hocket.transport.request import Finished, Request
+from hocket.transport.request import Finished, FunctionRequest, Request
 
 __all__ = ["Counters", "ActiveExchange"]
 
@@ -142,7 +142,7 @@ class ActiveExchange:
 
     def _start(self, group: Sequence[Segment], name: str) -> None:
         for segment in group:
-            segment.stage_out()
+            segment.begin_stage_out()
         request = ObservedRequest(
             lambda: self._begin(group, name),
             self.peer.clock.now,
@@ -175,10 +175,15 @@ class ActiveExchange:
         return exchange.collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
 
     def _begin(self, group: Sequence[Segment], name: str) -> Request:
-        request = self.channel.start(group, self.rounds[group[0].index])
-        if self.exchange.progress is Progress.THREAD:
-            return self.progress.carry(request, self.peer, name)
-        return request
+        """Start a group's exchange, once its data has come from the device."""
+        round = self.rounds[group[0].index]
+        threaded = self.exchange.progress is Progress.THREAD
+        if group[0].on_device and self.channel.packing is None and not threaded:
+            return _staged_out(group).then(lambda _: self.channel.start(group, round))
+        for segment in group:  # compressors read and write on the device, and wait for it all the same
+            segment.end_stage_out()
+        request = self.channel.start(group, round)
+        return self.progress.carry(request, self.peer, name) if threaded else request
 
     def arrived(self, segment: Segment) -> bool:
         """Return whether this round's exchange of `segment` has been started and is done; never blocks."""
@@ -264,3 +269,13 @@ class ActiveExchange:
     def idle(self) -> bool:
         """Whether nothing of this exchange is under way."""
         return not self._requests and not self._turns
+
+
+def _staged_out(group: Sequence[Segment]) -> Request:
+    """Return a request that is done once what segments send has come from the device."""
+
+    def wait(timeout_s: float | None) -> None:
+        for segment in group:
+            segment.end_stage_out()
+
+    return FunctionRequest(lambda: all(segment.staged_out() for segment in group), wait)

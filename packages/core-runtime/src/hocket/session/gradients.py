@@ -110,6 +110,9 @@ class GradientSync:
         if self._undo is not None and may_skip:
             self._undo.begin()
         self._segments = [SegmentState(stages, parameters) for stages in segments]
+        if agreement is None and self._open.channel.packing is None:
+            for segment in (state.first for state in self._segments if state.first.on_device):
+                segment.flag = segment.numel + NONFINITE
         self._backward: int | None = None
         self._factor = 0.0
         # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
@@ -222,6 +225,9 @@ class GradientSync:
             state.bind(self._loss_scale)
         trailers = (state.last.incoming_trailer for state in self._segments)
         self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
+        if self.nonfinite_anywhere:
+            for state in (state for state in self._segments if state.first.flag is not None):
+                self.nonfinite += state.flagged()
 
     def _pass_all_on(self) -> None:
         """Let all segments go on to their next exchange before the last of one is waited for."""
@@ -257,12 +263,15 @@ class GradientSync:
 
     def _send(self, state: SegmentState) -> None:
         segment = state.first
-        if segment.finite is None:
+        if segment.flag is not None:
+            state.flag_nonfinite()
+        elif segment.finite is None:
             self._look(state)
         share = self.contribution.weight * self._open.scale
         trailer = segment.outgoing_trailer
         trailer[WEIGHT] = share
-        trailer[NONFINITE] = float(not segment.finite)
+        if segment.flag is None:
+            trailer[NONFINITE] = float(not segment.finite)
         np.multiply(state.present, self._open.scale, out=trailer[FIRST_PRESENCE:])
         if self.terms is not None:
             self.terms.give(segment, state.present + state.anywhere != 0, share)

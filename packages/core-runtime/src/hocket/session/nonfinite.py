@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch.optim import Optimizer
 
 from hocket.errors import NonFiniteElsewhereError, NonFiniteError, some
@@ -87,11 +88,16 @@ class NonFiniteSteps:
 
     def _nonfinite_parameters(self) -> list[str]:
         """Return the names of the parameters whose gradients hold NaN or Inf."""
+        given = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         # One pass, which a single NaN or Inf poisons, and large numbers may, too.
+        finite = [gradient.sum().isfinite() for gradient in given.values()]
+        if not finite:
+            return []
+        told = torch.stack([each.to(finite[0].device) for each in finite]).tolist()  # waits for a device once
         return [
             name
-            for name, p in self._parameters.items()
-            if p.grad is not None and not (p.grad.sum().isfinite() or p.grad.to_dense().isfinite().all())
+            for (name, gradient), fine in zip(given.items(), told, strict=True)
+            if not (fine or gradient.to_dense().isfinite().all())
         ]
 
     def _error(self, names: Sequence[str], step: int) -> NonFiniteError:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,8 @@ class ParameterMix:
         self._biased: set[int] = set()
         # The segments whose `outgoing` holds what is sent next, and whether that is finite.
         self._copied: dict[int, bool] = {}
+        # The segments that were sent before anybody has looked for NaN and Inf in them.
+        self._unseen: set[int] = set()
 
     @property
     def due(self) -> bool:
@@ -281,6 +284,10 @@ class ParameterMix:
             return
         segment, pieces = self._places[index]
         outcome = self.opened.finish(segment)
+        if index in self._unseen:
+            self._unseen.discard(index)
+            if not np.isfinite(segment.outgoing_array[: segment.numel]).all():
+                self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
         if outcome.nonfinite:
             self._raise_nonfinite(segment, pieces, outcome.nonfinite)
         if self.weights:
@@ -339,8 +346,10 @@ class ParameterMix:
             self.merge(index)
 
     def _refuse_nonfinite(self, segment: Segment, pieces: Pieces) -> None:
+        if segment.on_device:
+            self._unseen.add(segment.index)  # looked at when it has come from there: now would be a wait
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
-        if not all(math.isfinite(float(target.sum())) for _, target in pieces):
+        elif not all(math.isfinite(float(target.sum())) for _, target in pieces):
             self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
 
     def _raise_nonfinite(self, segment: Segment, pieces: Pieces, ranks: Sequence[int]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
+from hocket.errors import SessionError
+from hocket.segment.staging import is_captured
 from hocket.segment.storage import ParameterStorage
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, find_ranks
@@ -55,6 +58,8 @@ class Replica:
             self._take_from_rank0(peer)
         self.ranks = find_ranks(peer)
         self.storage = ParameterStorage(model, self.ranks.host)
+        #: Those but the CPU that parameters lie on.
+        self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}
         self.weights = BatchWeights(self.storage.parameters.values())
 
     def _take_from_rank0(self, peer: Peer) -> None:
@@ -71,6 +76,12 @@ class Replica:
 
         Raises:
             ReplacedError: names it.
+            SessionError: the step is being captured as a graph.
         """
+        if any(map(is_captured, self._devices)):
+            raise SessionError(
+                "the step is being captured as a CUDA graph: the session's hooks would run while it is captured and "
+                "never when it is replayed, so that ranks exchanged nothing. Train without a graph"
+            )
         self.storage.check(take_values=take_values)
         self.optimizers.check()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.arrays import Array
-from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
+from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 
@@ -153,6 +153,21 @@ class SegmentState:
         while self.at < len(self.stages):
             self.pass_on()
 
+    def flag_nonfinite(self) -> None:
+        """Have the device tell in the trailer whether what is about to be sent holds NaN or Inf."""
+        segment = self.first
+        assert segment.flag is not None
+        total = segment.outgoing[: segment.numel].sum(dtype=torch.float64)  # large numbers are no Inf there
+        segment.outgoing[segment.flag].copy_(torch.isfinite(total).logical_not())
+
+    def flagged(self) -> list[str]:
+        """Return the names of the parameters whose gradients held NaN or Inf, of what the device has sent."""
+        if not self.first.outgoing_trailer[NONFINITE]:
+            return []
+        sent = self.first.outgoing_array
+        spans = self.first.spans
+        return [s.name for s in spans if not np.isfinite(sent[s.start : s.start + s.numel]).all()]
+
     def nonfinite(self) -> list[str]:
         """Return the names of the parameters whose gradients, about to be sent, hold NaN or Inf."""
         unknown = [gradient for gradient in self.gradients if gradient.finite is None]
@@ -187,8 +202,14 @@ class SegmentState:
                 nothing_came and self.present[gradient.position] != 0
             )
             # What a residual held back may come when nobody has a gradient any more.
-            late = not present and bool(gradient.result.any())
+            late = not present and self._came_late(gradient)
             gradient.parameter.grad = gradient.result if present or late else None
+
+    def _came_late(self, gradient: GradientSlot) -> bool:
+        if self.last.on_device and self.stages[-1][0].channel.packing is None:
+            span = self.last.spans[gradient.position]  # the same is in host memory, where nobody waits for it
+            return bool(self.last.incoming_array[span.start : span.start + span.numel].any())
+        return bool(gradient.result.any())
 
     def spoil(self) -> None:
         """Bind NaN in place of a round's result, for scalers and whoever else looks for it."""

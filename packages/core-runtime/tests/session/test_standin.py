@@ -1,0 +1,67 @@
+"""Sessions on a device that stands in for a GPU: the CPU's numbers, and a host that waits for copies' events alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hocket.transport.launching import launch
+from hocket.transport.own_ranks import OwnRanks
+
+RANK = Path(__file__).parent / "standin_rank.py"
+EXCHANGING = ("sgd", "agd", "dpsgd", "overlap_sgp", "periodic_average,parameters.0.every=2")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks tell, which train on the device and on the CPU."""
+    folder = tmp_path_factory.mktemp("job")
+    program = [sys.executable, str(RANK), *EXCHANGING]
+    outputs = [folder / f"{rank}.json" for rank in range(2)]
+    assert launch(OwnRanks(), 2, [*program, "--out", str(folder)], folder=folder) == 0
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+@pytest.mark.parametrize("strategy", EXCHANGING)
+def test_a_step_does_not_wait_for_the_device(told: list[dict[str, Any]], strategy: str) -> None:
+    for rank in told:
+        assert rank[strategy]["copied"] > 0  # events have been waited for: what they brought is right
+        assert rank[strategy]["right"]
+        assert rank[strategy]["waits"] == []
+
+
+def test_nan_is_counted_where_it_is_and_all_ranks_leave_the_step_out(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        (found, waits, skipped), (expected, _, expected_skips) = rank["skipped"]
+        assert (skipped, waits) == (expected_skips, []) == (1, [])
+        assert found == expected
+
+
+def test_parameters_with_nan_are_refused_when_they_have_come_from_there(told: list[dict[str, Any]]) -> None:
+    for rank, of_rank in enumerate(told):
+        averaged, mixed = of_rank["spoiled"]
+        assert f"of rank {rank} is NaN or Inf after step 1, in what parameters.0 exchanges" in averaged
+        assert "is NaN or Inf after step 1, in what parameters.0 exchanges" in mixed
+
+
+def test_virtual_ranks_gossip_on_the_device(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        on_device, on_cpu = rank["virtual"]
+        assert [found for found, _, _ in on_device] == [found for found, _, _ in on_cpu]
+
+
+def test_a_captured_step_is_refused(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        for said in rank["captured"]:
+            assert said.startswith("the step is being captured as a CUDA graph")
+
+
+def test_a_nested_backward_is_known_on_the_device_s_own_thread(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        assert "_DummyThread" in rank["threads"]  # one that Python has not started: autograd's own
+        reentrant, plain = rank["nested"]
+        assert (set(reentrant), set(plain)) == ({True}, {False})
