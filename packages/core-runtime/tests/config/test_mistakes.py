@@ -69,7 +69,7 @@ def message_of(target: Any, overrides: Sequence[str] = (), kind: type[ConfigErro
         ("gradients: [{collective: alreduce}]", "gradients.0.collective: there is no collective 'alreduce'; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce. Did you mean 'allreduce'?"),
         ("gradients: [{collective: complete}]", "gradients.0.collective: 'complete' is a topology, not a collective; there are: allreduce, broadcast, gossip, reduce, sparse_allreduce."),
         ("gradients: [{collective: {root: 1}}]", "gradients.0.collective.name: missing; allowed: a collective by name, or a mapping with its name and fields"),
-        ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers. Did you mean 'every'?"),
+        ("gradients: [{collective: allreduce, evry: 2}]", "gradients.0.evry: unknown key; allowed: collective, over, topology, compressor, segments, every, overlap, progress, outer, delay, merge, stagger, offset, buffers, offload. Did you mean 'every'?"),
         ("parameters: [{collective: allreduce, every: often}]", "parameters.0.every: got 'often'; allowed: an integer or log2_ranks"),
         ("parameters: [{collective: allreduce, every: true}]", "parameters.0.every: got true; allowed: an integer or log2_ranks"),
         ("gradients: [{collective: {name: allreduce, root: 1}}]", "gradients.0.collective.root: unknown key; allowed: algorithm"),

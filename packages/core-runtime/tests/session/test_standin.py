@@ -16,11 +16,18 @@ RANK = Path(__file__).parent / "standin_rank.py"
 EXCHANGING = ("sgd", "agd", "dpsgd", "overlap_sgp", "periodic_average,parameters.0.every=2")
 
 
+#: Outer parameters on the device, and in host memory: their steps there wait for copies.
+OUTER = ",parameters.0.".join(
+    ["periodic_average", "every=2", "outer.name=sgd", "outer.lr=0.7", "outer.momentum=0.9"]
+)
+OFFLOADED = f"{OUTER},parameters.0.offload=true"
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks tell, which train on the device and on the CPU."""
     folder = tmp_path_factory.mktemp("job")
-    program = [sys.executable, str(RANK), *EXCHANGING]
+    program = [sys.executable, str(RANK), *EXCHANGING, OUTER, OFFLOADED]
     outputs = [folder / f"{rank}.json" for rank in range(2)]
     assert launch(OwnRanks(), 2, [*program, "--out", str(folder)], folder=folder) == 0
     return [json.loads(output.read_text()) for output in outputs]
@@ -32,6 +39,14 @@ def test_a_step_does_not_wait_for_the_device(told: list[dict[str, Any]], strateg
         assert rank[strategy]["copied"] > 0  # events have been waited for: what they brought is right
         assert rank[strategy]["right"]
         assert rank[strategy]["waits"] == []
+
+
+@pytest.mark.parametrize("strategy", [OUTER, OFFLOADED])
+def test_outer_parameters_step_alike_on_the_device_and_in_host_memory(
+    told: list[dict[str, Any]], strategy: str
+) -> None:
+    for rank in told:
+        assert rank[strategy]["right"]
 
 
 def test_nan_is_counted_where_it_is_and_all_ranks_leave_the_step_out(told: list[dict[str, Any]]) -> None:

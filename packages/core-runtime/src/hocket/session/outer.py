@@ -10,6 +10,7 @@ That travels behind it, as a gradient's weight does, and where ranks mix their o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,9 +41,12 @@ class OuterSegment:
         self._exchange, self._outer = exchange, exchange.outer
         self._segment, self._pieces = segment, pieces
         data = segment.outgoing[: segment.numel]
+        where: dict[str, Any] = {}
+        if exchange.offload:
+            where = {"device": "cpu", "pin_memory": data.device.type == "cuda"}
         #: φ, flat.
-        self.parameters = torch.zeros_like(data)
-        self._state = {name: torch.zeros_like(data) for name in self._outer.remembers}
+        self.parameters = torch.zeros_like(data, **where)
+        self._state = {name: torch.zeros_like(data, **where) for name in self._outer.remembers}
         # θ when it was sent, for merges that ask.
         self._sent = torch.zeros_like(data) if exchange.keeps_sent else None
         # What batches have counted since θ was sent, and in how many steps.
@@ -67,7 +71,7 @@ class OuterSegment:
         """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it."""
         segment = self._segment
         for place, target in self._pieces:
-            torch.sub(self.parameters[place], target, out=segment.outgoing[place])
+            torch.sub(self._come(place), target, out=segment.outgoing[place])
             if self._sent is not None:
                 self._sent[place].copy_(target)
         weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
@@ -100,10 +104,17 @@ class OuterSegment:
 
     def step(self, gradient: Tensor, mean: Tensor | None = None) -> None:
         """Step the outer parameters by a mean distance [numel], which may be used as scratch."""
-        self._outer.step(self.parameters, gradient.to(self.parameters.device), self._state, mean)
+        here = self.parameters.device
+        self._outer.step(
+            self.parameters, gradient.to(here), self._state, None if mean is None else mean.to(here)
+        )
+
+    def _come(self, place: slice) -> Tensor:
+        """Return outer parameters where the model is."""
+        return self.parameters[place].to(self._segment.outgoing.device)
 
     def _merge(self, place: slice, target: Tensor) -> None:
-        exchange, come = self._exchange, self.parameters[place]
+        exchange, come = self._exchange, self._come(place)
         if exchange.merge.takes_all and not exchange.delay:
             target.copy_(come)
         else:

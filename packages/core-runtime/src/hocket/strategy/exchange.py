@@ -72,6 +72,8 @@ class Exchange(Configured):
         offset: by how many steps all of them are due later, or earlier where it is negative.
         buffers: whether the model's buffers (BatchNorm's statistics) stay each rank's own, or are set to their mean at
             the end of each period, when the last segment is sent.
+        offload: whether outer parameters, and what their optimizer remembers, lie in host memory, pinned for CUDA,
+            and not where the model is: a step of theirs takes copies there and back.
         slot: `gradients` or `parameters`; a Strategy sets it.
         index: place in the slot, from 0; the exchanges of a slot follow each other; a Strategy sets it.
     """
@@ -90,6 +92,7 @@ class Exchange(Configured):
     stagger: bool = False
     offset: int = 0
     buffers: Buffers = Buffers.OWN
+    offload: bool = False
     slot: str = field(default="", kw_only=True)
     index: int = field(default=0, kw_only=True)
 

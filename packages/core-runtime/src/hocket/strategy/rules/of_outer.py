@@ -25,9 +25,18 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
         "stagger": exchange.stagger,
         "offset": exchange.offset != 0,
         "buffers": exchange.buffers is not Buffers.OWN,
+        "offload": exchange.offload,
     }
     for field in (field for field, is_given in given.items() if is_given):
         yield refuse(exchange, field, f"{field} is of {PARAMETERS}, which are exchanged there after the step")
+
+
+def offload_is_of_outer(exchange: Exchange) -> Iterator[Refusal]:
+    """Host memory takes what is kept besides the model."""
+    if exchange.slot != GRADIENTS and exchange.offload and exchange.outer is None:
+        yield refuse(
+            exchange, "offload", "there are no outer parameters to keep in host memory: leave it out"
+        )
 
 
 def outer_steps_by_the_mean(exchange: Exchange) -> Iterator[Refusal]:
@@ -246,6 +255,7 @@ def push_sum_is_in_order(exchange: Exchange) -> Iterator[Refusal]:
 
 OUTER_RULES = (
     outer_is_of_parameters,
+    offload_is_of_outer,
     outer_steps_by_the_mean,
     buffers_are_averaged_by_all,
     mixed_outer_is_gossip,
