@@ -45,8 +45,11 @@ def init_gloo(peer: Peer) -> None:
     import torch.distributed as dist
 
     port = gather(peer, free_port())[0]
-    address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=peer.rank, world_size=peer.size)
+    # A store of our own: under torchrun an address would be taken for that of torchrun's.
+    store = dist.TCPStore(
+        os.environ.get("MASTER_ADDR", "127.0.0.1"), port, peer.size, peer.rank == 0, wait_for_workers=False
+    )
+    dist.init_process_group("gloo", store=store, rank=peer.rank, world_size=peer.size)
 
 
 def medians(
