@@ -55,6 +55,7 @@ class Row:
         against: the row that it is compared with.
         within: the most that it may be worse, in per cent; None for no bound.
         worse: whether it has to be worse: a negative control.
+        synchronous: whether it begins with the synchronous steps.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Row:
     against: str = ""
     within: float | None = None
     worse: bool = False
+    synchronous: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def configured(row: Row) -> dict[str, Any]:
     first = resolved(load_run({**table["run"], "recipe": "sgd"}))["strategy"]
     plain = resolved(load_run({**table["run"], "recipe": row.recipe}, row.set))
     later = plain["strategy"]
-    if later != first:
+    if later != first and row.synchronous:
         phase = {slot: later[slot] for slot in ("gradients", "parameters")}
         plain |= {"strategy": first, "phases": {table["synchronous"]: phase}}
     return {**plain, "name": row.recipe}

@@ -13,6 +13,7 @@ from torch import nn
 
 import hocket
 from hocket.compressor import ErrorFeedback, MomentumCorrection
+from hocket.compressor.powersgd import PowerSGD
 from hocket.errors import CompositionError
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment
@@ -170,6 +171,7 @@ def test_all_coefficients_are_all_values() -> None:
         (lambda: ErrorFeedback(Dct(ChunkTopK())), "put error_feedback inside"),
         (lambda: MomentumCorrection(Dct(ChunkTopK())), "put momentum_correction inside"),
         (lambda: Dct(ChunkTopK(), tile=0), "tile must be 1 or more"),
+        (lambda: Dct(PowerSGD()), "use it without dct"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, advice: str) -> None:

@@ -46,7 +46,7 @@ class Dct(Wrapper):
         tile: the longest side of a tile, 1 or more; 1 changes nothing.
 
     Raises:
-        ValueError: `tile` is not in its range.
+        ValueError: `tile` is not in its range, or what is held makes messages of sums.
     """
 
     tile: int = 64
@@ -54,6 +54,11 @@ class Dct(Wrapper):
     def __post_init__(self) -> None:
         if self.tile < 1:
             raise ValueError(f"tile must be 1 or more, not {self.tile}")
+        if self.compressor.traits.answers:
+            raise ValueError(
+                "compressor answers to the sum of its messages, and finds directions of values by itself: use it without "
+                "dct"
+            )
 
     @property
     def traits(self) -> CompressorTraits:
