@@ -56,8 +56,8 @@ class Dct(Wrapper):
             raise ValueError(f"tile must be 1 or more, not {self.tile}")
         if self.compressor.traits.answers:
             raise ValueError(
-                "compressor answers to the sum of its messages, and finds directions of values by itself: use it without "
-                "dct"
+                "compressor answers to the sum of its messages, and finds directions of values by itself: use it "
+                "without dct"
             )
 
     @property
