@@ -16,6 +16,7 @@ from toys import LAYERS, flat, inner_step, layers_of, on_ranks, start, steps_of,
 
 import hocket
 from hocket.compressor import ErrorFeedback
+from hocket.errors import CompositionError
 from hocket_diloco.quantise import Format, Quantise
 
 STEPS = 23
@@ -154,7 +155,7 @@ def test_bytes_are_those_of_the_formulas(ranks: int) -> None:
             assert given == 2 * (ranks - 1) * (numel * bits / 8 + table + weight)
 
 
-def test_what_is_not_sent_is_missed() -> None:
+def test_what_is_not_sent_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without a residual, forced past the rule, what is never among the largest never moves."""
     sparse = hocket.compose("diloco.sparseloco", *OVERRIDES, "parameters.0.every=1")
     [exchange] = sparse.parameters
@@ -172,4 +173,7 @@ def test_what_is_not_sent_is_missed() -> None:
 
     largest = sum(len(largest_of_chunks(np.arange(size), CHUNK, K)) for size in LAYERS.values())
     assert on_ranks(2, lambda: moved(sparse)) == [1.0, 1.0]
+    with pytest.raises(CompositionError, match="error_feedback"):
+        on_ranks(2, lambda: moved(forgetful))
+    monkeypatch.setattr("hocket.session.attach.check_composition", lambda strategy: None)
     assert on_ranks(2, lambda: moved(forgetful)) == [largest / sum(LAYERS.values())] * 2
