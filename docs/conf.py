@@ -1,0 +1,42 @@
+"""Sphinx's settings: the site is of the repository's own Markdown, where it lies. tools/site builds it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+project = "Hocket"
+author = "the Hocket developers"
+copyright = "Apache-2.0"
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/*.md", "packages/*/*.md"]
+exclude_patterns = [".*", "build", "dist", "runs", "**/src", "**/tests", "integration-tests"]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinxcontrib.mermaid",
+    "site_pages",
+]
+
+myst_enable_extensions = ["colon_fence"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4  # links such as choosing.md#words, as forges make them
+suppress_warnings = ["myst.header"]  # a README's headings may begin below the first level
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_inherit_docstrings = False
+default_role = "code"  # docstrings write `names` as Markdown does
+
+html_theme = "furo"
+html_title = "Hocket"
+html_additional_pages = {"index": "to_index.html"}
+templates_path = ["templates"]
+html_copy_source = False
+html_show_sourcelink = False
