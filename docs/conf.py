@@ -10,7 +10,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 project = "Hocket"
 author = "the Hocket developers"
-copyright = "Apache-2.0"
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "packages/*/*.md"]
 exclude_patterns = [".*", "build", "dist", "runs", "**/src", "**/tests", "integration-tests"]
@@ -32,11 +31,13 @@ suppress_warnings = ["myst.header"]  # a README's headings may begin below the f
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False
+smartquotes = False  # commands are read from this
 default_role = "code"  # docstrings write `names` as Markdown does
 
 html_theme = "furo"
 html_title = "Hocket"
 html_additional_pages = {"index": "to_index.html"}
 templates_path = ["templates"]
+html_show_copyright = False
 html_copy_source = False
 html_show_sourcelink = False

@@ -1,33 +1,196 @@
-"""The site's generated parts, a Sphinx extension: a directive for tables, and docstrings as Sphinx reads them."""
+"""The site's generated parts, a Sphinx extension: the directive `generated`, and docstrings as Sphinx reads them."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
-from typing import TYPE_CHECKING, Any
+import textwrap
+import typing
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+from docutils.parsers.rst import directives
+from sphinx.util.docutils import SphinxDirective
+
+from hocket.config.component import describe
+from hocket.config.reference import Reference
+from hocket.config.settings import CheckpointSettings, RunSettings
+from hocket.configured import allowed_by, optional
+from hocket.delays import ComputeModel
+from hocket.plugin import Kind, default_registry
+from hocket.plugin.kinds import kind_of_hint
+from hocket.strategy import Strategy
+from hocket.strategy.exchange import Exchange
+from hocket.transport.network import NetworkModel
 
 if TYPE_CHECKING:
+    from docutils import nodes
     from sphinx.application import Sphinx
 
-__all__ = ["setup"]
+__all__ = ["attributes", "configuration", "setup"]
+
+#: What a config cannot set.
+_SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name")}
+
+#: Records that are mappings in a config, with the headings of their tables.
+_RECORDS = {
+    Exchange: "an exchange",
+    CheckpointSettings: "checkpoint",
+    NetworkModel: "network",
+    ComputeModel: "compute",
+}
 
 
-def literal_blocks(lines: list[str]) -> list[str]:
-    """Return a docstring's lines with `::` before each block that is indented as code below a sentence."""
-    marked = list(lines)
-    for place in range(2, len(lines)):
-        above, blank, line = lines[place - 2 : place + 1]
+def attributes(documented: type) -> dict[str, str]:
+    """Return what a class's docstring, and those of its bases, say of each attribute, as one line each."""
+    said: dict[str, str] = {}
+    for base in reversed(documented.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "")
+        found = re.search(r"^Attributes:\n((?:(?: {4}.*)?\n?)+)", text, re.M)
+        entries = textwrap.dedent(found[1]) if found else ""
+        for names, meaning in re.findall(r"^(\w+(?:, \w+)*): (.*(?:\n +.*)*)", entries, re.M):
+            said |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
+    return said
+
+
+def configuration() -> Iterator[str]:
+    """Yield the reference of a run's file: each key with its type, its default and what it means.
+
+    Raises:
+        LookupError: a field that its class's docstring does not explain.
+    """
+    yield from _section("## The run", RunSettings)
+    yield from _section("## `strategy`", Strategy)
+    for record, title in _RECORDS.items():
+        yield from _section(f"### {title}" if record is Exchange else f"## `{title}`", record)
+    registry = default_registry()
+    for word in registry.installed():
+        registry.load(word)
+    for kind in Kind:
+        yield f"## {_plural(kind)}"
+        for registration in registry.components():
+            if registration.kind is kind:
+                component = registry.resolve(kind, registration.name)
+                yield from _section(f"### {kind.value} `{registration.name}`", component)
+
+
+def _section(title: str, record: type) -> Iterator[str]:
+    yield title
+    yield _summary(record)
+    rows = list(_rows(record))
+    if rows:
+        yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _rows(record: type) -> Iterator[str]:
+    hints, said = typing.get_type_hints(record), attributes(record)
+    for field in dataclasses.fields(record):
+        if not field.init or (record, field.name) in _SET_BY_OTHERS:
+            continue
+        if field.name not in said:
+            raise LookupError(
+                f"{record.__module__}.{record.__qualname__}: its docstring's Attributes lack {field.name}"
+            )
+        cells = (f"`{field.name}`", _type(hints[field.name]), _default(field), said[field.name])
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _summary(documented: type) -> str:
+    return " ".join(inspect.cleandoc(documented.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _type(hint: object) -> str:
+    """Return what a field takes, in words, with links to what is described further down."""
+    inner, nullable = optional(hint)
+    words = _links(inner) or allowed_by(inner)
+    return f"{words}, or null" if nullable else words
+
+
+def _links(hint: Any) -> str:
+    kind = kind_of_hint(hint)
+    if kind is not None:
+        return f"[{'an' if kind.value[0] in 'aeiou' else 'a'} {kind.value}](#{_plural(kind).lower()})"
+    if hint is Reference:
+        return "a name, or a mapping with `name` and arguments"
+    if typing.get_origin(hint) is tuple:
+        of = typing.get_args(hint)[0]
+        return f"a list, of which each is {_links(of)}" if _links(of) else "a list"
+    if hint in _RECORDS:
+        return f"a mapping: [{_RECORDS[hint]}](#{_RECORDS[hint].replace(' ', '-')})"
+    return ""
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return "required"
+    plain = value.plain() if isinstance(value, Reference) else describe(value)
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10**6, sort_keys=False)
+    return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
+
+
+def _plural(kind: Kind) -> str:
+    word = kind.value.capitalize()
+    irregular = {Kind.TOPOLOGY: "Topologies", Kind.OUTER: "Outer optimizers"}
+    return irregular.get(kind, word if word.endswith("s") else f"{word}s")
+
+
+class Generated(SphinxDirective):
+    """Puts the text of one of this module's functions into a page, as Markdown."""
+
+    required_arguments = 1
+    parts: ClassVar[dict[str, Callable[[], Iterator[str]]]] = {"configuration": configuration}
+
+    def run(self) -> list[nodes.Node]:
+        part = self.parts[directives.choice(self.arguments[0], tuple(self.parts))]
+        try:
+            text = "\n\n".join(part())
+        except LookupError as error:
+            raise self.error(str(error)) from error
+        return self.parse_text_to_nodes(text, allow_section_headings=True)
+
+
+def in_rest(lines: list[str]) -> list[str]:
+    """Return a docstring's lines as reStructuredText: `names` as literals, and code where it is indented."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``\\ ", "\n".join(lines))
+    text = re.sub(r"\|(?=\w+\|)", r"\\|", text)  # a norm, and no substitution
+    marked = text.splitlines()
+    for place in range(2, len(marked)):
+        above, blank, line = marked[place - 2 : place + 1]
         deeper = len(line) - len(line.lstrip()) >= 4 + len(above) - len(above.lstrip())
-        if line.strip() and not blank.strip() and above.strip() and deeper:
+        if (
+            line.strip()
+            and not blank.strip()
+            and above.strip()
+            and deeper
+            and not above.lstrip().startswith(".. ")
+        ):
             marked[place - 2] = re.sub(r"::?$", "", above) + "::"
     return marked
 
 
 def _prepare(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = literal_blocks(lines)
+    lines[:] = in_rest(lines)
+
+
+def _show_commands(app: Sphinx, context: Any, lines: list[str]) -> None:
+    """Show what a command's help has as lines of a shell as such."""
+
+    def shown(found: re.Match[str]) -> str:
+        return ".. code-block:: sh\n\n" + found[0].replace("| ", "   ")
+
+    lines[:] = re.sub(r"(?:^\| .*\n?)+", shown, "\n".join(lines), flags=re.M).split("\n")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what the pages need."""
+    app.add_directive("generated", Generated)
     # Before napoleon, which indents what it makes of sections.
     app.connect("autodoc-process-docstring", _prepare, priority=100)
+    app.connect("sphinx-click-process-description", _show_commands)
     return {"parallel_read_safe": True}

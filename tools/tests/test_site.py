@@ -1,13 +1,19 @@
-"""The documentation as a site: it builds without a warning."""
+"""The documentation as a site: it builds without a warning, and lacks nothing that is public."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sphinx.util.inventory import InventoryFile
+
+from hocket.plugin import KNOWN_WORDS, default_registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -38,3 +44,94 @@ def test_every_page_of_the_repository_is_in_it(site: Path) -> None:
     ]
     assert not missing
     assert "docs/index.html" in (site / "index.html").read_text()
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    entries = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    there = {name for kind, names in entries.items() if kind.startswith("py:") for name in names}
+    modules = ["hocket", "hocket.errors", *(f"hocket_{word}" for word in KNOWN_WORDS)]
+    testing = [
+        "topology",
+        "compressor",
+        "collective",
+        "outer",
+        "samples",
+        "engine",
+        "transport",
+        "job",
+        "faulty",
+    ]
+    modules += [f"hocket.testing.{name}" for name in testing]
+    wanted = {
+        f"{module}.{name}"
+        for module in modules
+        for name in getattr(importlib.import_module(module), "__all__", ())
+        if name != "__version__"
+    }
+    assert len(wanted) > 50
+    assert wanted <= there, sorted(wanted - there)
+
+
+def test_every_component_and_its_keys_are_in_the_configuration(site: Path) -> None:
+    page = (site / "docs" / "configuration.html").read_text()
+    text = re.sub(r"<[^>]+>", "", page)
+    registry = default_registry()
+    for word in registry.installed():
+        registry.load(word)
+    missing = [
+        f"{registration.kind.value} {registration.name}"
+        for registration in registry.components()
+        if f"{registration.kind.value} {registration.name}" not in text
+    ]
+    assert not missing
+    for key in ("checkpoint", "every", "bandwidth_bytes_per_s", "on_nonfinite", "density"):
+        assert f'<span class="pre">{key}</span>' in page
+
+
+SOURCES = REPOSITORY / "packages" / "core-runtime" / "src" / "hocket"
+
+
+def explained(heading: str) -> set[str]:
+    """Return the names in the first column of a table of the troubleshooting page."""
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return {
+        name for row in re.findall(r"^\|([^|]+)\|", section, re.M) for name in re.findall(r"`([^`]+)`", row)
+    }
+
+
+def test_every_check_of_doctor_is_explained() -> None:
+    checks = set()
+    for path in SOURCES.glob("cli/doctor*.py"):
+        tree = ast.parse(path.read_text())
+        constants = {
+            node.targets[0].id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "Finding.ok",
+                "Finding.note",
+                "Finding.problem",
+                "_drawing",
+            ):
+                subject = node.args[0]
+                if isinstance(subject, ast.Constant):
+                    checks.add(subject.value)
+                elif isinstance(subject, ast.Name) and subject.id in constants:
+                    checks.add(constants[subject.id])
+    assert {"interfaces", "mpi packages", "plotly"} <= checks
+    assert checks == explained("What `doctor` looks at")
+
+
+def test_every_error_is_explained() -> None:
+    text = "\n".join(path.read_text() for path in REPOSITORY.glob("packages/*/src/**/*.py"))
+    parents = dict(re.findall(r"^class (\w+)\((\w+)\):", text, re.M))
+    errors = {"HocketError", "RankKilledError"}
+    while more := {name for name, parent in parents.items() if parent in errors} - errors:
+        errors |= more
+    public = {name for name in errors if not name.startswith("_")}
+    assert public == explained("Errors")
