@@ -304,6 +304,30 @@ def bench(name: str | None, arguments: tuple[str, ...]) -> None:
     bench_command(name, arguments)
 
 
+@cli.group()
+def new() -> None:
+    """Write files to begin from."""
+
+
+@new.command("plugin")
+@click.argument("name")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder in which hocket-NAME is made; default: this one.",
+)
+def new_plugin(name: str, into: Path) -> None:
+    """Write a package with a topology, a compressor, a collective, recipes, and tests that pass.
+
+    \b
+    hocket new plugin mine
+    """
+    from hocket.cli.new import new_plugin_command
+
+    new_plugin_command(name, into)
+
+
 @cli.command()
 def plugins() -> None:
     """List installed plugins and the names to use in configs."""
