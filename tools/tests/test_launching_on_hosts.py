@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from test_netlab import NETLAB, needs_hosts, netlab, running
+
+full = pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
 
 pytestmark = [pytest.mark.alone, needs_hosts]
 
@@ -70,3 +73,20 @@ def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert [(each["transport"], each["size"]) for each in told] == [("torch", 4)] * 4
     assert all(each["parameters"] == told[0]["parameters"] for each in told)
+
+
+@pytest.mark.parametrize(
+    ("how", "who"), [("stop", 3), pytest.param("compute", 2, marks=full), pytest.param("stop", 0, marks=full)]
+)
+def test_over_mpi_too_a_report_names_the_rank_of_another_host_that_does_not_come(
+    how: str, who: int, tmp_path: Path
+) -> None:
+    """Rank 0 runs the store of the ranks' states: where it is stopped, those of its own host name it."""
+    rank = Path(__file__).parents[2] / "packages/core-runtime/tests/endings/rank.py"
+    launch = [sys.executable, "-m", "hocket", "launch", "--hosts", "host0:2,host1:2", str(rank)]
+    job = netlab("exec", "0", "--", *launch, how, str(who), "5", str(tmp_path))
+    assert job.returncode == 1
+    lane = re.escape("gradients.0[0] (allreduce)")
+    named = rf"in {lane}: no end after 5 s; rank {who} has not arrived: computing, in no exchange, for \d+ s, step 3; "
+    told = [line for line in job.stderr.splitlines() if line.startswith("hocket: at step 3, rank ")]
+    assert any(re.search(named, line) for line in told), job.stderr

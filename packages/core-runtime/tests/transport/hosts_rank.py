@@ -12,7 +12,8 @@ import numpy as np
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.testing.transport import collectives, gathering, messages, peers
-from hocket.transport.torch import Rendezvous, TorchPeer, join
+from hocket.transport.meeting import Rendezvous
+from hocket.transport.torch import TorchPeer, join
 
 
 def wait_for_the_last(peer: TorchPeer) -> str:

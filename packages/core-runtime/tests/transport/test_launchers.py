@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.errors import UserError
 from hocket.transport.launchers import Launched, find_launched, looks_launched
-from hocket.transport.torch import Rendezvous
+from hocket.transport.meeting import Rendezvous
 
 #: What ranks were given by Open MPI 5.0.11, torchrun (torch 2.13) and Slurm 22.05, a rank for each case.
 RECORDED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "environments.json").read_text())

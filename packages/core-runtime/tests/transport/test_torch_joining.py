@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which torch exports
 
 from hocket.errors import ExchangeTimeoutError, UserError
-from hocket.transport.torch import Rendezvous, parse_ports
-from hocket.transport.torch.addresses import host_addresses, is_near, listen, network_host, route_to
+from hocket.transport.meeting import Rendezvous, parse_ports, store
+from hocket.transport.meeting.addresses import host_addresses, is_near, listen, network_host, route_to
+from hocket.transport.meeting.store import StoreEntries, StoreRanks, open_store, serve_store
 from hocket.transport.torch.connecting import Acceptor, Meeting, Place, connect_all
-from hocket.transport.torch.store import StoreRanks, open_store, serve_store
 
 TOKEN = "5a" * 32
 
@@ -250,3 +255,26 @@ def test_routes() -> None:
     assert not any(address.startswith(("127.", "::1", "fe80")) for address in host_addresses())
     with pytest.raises(OSError):
         route_to("nobody.invalid", 1)
+
+
+def test_a_store_that_has_been_stopped_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch itself waits for it without an end, whatever its timeout."""
+    serve = "from hocket.transport.meeting.store import serve_store as s; a = s(); print(a.port, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", serve], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        entries = StoreEntries(TCPStore("127.0.0.1", int(server.stdout.readline()), wait_for_workers=False))
+        entries.set("a", "1")
+        assert entries.get(["a"]) == [b"1"]
+        monkeypatch.setattr(store, "_ANSWERING_S", 0.2)
+        server.send_signal(signal.SIGSTOP)
+        try:
+            assert entries.get(["a"]) == []
+            assert entries.gone
+            entries.set("a", "2")
+        finally:
+            server.kill()
+            for thread in threading.enumerate():
+                if thread.name == "hocket asking":
+                    thread.join()

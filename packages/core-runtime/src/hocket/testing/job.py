@@ -47,7 +47,7 @@ class Job:
         variables = self._folders.enter_context(shared_job_folder())
         program = [sys.executable, "-m", "hocket.testing.job"]
         if transport == "torch":
-            from hocket.transport.torch.store import serve_store
+            from hocket.transport.meeting.store import serve_store
 
             self._store = serve_store()
             command = [*program, str(size), str(self._store.port)]
@@ -112,7 +112,8 @@ def _join(size: str = "", port: str = "") -> Peer:
         return mpi.join()
     import torch  # noqa: F401 (once for all ranks)
 
-    from hocket.transport.torch import Rendezvous, join
+    from hocket.transport.meeting import Rendezvous
+    from hocket.transport.torch import join
 
     rank = next((rank for rank in range(1, int(size)) if os.fork() == 0), 0)
     return join(Rendezvous(rank, int(size), "127.0.0.1", int(port), "job"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hocket.errors import UserError
-from hocket.transport.torch import Rendezvous, parse_ports
+from hocket.transport.meeting import Rendezvous, parse_ports
 
 __all__ = ["PORTS_VARIABLE", "Launched", "find_launched", "looks_launched"]
 

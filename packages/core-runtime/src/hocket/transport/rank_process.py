@@ -22,6 +22,9 @@ ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
+# torch's sockets warn of each host whose address has no name, and of each answer that does not come.
+_LOG_LEVEL = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
 # By these torchrun would have started what a rank starts in its turn.
 _TORCHRUNS = "TORCHELASTIC_"
 
@@ -36,7 +39,7 @@ def variables_of_ranks(local_ranks: int) -> dict[str, str]:
     own: Mapping[str, str] = {
         name: value for name, value in os.environ.items() if not name.startswith(_TORCHRUNS)
     }
-    return {**ALLOCATOR, "OMP_NUM_THREADS": str(threads_per_rank(local_ranks)), **own}
+    return {**ALLOCATOR, **_LOG_LEVEL, "OMP_NUM_THREADS": str(threads_per_rank(local_ranks)), **own}
 
 
 def end_with_parent(number: int) -> None:

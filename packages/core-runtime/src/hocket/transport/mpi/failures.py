@@ -15,7 +15,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hocket.transport.host import Failures
+from hocket.transport.host import Failures, StatusBoard
 
 __all__ = ["MPIFailures"]
 
@@ -27,13 +27,17 @@ class MPIFailures(Failures):
 
     Args:
         comm: an mpi4py communicator over all of them.
+        board: that this rank tells of its state while it looks.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, board: StatusBoard | None = None) -> None:
         self._comm = comm
+        self._board = board
         self._can_tell = os.environ.get(_ULFM_VARIABLE) in ("1", "true")
 
     def dead(self) -> list[int]:
+        if self._board is not None:
+            self._board.tell_what_lasts()
         if not self._can_tell:
             return []
         MPI.COMM_SELF.Iprobe()  # what has happened becomes known in calls that make progress, as this one does

@@ -14,6 +14,7 @@ from hocket.errors import ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.transport.host import HostPeer, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
+from hocket.transport.mpi.board import open_board
 from hocket.transport.mpi.failures import MPIFailures
 from hocket.transport.mpi.lane import MPILane, gather_rows
 from hocket.transport.mpi.pieces import fits
@@ -161,8 +162,8 @@ def join() -> MPIPeer:
             )
         comm = MPI.COMM_WORLD.Dup()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
-        board = StatusBoard(comm.rank, comm.allgather) if comm.size > 1 else None
-        _world = MPIPeer(comm, board)
+        board = open_board(comm)
+        _world = MPIPeer(comm, board, failures=MPIFailures(comm, board))
         if comm.size > 1:
             Endings(_world).install()
     return _world

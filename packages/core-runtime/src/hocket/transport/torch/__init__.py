@@ -16,12 +16,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hocket.transport.torch.rendezvous import Rendezvous, parse_ports
-
 if TYPE_CHECKING:
     from hocket.transport.torch.peer import TorchPeer, join
 
-__all__ = ["Rendezvous", "TorchPeer", "join", "parse_ports"]
+__all__ = ["TorchPeer", "join"]
 
 
 def __getattr__(name: str) -> Any:

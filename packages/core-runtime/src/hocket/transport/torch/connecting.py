@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hocket.errors import ExchangeTimeoutError
-from hocket.transport.status import number_ranks
-from hocket.transport.torch.addresses import (
+from hocket.transport.meeting.addresses import (
     Address,
     host_addresses,
     is_near,
@@ -27,8 +26,9 @@ from hocket.transport.torch.addresses import (
     network_host,
     route_to,
 )
-from hocket.transport.torch.rendezvous import Rendezvous
-from hocket.transport.torch.store import StoreRanks
+from hocket.transport.meeting.rendezvous import Rendezvous
+from hocket.transport.meeting.store import StoreRanks
+from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
 __all__ = ["Acceptor", "Meeting", "Place", "connect_all"]

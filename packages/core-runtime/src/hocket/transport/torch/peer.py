@@ -18,15 +18,15 @@ from hocket.transport.forks import note_rank
 from hocket.transport.host import Failures, HostPeer, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
+from hocket.transport.meeting.board import JobBoard
+from hocket.transport.meeting.rendezvous import Rendezvous
+from hocket.transport.meeting.store import StoreRanks, open_store
 from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
 from hocket.transport.request import FunctionRequest, Request
-from hocket.transport.torch.board import JobBoard
 from hocket.transport.torch.connecting import connect_all
 from hocket.transport.torch.connection import Kind
 from hocket.transport.torch.lane import TorchLane
-from hocket.transport.torch.rendezvous import Rendezvous
-from hocket.transport.torch.store import StoreRanks, open_store
 from hocket.transport.torch.wire import Wire
 from hocket.transport.waiting import CHECK_EVERY_S
 
@@ -165,7 +165,7 @@ class TorchFailures(Failures):
         store: that rank 0 may run.
     """
 
-    def __init__(self, wire: Wire, board: JobBoard | None = None, store: StoreRanks | None = None) -> None:
+    def __init__(self, wire: Wire, board: StatusBoard | None = None, store: StoreRanks | None = None) -> None:
         self._wire, self._board, self._store = wire, board, store
 
     def dead(self) -> list[int]:
@@ -206,7 +206,7 @@ def _open_world(rendezvous: Rendezvous) -> TorchPeer:
         return TorchPeer(wire, None, [0], "world", Progress(wire.advance), TorchFailures(wire))
     store = StoreRanks(open_store(rendezvous), rendezvous)
     wire = Wire(rank, connect_all(store, rendezvous), _end)
-    board = JobBoard(rank, size, store)
+    board = JobBoard(rank, size, store.gather, store)
     failures = TorchFailures(wire, board, store)  # which keep the store open, if this rank runs it
     return TorchPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
 

@@ -1,12 +1,12 @@
-"""The ranks of a job in a TCPStore: what they tell each other before they are connected."""
+"""A job's TCPStore: how it is opened, and what ranks leave for each other there."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,16 +14,18 @@ from typing import Any
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hocket.errors import UserError
+from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
-from hocket.transport.torch.rendezvous import Rendezvous
 from hocket.transport.waiting import wait
 
-__all__ = ["StoreRanks", "open_store", "serve_store"]
+__all__ = ["StoreEntries", "StoreRanks", "open_store", "serve_store"]
 
 _LOOK_EVERY_S = 0.2
 _CONNECTING_S = 5.0
 # A name may become known only when its host starts, as those of containers.
 _NAMING_S = 30.0
+# A store that runs answers at once.
+_ANSWERING_S = 5.0
 
 
 def serve_store(port: int = 0) -> TCPStore:
@@ -83,22 +85,67 @@ def _refusal(rendezvous: Rendezvous, what: str, cause: str) -> UserError:
     )
 
 
-class StoreRanks:
-    """What ranks tell each other through a store; it is given up where it is gone, with the rank that ran it.
+class StoreEntries:
+    """What ranks leave for each other in a store; it is given up where it is gone, with the rank that ran it.
+
+    Args:
+        store: all ranks'.
+
+    Attributes:
+        gone: whether the store is used no more, as it does not answer.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._use = threading.Lock()
+        self.gone = False
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a value there for the others; microseconds."""
+        self._call(self._store.set, key, value)
+
+    def get(self, keys: list[str]) -> list[bytes]:
+        """Return values that have been left, none where the store is gone."""
+        told: list[bytes] = []
+        if not self.gone:
+            # On a thread, as torch waits without an end for a store whose process has been stopped.
+            asking = threading.Thread(
+                target=lambda: told.extend(self._call(self._store.multi_get, keys) or []),
+                name="hocket asking",
+                daemon=True,
+            )
+            asking.start()
+            asking.join(_ANSWERING_S)
+            self.gone |= asking.is_alive()
+        return [] if self.gone else told
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.gone:
+            return None
+        if not self._use.acquire(timeout=_ANSWERING_S):
+            self.gone = True
+            return None
+        try:
+            return call(*arguments)
+        except RuntimeError:
+            self.gone = True
+            return None
+        finally:
+            self._use.release()
+
+
+class StoreRanks(StoreEntries):
+    """The ranks of a job that meet in a store.
 
     Args:
         store: all ranks'.
         rendezvous: who and how many they are.
-
-    Attributes:
-        gone: whether the store is used no more.
     """
 
     def __init__(self, store: Store, rendezvous: Rendezvous) -> None:
-        self._store = store
+        super().__init__(store)
         self._rendezvous = rendezvous
         self._round = 0
-        self.gone = False
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value`, which JSON can hold, by rank; collective.
@@ -116,26 +163,6 @@ class StoreRanks:
             lambda outcome: f"{self._describe_missing(keys)}: {outcome}",
         )
         return [json.loads(told) for told in self._store.multi_get(keys)]
-
-    def set(self, key: str, value: str) -> None:
-        """Leave a value there for the others; microseconds."""
-        if not self.gone:
-            with self._giving_up():
-                self._store.set(key, value)
-
-    def get(self, keys: list[str]) -> list[bytes]:
-        """Return values that have been left, none where the store is gone."""
-        if not self.gone:
-            with self._giving_up():
-                return list(self._store.multi_get(keys))
-        return []
-
-    @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError:
-            self.gone = True
 
     def _describe_missing(self, keys: list[str]) -> str:
         place = self._rendezvous

@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from hocket.transport.host import StatusBoard
 from hocket.transport.status import RankState, RankStatus
-from hocket.transport.torch.store import StoreRanks
+
+if TYPE_CHECKING:
+    from hocket.transport.meeting.store import StoreEntries  # which imports torch
 
 __all__ = ["JobBoard"]
 
@@ -26,17 +30,20 @@ class JobBoard(StatusBoard):
     Args:
         rank: this rank in the job.
         size: how many there are.
-        store: where they have met.
+        allgather: collective over all of them.
+        store: all ranks'.
     """
 
-    def __init__(self, rank: int, size: int, store: StoreRanks) -> None:
+    def __init__(
+        self, rank: int, size: int, allgather: Callable[[Any], list[Any]], store: StoreEntries
+    ) -> None:
         self._store = store
         self._read_s = -math.inf
         self._told = RankStatus(rank, time.monotonic(), 0, RankState.COMPUTING)
         self._elsewhere: list[int] = []
         self._read: list[RankStatus] = []
         store.set(_key(rank), _entry(self._told))
-        super().__init__(rank, store.gather)
+        super().__init__(rank, allgather)
         self._elsewhere = [other for other in range(size) if other != rank and other not in self._pages]
 
     def write(self, state: RankState, lane: str = "", what: str = "") -> None:
