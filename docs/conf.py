@@ -30,7 +30,7 @@ suppress_warnings = ["myst.header"]  # a README's headings may begin below the f
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_inherit_docstrings = False
+autoclass_content = "both"  # what __init__ says of its arguments, too
 smartquotes = False  # commands are read from this
 default_role = "code"  # docstrings write `names` as Markdown does
 

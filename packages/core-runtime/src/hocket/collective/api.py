@@ -272,6 +272,12 @@ class Collective(Configured, ABC):
         """Return what `plan` is to ask `cost` with, for one segment in bytes.
 
         That is what the compressor says, but for a collective that chooses by size or network what it compresses.
+
+        Args:
+            compressor: the exchange's; None for whole.
+            shape: the segment's.
+            size: ranks that take part.
+            network: what seconds are predicted for.
         """
         return footprint_of(compressor, shape).message_bytes
 
@@ -286,6 +292,9 @@ class Collective(Configured, ABC):
 
     def check_size(self, size: int) -> None:
         """Refuse a number of ranks for which the collective is not defined.
+
+        Args:
+            size: ranks in the exchange's scope, 1 or more.
 
         Raises:
             ValueError: `size` is not possible; says what is.
@@ -305,5 +314,12 @@ class Collective(Configured, ABC):
         size: int,
         network: NetworkModel,
     ) -> list[str]:
-        """Return sentences for `plan`, on what it would not show of this collective among `size` ranks."""
+        """Return sentences for `plan`, on what it would not show of this collective.
+
+        Args:
+            compressor: the exchange's; None for whole.
+            shapes: the exchange's segments.
+            size: ranks that take part.
+            network: what seconds are predicted for.
+        """
         return []

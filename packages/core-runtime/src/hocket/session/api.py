@@ -154,7 +154,11 @@ class TrainingSession(SessionCore):
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
 
     def print(self, *values: object, **how: Any) -> None:
-        """Print on rank 0 alone, at once; arguments as of the built-in `print`."""
+        """Print on rank 0 alone, at once.
+
+        Args:
+            values, how: as of the built-in `print`; it flushes unless `flush=False`.
+        """
         if self.is_main:
             print(*values, **{"flush": True, **how})
 

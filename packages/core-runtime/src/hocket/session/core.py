@@ -118,7 +118,11 @@ class SessionCore(ABC):
 
     @abstractmethod
     def begin_batch(self, weight: float) -> None:
-        """Take note of a batch; `data` calls it."""
+        """Take note of a batch; `data` calls it.
+
+        Args:
+            weight: what this rank's batch counts in the mean, 0 or more.
+        """
 
     @abstractmethod
     def end_batch(self) -> None:
@@ -172,6 +176,9 @@ class SessionCore(ABC):
     @abstractmethod
     def load_state(self, file: StateFile) -> None:
         """Continue from what `state_dict` returned on this rank.
+
+        Args:
+            file: this rank's file of a checkpoint.
 
         Raises:
             CheckpointError: something does not take its state.

@@ -25,6 +25,9 @@ class Engine(Configured, ABC):
     def attach(self, given: Attachment) -> TrainingSession:
         """Make a session whose `train_batch` is this engine's step; collective.
 
+        Args:
+            given: model, optimizers, strategy and endpoint, as `hocket.attach` has checked them.
+
         Raises:
             AttachError: the engine cannot carry the model or the optimizer.
             CompositionError: it cannot do with the strategy, or with so many ranks.
@@ -38,7 +41,11 @@ class Engine(Configured, ABC):
         """
 
     def data_size(self, ranks: int) -> int:
-        """Return among how many replicas of the model the samples are shared out, and the strategy exchanges."""
+        """Return among how many replicas of the model the samples are shared out, and the strategy exchanges.
+
+        Args:
+            ranks: how many there are in all, 1 or more.
+        """
         return ranks
 
     def plan_stages(

@@ -127,7 +127,7 @@ class Session(TrainingSession):
             yield
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the norm of the gradients that the optimizer will get, over the whole model; return the norm.
+        """Clip the gradients that the optimizer will get to `max_norm`, of order `norm_type`; return their norm before.
 
         Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model.
         """

@@ -54,4 +54,9 @@ class SampleShuffle(Configured, ABC):
 
     @abstractmethod
     def wrap(self, loader: Any, peer: Peer) -> SampleStream:
-        """Return the batches of `loader`, any iterable of batches, exchanged among ranks; collective."""
+        """Return the loader's batches, exchanged among ranks; collective.
+
+        Args:
+            loader: any iterable of batches, of this rank's share.
+            peer: this rank's endpoint, among all that exchange samples.
+        """

@@ -79,15 +79,26 @@ class Strategy:
         return next((exchange for exchange in reversed(self.parameters) if exchange.outer is not None), None)
 
     def keeps_replicas_equal(self, placement: Placement) -> bool:
-        """Return whether replicas that begin equal are equal after every step, to the bit."""
+        """Return whether replicas that begin equal are equal after every step, to the bit.
+
+        Args:
+            placement: which ranks there are, and on which hosts.
+        """
         return placement.size == 1 or replicas_stay_equal(self.gradients, self.parameters, placement)
 
     def keeps_gradients_equal(self, placement: Placement) -> bool:
-        """Return whether all ranks step with the same gradients, to the bit."""
+        """Return whether all ranks step with the same gradients, to the bit.
+
+        Args:
+            placement: which ranks there are, and on which hosts.
+        """
         return placement.size == 1 or replicas_stay_equal(self.gradients, (), placement)
 
     def check_size(self, placement: Placement) -> None:
         """Refuse ranks for which a scope, a collective or a topology is not defined, or some of which train nobody.
+
+        Args:
+            placement: which ranks there are, and on which hosts.
 
         Raises:
             CompositionError: names the exchange and which sizes are possible, or whose gradients would be lost.

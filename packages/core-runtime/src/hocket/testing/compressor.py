@@ -50,7 +50,12 @@ def make_segment(
 
 
 def fill(segment: Segment, seed: int) -> None:
-    """Put normally distributed values where a contribution goes, and into the trailer; not into padding."""
+    """Put normally distributed values where a contribution goes, and into the trailer; not into padding.
+
+    Args:
+        segment: its `outgoing` and outgoing trailer are written.
+        seed: the same seed gives the same values.
+    """
     generator = torch.Generator().manual_seed(seed)
     for span in segment.spans:
         view_of(segment.outgoing, span).copy_(torch.randn(span.shape, generator=generator))
@@ -86,7 +91,15 @@ def run_round(compressor: Compressor, segment: Segment, state: State, round: int
 
 
 def dense(compressor: Compressor, message: Message) -> Tensor:
-    """Return what a message says, [numel + trailer_numel]."""
+    """Return what a message says, as values.
+
+    Args:
+        compressor: whose message it is.
+        message: as `run_round` returns it.
+
+    Returns:
+        [numel + trailer_numel] like the segment's buffers, the trailer last.
+    """
     out = accumulated(compressor, message)
     compressor.to_values(message.segment, out[: message.segment.numel])
     return out

@@ -116,7 +116,14 @@ class Topology(Configured, ABC):
         return MixingRows(np.array(starts), np.array(sources), np.array(weights))
 
     def mixing_matrix(self, size: int, round: int, segment: int) -> NDArray[np.float64]:
-        """Return W of one round, float64 [size, size]: W[i, j] is the weight of rank j's value at rank i."""
+        """Return W of one round: W[i, j] is the weight of rank j's value at rank i.
+
+        Args:
+            size, round, segment: as in `neighbours`.
+
+        Returns:
+            float64 [size, size].
+        """
         matrix = np.zeros((size, size))
         for rank in range(size):
             neighbours = self.neighbours(rank, size, round, segment)

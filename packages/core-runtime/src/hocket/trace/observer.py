@@ -39,7 +39,14 @@ class Observer:
     """
 
     def join(self, peer: Peer) -> Peer:
-        """Return what the session communicates through: `peer`, or one that holds it; collective."""
+        """Return what the session communicates through; collective.
+
+        Args:
+            peer: this rank's endpoint.
+
+        Returns:
+            `peer`, or one that holds it, as a trace's does, which records what passes.
+        """
         return peer
 
     def started(self, exchange: ExchangeEvent) -> None:
@@ -52,13 +59,28 @@ class Observer:
         """An exchange could not be started or did not come to its end; `error` is raised next."""
 
     def waited(self, exchange: ExchangeEvent, start_s: float, end_s: float) -> None:
-        """The training thread waited for an exchange that was under way: time that nothing hid."""
+        """The training thread waited for an exchange that was under way: time that nothing hid.
+
+        Args:
+            exchange: what it waited for.
+            start_s, end_s: of the wait, in seconds on the clock of the session's peer.
+        """
 
     def phase(self, name: str, start_s: float) -> None:
-        """A phase of the step begins, and ends the one before: `delay`, `forward`, `backward`, `optimizer`."""
+        """A phase of the step begins, and ends the one before.
+
+        Args:
+            name: `delay`, `forward`, `backward` or `optimizer`.
+            start_s: in seconds on the clock of the session's peer.
+        """
 
     def step_ended(self, step: int, end_s: float) -> None:
-        """A step, counted from 0, has ended, and with it its last phase."""
+        """A step has ended, and with it its last phase.
+
+        Args:
+            step: counted from 0.
+            end_s: in seconds on the clock of the session's peer.
+        """
 
     def close(self) -> None:
         """The session is closed; collective."""
