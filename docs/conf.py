@@ -31,7 +31,7 @@ suppress_warnings = ["myst.header"]  # a README's headings may begin below the f
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autoclass_content = "both"  # what __init__ says of its arguments, too
-smartquotes = False  # commands are read from this
+smartquotes_action = "D"  # dashes, and quotes as they are written
 default_role = "code"  # docstrings write `names` as Markdown does
 
 html_theme = "furo"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["attributes", "configuration", "setup"]
 
 #: What a config cannot set.
-_SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name")}
+_SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name"), (Strategy, "phases")}
 
 #: Records that are mappings in a config, with the headings of their tables.
 _RECORDS = {
@@ -111,7 +111,7 @@ def _type(hint: object) -> str:
 def _links(hint: Any) -> str:
     kind = kind_of_hint(hint)
     if kind is not None:
-        return f"[{'an' if kind.value[0] in 'aeiou' else 'a'} {kind.value}](#{_plural(kind).lower()})"
+        return f"[{_one(kind)}](#{_plural(kind).lower().replace(' ', '-')})"
     if hint is Reference:
         return "a name, or a mapping with `name` and arguments"
     if typing.get_origin(hint) is tuple:
@@ -132,6 +132,11 @@ def _default(field: dataclasses.Field[Any]) -> str:
     plain = value.plain() if isinstance(value, Reference) else describe(value)
     text = yaml.safe_dump(plain, default_flow_style=True, width=10**6, sort_keys=False)
     return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
+
+
+def _one(kind: Kind) -> str:
+    irregular = {Kind.OUTER: "an outer optimizer", Kind.SAMPLES: "a sample exchange", Kind.DELAYS: "delays"}
+    return irregular.get(kind, f"{'an' if kind.value[0] in 'aeiou' else 'a'} {kind.value}")
 
 
 def _plural(kind: Kind) -> str:

@@ -84,6 +84,7 @@ def test_every_component_and_its_keys_are_in_the_configuration(site: Path) -> No
         if f"{registration.kind.value} {registration.name}" not in text
     ]
     assert not missing
+    assert "](#" not in text, "a link that is none"
     for key in ("checkpoint", "every", "bandwidth_bytes_per_s", "on_nonfinite", "density"):
         assert f'<span class="pre">{key}</span>' in page
 

@@ -59,9 +59,9 @@ class Exchange(Configured):
         topology: who hears from whom, for the collectives that ask.
         compressor: in what form values travel; None, in a config `none`, for whole.
         segments: in what pieces.
-        every: in each how manieth step, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that what an
+        every: it takes place every N steps, 1 or more; `log2_ranks` for ceil(log2 p) among p ranks, so that what an
             allreduce's ceil(log2 p) messages cost is shared out over as many steps.
-        overlap: what hides it.
+        overlap: the computation that it overlaps with.
         progress: who advances its messages while the training thread computes: that thread itself, whenever a gradient
             arrives and whenever it waits, or a progress thread.
         outer: how the outer parameters step that the ranks keep; None where none are kept, and parameters themselves
@@ -103,7 +103,7 @@ class Exchange(Configured):
             raise ValueError(f"delay must be 0 or more, not {self.delay}")
 
     def period(self, size: int) -> int:
-        """Return in each how manieth step it takes place among `size` ranks."""
+        """Return every how many steps it takes place among `size` ranks."""
         if isinstance(self.every, Every):
             return max(1, (size - 1).bit_length())  # ceil(log2 size), exactly
         return self.every
