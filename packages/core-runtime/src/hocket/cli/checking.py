@@ -12,6 +12,7 @@ def check_run(run: RunConfig) -> Task:
     """Build the parts of a run that need torch, and return its task.
 
     Raises:
+        UserError: a library that a logger needs is not installed.
         ConfigError: a wrong name, argument or value.
         AttachError: the strategy cannot do with the optimizer.
     """
@@ -22,6 +23,8 @@ def check_run(run: RunConfig) -> Task:
     from hocket.training.meters import meters_of
     from hocket.training.schedules import Schedules
 
+    for logger in run.loggers:
+        logger.check()
     task = build_task(run)
     meters_of(task, None)
     build_engine(run)

@@ -191,13 +191,20 @@ def _read_field(hint: object, where: Location, registry: Registry) -> Any:
         return None if nullable and component_name(component, registry) == _NONE else component
     if inner is Reference:
         return Reference.read(where, REFERENCE)
-    if typing.get_origin(inner) is tuple and typing.get_args(inner)[0] is Reference:
+    if typing.get_origin(inner) is tuple and _stands_alone(each := typing.get_args(inner)[0]):
         if not isinstance(where.value, list):
-            raise where.error(f"got {where.given}", f"a list, of which each is {REFERENCE}")
-        return tuple(Reference.read(where.child(place), REFERENCE) for place in range(len(where.value)))
+            kind = kind_of_hint(each)
+            allowed = REFERENCE if kind is None else f"a {kind}: {_allowed(each, registry)}"
+            raise where.error(f"got {where.given}", f"a list, of which each is {allowed}")
+        places = range(len(where.value))
+        return tuple(_read_field(each, where.child(place), registry) for place in places)
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return build_record(inner, where, registry)
     return read_value(hint, where)
+
+
+def _stands_alone(hint: object) -> bool:
+    return hint is Reference or kind_of_hint(hint) is not None
 
 
 def _allowed(hint: object, registry: Registry) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
+from hocket.loggers import Logger
 from hocket.transport.network import NetworkModel
 
 __all__ = [
@@ -106,6 +107,7 @@ class RunSettings:
         num_workers: processes of each rank that read samples ahead, 0 or more; 0 for none.
         trace: write `trace.json.gz`, what every rank did when, beside the other results.
         trace_steps: which steps are in it, counted from 0: [100, 120] for 100 to 119; null for all.
+        loggers: where rows of metrics go besides `metrics.jsonl`: csv, tensorboard, wandb, a plugin's.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
         checkpoint: when the run is saved.
         on_nonfinite: what to do about NaN or Inf.
@@ -139,6 +141,7 @@ class RunSettings:
     num_workers: int = 0
     trace: bool = False
     trace_steps: list[int] | None = None
+    loggers: tuple[Logger, ...] = ()
     report: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     on_nonfinite: OnNonfinite = OnNonfinite.ERROR

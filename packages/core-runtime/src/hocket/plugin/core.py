@@ -54,5 +54,9 @@ def hocket_register(registry: Registrar) -> None:
     registry.delays("linear_skew", "hocket.delays.patterns:LinearSkew")
     registry.delays("shifting_skew", "hocket.delays.patterns:ShiftingSkew")
     registry.delays("file", "hocket.delays.recorded:Recorded")
+    registry.logger("jsonl", "hocket.loggers.files:JsonLines")
+    registry.logger("csv", "hocket.loggers.files:Csv")
+    registry.logger("tensorboard", "hocket.loggers.services:TensorBoard")
+    registry.logger("wandb", "hocket.loggers.services:Wandb")
     for recipe in sorted(_RECIPES.glob("*.yaml")):
         registry.recipe(recipe)

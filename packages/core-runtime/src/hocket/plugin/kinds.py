@@ -25,6 +25,7 @@ class Kind(StrEnum):
     ENGINE = "engine"
     TASK = "task"
     DELAYS = "delays"
+    LOGGER = "logger"
 
     @property
     def interface_path(self) -> str:
@@ -51,6 +52,7 @@ _INTERFACES = {
     Kind.ENGINE: "hocket.session.engine:Engine",
     Kind.TASK: "hocket.task.api:Task",
     Kind.DELAYS: "hocket.delays.api:Delays",
+    Kind.LOGGER: "hocket.loggers.api:Logger",
 }
 
 

@@ -122,6 +122,10 @@ class Registrar:
         """Provide delays: which rank of a run is held up in which step, for how long."""
         self._add(Kind.DELAYS, name, component)
 
+    def logger(self, name: str, component: type | str) -> None:
+        """Provide a logger: where a run's rows of metrics go."""
+        self._add(Kind.LOGGER, name, component)
+
     def recipe(self, path: str | PathLike[str]) -> None:
         """Provide a recipe: a YAML file named by its stem, without prefix where that is the plugin's word."""
         path = Path(path)

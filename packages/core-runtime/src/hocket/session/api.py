@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.errors import HocketError
+from hocket.loggers import Logger
+from hocket.plugin import Kind, default_registry
 from hocket.session.checkpoint import Checkpoints, Resumed
 from hocket.session.core import SessionCore
 from hocket.session.data import SessionData
@@ -162,6 +164,45 @@ class TrainingSession(SessionCore):
         if self.is_main:
             print(*values, **{"flush": True, **how})
 
+    def open_log(self, folder: str | os.PathLike[str], *loggers: Logger | str) -> None:
+        """Have `log` write to a folder on rank 0; after `load`, where a run goes on.
+
+        Rows of steps after the present one, which an interrupted run has written, are removed; before the first step
+        all are.
+
+        Args:
+            folder: is made where it is missing.
+            loggers: components, or names: `jsonl`, `csv`, `tensorboard`, `wandb`, a plugin's; `jsonl` where none is
+                given.
+
+        Raises:
+            UserError: no such logger, or a library that it needs is not installed.
+        """
+        if not self.is_main:
+            return
+        chosen = [
+            default_registry().resolve(Kind.LOGGER, each)() if isinstance(each, str) else each
+            for each in loggers or ("jsonl",)
+        ]
+        for logger in chosen:
+            logger.check()
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        config = self.strategy.resolved()
+        self.logs += [logger.open(place, config, self.step or None) for logger in chosen]
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Write a row with the number of steps that have ended; rank 0's values, the others' are left out.
+
+        Args:
+            values: numbers or texts, by name; a tensor of one element counts as its number. A mean over the ranks is
+                `sum(session.gather(loss.item())) / session.size`.
+        """
+        if self.is_main:
+            plain = {n: v.item() if isinstance(v, Tensor) else v for n, v in values.items()}
+            for log in self.logs:
+                log.write({"step": self.step, **plain})
+
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -276,6 +317,8 @@ class TrainingSession(SessionCore):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for log in self.logs:
+            log.close()
         if kind is None:
             self.close()
         else:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
 from hocket.errors import SessionError
+from hocket.loggers import Log
 from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
@@ -69,6 +70,7 @@ class SessionCore(ABC):
         epochs: passes over `data`: how many have ended, and the one under way.
         run_id: what no other session has; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
+        logs: to which `log` writes, on rank 0.
     """
 
     replicas_equal: bool
@@ -91,6 +93,7 @@ class SessionCore(ABC):
         self.epochs = Epochs()
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
+        self.logs: list[Log] = []
         self.control = peer.lane("session")
 
     @property

@@ -16,6 +16,7 @@ from hocket.session.send_window import SendWindow
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
+from hocket.trace.profiler import profiled
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, FunctionRequest, Request
@@ -143,15 +144,16 @@ class ActiveExchange:
     def _start(self, group: Sequence[Segment], name: str) -> None:
         for segment in group:
             segment.begin_stage_out()
-        request = ObservedRequest(
-            lambda: self._begin(group, name),
-            self.peer.clock.now,
-            self.counters.overlap,
-            self.observer,
-            name,
-            self.rounds[group[0].index],
-            sum(map(self._expected_bytes, group)),
-        )
+        with profiled("start", name):
+            request = ObservedRequest(
+                lambda: self._begin(group, name),
+                self.peer.clock.now,
+                self.counters.overlap,
+                self.observer,
+                name,
+                self.rounds[group[0].index],
+                sum(map(self._expected_bytes, group)),
+            )
         self.progress.watch(request)
         packing = self.channel.packing
         for segment in group:
@@ -197,7 +199,8 @@ class ActiveExchange:
             ExchangeTimeoutError: some rank did not answer in time.
         """
         self._turns.begin(segment)
-        outcome: Outcome = self._requests[segment.index].wait()
+        with profiled("wait for", segment.name):
+            outcome: Outcome = self._requests[segment.index].wait()
         return outcome
 
     def finish(self, segment: Segment) -> Outcome:

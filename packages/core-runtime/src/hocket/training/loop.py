@@ -87,7 +87,7 @@ def train(
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
-    results = Results(out, run.trace) if peer.rank == 0 else None
+    results = Results(out, run.trace, run.loggers) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
     with (
         contextlib.closing(results) if results else contextlib.nullcontext(),

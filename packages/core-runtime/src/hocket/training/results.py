@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from hocket.training import CONFIG, METRICS, MODEL, NEXT_CONFIG, PICTURE, REPORT, SUMMARY, TRACE_FILE
+import yaml
+
+from hocket.loggers import JsonLines, Log, Logger
+from hocket.training import CONFIG, MODEL, NEXT_CONFIG, PICTURE, REPORT, SUMMARY, TRACE_FILE
 
 __all__ = ["Results"]
 
@@ -17,21 +20,28 @@ class Results:
     Args:
         folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`.
         traces: whether the run writes a trace.
+        loggers: to which rows of metrics go, besides `metrics.jsonl`.
+
+    Raises:
+        UserError: a library that a logger needs is not installed.
     """
 
-    def __init__(self, folder: Path, traces: bool) -> None:
+    def __init__(self, folder: Path, traces: bool, loggers: Sequence[Logger] = ()) -> None:
         self._folder = folder
         self._traces = traces
+        self._loggers = (JsonLines(), *(each for each in loggers if not isinstance(each, JsonLines)))
+        for each in self._loggers:
+            each.check()
         self._resumed_after: int | None = None
-        self._metrics: TextIO | None = None
+        self._logs: list[Log] | None = None
 
     def resume_after(self, step: int) -> None:
-        """Keep the lines of metrics up to `step`, in place of beginning anew."""
+        """Keep the rows of metrics up to `step`, in place of beginning anew."""
         self._resumed_after = step
 
     def begin(self) -> None:
         """Put this run in the place of an earlier one, the first time; called when a step has ended."""
-        if self._metrics is not None:
+        if self._logs is not None:
             return
         outdated = [SUMMARY, MODEL, PICTURE, REPORT, *([] if self._traces else [TRACE_FILE])]
         for name in outdated:
@@ -39,32 +49,17 @@ class Results:
         next_config = self._folder / NEXT_CONFIG
         if next_config.exists():
             next_config.replace(self._folder / CONFIG)
-        path = self._folder / METRICS
-        if self._resumed_after is None:
-            self._metrics = path.open("w")
-        else:
-            self._metrics = path.open("a+")
-            _drop_rows_after(self._resumed_after, self._metrics)
+        config = self._folder / CONFIG
+        told = yaml.safe_load(config.read_text()) if config.exists() else {}
+        self._logs = [logger.open(self._folder, told, self._resumed_after) for logger in self._loggers]
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a line of metrics."""
-        assert self._metrics is not None, "the results have not begun"
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
+        """Add a row of metrics."""
+        assert self._logs is not None, "the results have not begun"
+        for log in self._logs:
+            log.write(row)
 
     def close(self) -> None:
-        """End the file of metrics."""
-        if self._metrics is not None:
-            self._metrics.close()
-
-
-def _drop_rows_after(step: int, metrics: TextIO) -> None:
-    """Remove what a run wrote between its last checkpoint and its end, the last line perhaps in part."""
-    metrics.seek(0)
-    kept = []
-    for line in metrics:
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    metrics.seek(len("".join(kept).encode()))
-    metrics.truncate()
+        """End the logs."""
+        for log in self._logs or ():
+            log.close()

@@ -1,0 +1,131 @@
+"""Loggers that other programs show."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import UserError
+from hocket.loggers.api import Log, Logger, Row
+
+__all__ = ["TensorBoard", "Wandb", "WandbMode"]
+
+
+def _require(library: str) -> None:
+    if find_spec(library) is None:
+        raise UserError(
+            f"logger {library}: the library is not installed: pip install 'hocket-core[{library}]', or leave it out"
+        )
+
+
+def _numbers(row: Row) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+@dataclass(frozen=True)
+class TensorBoard(Logger):
+    """Event files in the folder `tensorboard`, which `tensorboard --logdir` shows."""
+
+    def check(self) -> None:
+        _require("tensorboard")
+
+    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = folder / "tensorboard"
+        if resumed_after is None:
+            shutil.rmtree(place, ignore_errors=True)
+            writer = SummaryWriter(place)
+            writer.add_text("config", f"```json\n{json.dumps(config, indent=1, default=str)}\n```")
+        else:
+            writer = SummaryWriter(place, purge_step=resumed_after + 1)
+        return _TensorBoardLog(writer)
+
+
+class _TensorBoardLog(Log):
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, row: Row) -> None:
+        for name, value in _numbers(row).items():
+            self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbMode(StrEnum):
+    """Whether rows are sent as they come, or kept in the folder until `wandb sync`."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class Wandb(Logger):
+    """Weights & Biases, in the folder `wandb`.
+
+    Attributes:
+        project: of the run there.
+        mode: `online`, or `offline` for `wandb sync` later; null for what WANDB_MODE says, else `online`.
+    """
+
+    project: str = "hocket"
+    mode: WandbMode | None = None
+
+    def check(self) -> None:
+        _require("wandb")
+        mode = self.mode or os.environ.get("WANDB_MODE", WandbMode.ONLINE)
+        if mode == WandbMode.ONLINE:
+            import wandb
+
+            if not wandb.login(prompt=False):
+                raise UserError(
+                    "logger wandb: there is no API key: call `wandb login`, or write {name: wandb, mode: offline}"
+                )
+
+    def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
+        import wandb
+
+        note = folder / "wandb.json"
+        told = json.loads(note.read_text()) if resumed_after is not None and note.exists() else {}
+        run = wandb.init(
+            project=self.project,
+            name=config.get("name"),
+            id=told.get("id"),
+            resume="allow" if told else None,
+            dir=folder,
+            mode=None if self.mode is None else self.mode.value,
+            config=dict(config),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        return _WandbLog(run, note, told.get("step", -1))
+
+
+class _WandbLog(Log):
+    """A run there, which takes no row back: those that it has got before an interruption are left out."""
+
+    def __init__(self, run: Any, note: Path, last_step: int) -> None:
+        self._run, self._note, self._last_step = run, note, last_step
+
+    def write(self, row: Row) -> None:
+        if row["step"] <= self._last_step:
+            return
+        self._run.log(_numbers(row), step=row["step"])
+        self._last_step = row["step"]
+        self._note.write_text(json.dumps({"id": self._run.id, "step": self._last_step}))
+
+    def close(self) -> None:
+        self._run.finish()
