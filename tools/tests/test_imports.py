@@ -24,7 +24,7 @@ FLOORS = """
     configured plugin
     kernels schedule
     transport
-    topology outer segment delays trace checkpoint progress
+    topology outer segment delays loggers trace checkpoint progress
     compressor config messages
     collective
     strategy
