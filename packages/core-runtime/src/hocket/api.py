@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from hocket.errors import UserError as UserError
     from hocket.errors import suggest as suggest
     from hocket.kernels.compiling import compiled as compiled
-    from hocket.loggers.api import Log as Log
-    from hocket.loggers.api import Logger as Logger
     from hocket.messages import Form as Form
     from hocket.messages import TensorForm as TensorForm
     from hocket.messages import as_bytes as as_bytes
@@ -159,8 +157,6 @@ _HOMES = {
     "UserError": "hocket.errors",
     "suggest": "hocket.errors",
     "compiled": "hocket.kernels.compiling",
-    "Log": "hocket.loggers.api",
-    "Logger": "hocket.loggers.api",
     "Form": "hocket.messages",
     "TensorForm": "hocket.messages",
     "as_bytes": "hocket.messages",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def values(of: Segment, which: torch.Tensor) -> list[Floats]:
 
 
 def round_of(
-    compressor: PowerSGD | ErrorFeedback, segments: list[Segment], states: list, round: int
+    compressor: PowerSGD | ErrorFeedback, segments: list[Segment], states: list[Any], round: int
 ) -> torch.Tensor:
     """Carry a round out as an allreduce does; return what all ranks get."""
     messages = [compressor.compress(s, state, round) for s, state in zip(segments, states, strict=True)]
@@ -85,7 +86,7 @@ def algorithm_1(
 def test_it_is_the_papers_algorithm(ranks: int, rank: int) -> None:
     compressor = ErrorFeedback(PowerSGD(rank, min_saving=1.5))
     segments = [segment() for _ in range(ranks)]
-    states = [compressor.init(each) for each in segments]
+    states: list[Any] = [compressor.init(each) for each in segments]
     matrices = [0, 2]  # the others are shorter whole
     right = [state.numpy().copy() for state in states[0].inner.right]
     errors = [[np.zeros((12, 10)), np.zeros((6, 12))] for _ in range(ranks)]
@@ -109,7 +110,7 @@ def test_it_is_the_papers_algorithm(ranks: int, rank: int) -> None:
             got[-2:], np.sum([each.outgoing_trailer for each in segments], axis=0), rtol=1e-12
         )
         # What has not arrived is in the residuals; the paper's, which differ rank by rank, have the same sum.
-        kept = sum(state.residual[: segments[0].numel] for state in states)
+        kept = torch.stack([state.residual[: segments[0].numel] for state in states]).sum(0)
         for j, i in enumerate(matrices):
             sums = values(segments[0], kept)[i].reshape(expected[j].shape)
             np.testing.assert_allclose(sums, sum(own[j] for own in errors) / ranks, rtol=1e-9, atol=1e-12)
