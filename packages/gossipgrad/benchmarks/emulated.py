@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.delays import Delays
 from hocket.trace.observer import Observer
 from hocket.transport.peer import Peer, gather
 
@@ -93,13 +94,15 @@ class _Layer(torch.autograd.Function):
         seconds = layer.seconds * 2 / 3
         layer.accelerator.launch(seconds, ahead_s=seconds)
         layer.accelerator.synchronise()
-        return gradient, torch.zeros_like(layer.weight), None
+        return gradient, layer.gradient.clone(), None
 
 
 class _EmulatedLayer(nn.Module):
     def __init__(self, numel: int, seconds: float, accelerator: _Accelerator) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(numel))
+        # Values that compressors find large and small ones among.
+        self.gradient = torch.randn(numel, generator=torch.Generator().manual_seed(0))
         self.seconds = seconds
         self.accelerator = accelerator
 
@@ -114,7 +117,12 @@ def exchanged_bytes(machine: Machine) -> int:
 
 
 def measure(
-    peer: Peer, machine: Machine, strategy: tuple[str, ...], steps: int, observer: Observer | None = None
+    peer: Peer,
+    machine: Machine,
+    strategy: tuple[str, ...],
+    steps: int,
+    observer: Observer | None = None,
+    delays: Delays | None = None,
 ) -> Timing:
     """Train so many steps, after two that are not measured; collective.
 
@@ -124,11 +132,12 @@ def measure(
         strategy: a recipe and overrides.
         steps: how many.
         observer: what is told of the session.
+        delays: how late ranks are; None for never.
     """
     model = _model(peer, machine)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hocket.attach(model, optimizer, hocket.compose(*strategy), peer=peer, observer=observer) as session:
-        return _timed(peer, model, optimizer, steps, lambda: session.counters.exposed_wait_s)
+        return _timed(peer, model, optimizer, steps, lambda: session.counters.exposed_wait_s, delays)
 
 
 def measure_ddp(peer: Peer, machine: Machine, steps: int) -> Timing:
@@ -152,10 +161,16 @@ def _timed(
     optimizer: torch.optim.Optimizer,
     steps: int,
     waited_s: Callable[[], float],
+    delays: Delays | None = None,
 ) -> Timing:
     x = torch.zeros(1, requires_grad=True)
+    taken = 0
 
     def step() -> None:
+        nonlocal taken
+        if delays is not None:
+            peer.clock.sleep(float(delays.of_step(taken, peer.size, 0)[peer.rank]))
+        taken += 1
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()

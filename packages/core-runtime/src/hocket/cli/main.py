@@ -12,6 +12,7 @@ import click
 
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
+from hocket.cli.recommend_options import Asked, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
@@ -218,6 +219,21 @@ def plan(
         from hocket.cli.analysis import analysis_command
 
         analysis_command(run.strategy, placement, compare, picture)
+
+
+@cli.command()
+@recommend_options
+def recommend(asked: Asked) -> None:
+    """Rank strategies by what a step is predicted to take, with what each changes and what that cost.
+
+    \b
+    hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 0.1
+    hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --measure
+    hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 0.1 --late 1x0.3
+    """
+    from hocket.cli.recommending import recommend_command
+
+    recommend_command(asked)
 
 
 @cli.command()

@@ -44,6 +44,8 @@ _NOT_COMPARED = (
     "name",
     "description",
     "source",
+    "changes",
+    "accuracy",
     "recipe",
     "trace",
     "trace_steps",

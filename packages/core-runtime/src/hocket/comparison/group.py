@@ -14,7 +14,19 @@ from hocket.comparison.record import Record
 __all__ = ["Curve", "Group", "Spread", "group_by_seed"]
 
 #: What does not change a run's numbers, as keys of its configuration.
-_REPORTING = ("seed", "name", "description", "source", "recipe", "trace", "report", "checkpoint", "timeout_s")
+_REPORTING = (
+    "seed",
+    "name",
+    "description",
+    "source",
+    "changes",
+    "accuracy",
+    "recipe",
+    "trace",
+    "report",
+    "checkpoint",
+    "timeout_s",
+)
 
 # What is left of names such as `agd-seed=0` and `agd-seed=1` when their ends are taken away.
 _LOOSE_END = re.compile(r"[\s,;/_.=-]*(seed)?[\s,;/_.=-]*$")

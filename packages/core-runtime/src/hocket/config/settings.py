@@ -81,6 +81,8 @@ class RunSettings:
         name: what the run's recipe or file is called.
         description: one line on what it does.
         source: the paper that it comes from.
+        changes: what a step gives other than the mean of all gradients, for `hocket recommend`.
+        accuracy: what that cost where it was measured, and where that is written.
         recipe: what the file is based on; a recipe's name.
         task: data, model and loss.
         optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
@@ -121,6 +123,8 @@ class RunSettings:
     name: str | None = None
     description: str = ""
     source: str = ""
+    changes: str = ""
+    accuracy: str = ""
     recipe: str | None = None
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))

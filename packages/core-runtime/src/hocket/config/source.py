@@ -28,7 +28,7 @@ DEFAULT_RECIPE = "sgd"
 SLOTS = ("samples", "gradients", "parameters")
 
 # What a file says of its strategy.
-_OF_STRATEGIES = ("strategy", "phases", "recipe", "name", "description", "source")
+_OF_STRATEGIES = ("strategy", "phases", "recipe", "name", "description", "source", "changes", "accuracy")
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
 Target = str | os.PathLike[str] | Mapping[str, Any]

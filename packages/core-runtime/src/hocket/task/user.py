@@ -1,4 +1,4 @@
-"""The user's own task, named "module:attribute" in a configuration."""
+"""The user's own task or model, named "module:attribute"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 from hocket.task.api import Task
 
-__all__ = ["load_user_task"]
+__all__ = ["call_user_function", "load_user_object", "load_user_task"]
+
+# Where a task is named.
+_KEY = "task.name"
 
 #: Where a line of code is not the user's own.
 _INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -42,15 +45,12 @@ def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
             the function fails (with error, file and line); it is not a task; a field is unknown or has a
             value that is not allowed.
     """
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ConfigError(f"task.name is {name!r}; a task of your own is named 'module:attribute'")
-    found = _get(_import(module_name), attribute)
+    found = load_user_object(name, _KEY)
     if inspect.isclass(found) and issubclass(found, Task):
         return _construct(found, name, fields or {})
     for key in fields or {}:
         raise ConfigError(f"task.{key}: only a subclass of Task takes fields, and {name} is none")
-    result = _call(found, name) if inspect.isroutine(found) else found
+    result = call_user_function(found, name, _KEY) if inspect.isroutine(found) else found
     if not isinstance(result, Task):
         what = f"returned {_describe(result)}" if result is not found else f"is {_describe(found)}"
         raise ConfigError(
@@ -60,7 +60,50 @@ def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
     return result
 
 
-def _import(module_name: str) -> ModuleType:
+def load_user_object(name: str, key: str) -> Any:
+    """Import a module, looked for in the current directory first, and return what "module:attribute" names.
+
+    Args:
+        name: "module:attribute".
+        key: where the user has written it, for errors.
+
+    Raises:
+        ConfigError: the name has another form; no such module or attribute; the module cannot be imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ConfigError(f"{key} is {name!r}; what is your own is named 'module:attribute'")
+    module = _import(module_name, key)
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        nearby = suggest(attribute, vars(module))
+        raise ConfigError(
+            f"{key}: module {module.__name__!r} ({module.__file__}) has no {attribute!r}.{nearby}"
+        ) from error
+
+
+def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
+    """Return what a user's function gives, called without arguments.
+
+    Args:
+        function: the user's.
+        name, key: as for `load_user_object`.
+
+    Raises:
+        ConfigError: it needs arguments, or fails; says where.
+    """
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ConfigError(f"{key}: {name} must be callable without arguments: {error}") from error
+    try:
+        return function()
+    except Exception as error:
+        raise ConfigError(f"{key}: {name} failed: {_locate(error)}") from error
+
+
+def _import(module_name: str, key: str) -> ModuleType:
     here = os.getcwd()
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
@@ -70,30 +113,9 @@ def _import(module_name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
             raise ConfigError(
-                f"task.name: no module {module_name!r} in {here} or among the installed packages.{nearby}"
+                f"{key}: no module {module_name!r} in {here} or among the installed packages.{nearby}"
             ) from error
-        raise ConfigError(f"task.name: cannot import module {module_name!r}: {_locate(error)}") from error
-
-
-def _get(module: ModuleType, attribute: str) -> Any:
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
-        nearby = suggest(attribute, vars(module))
-        raise ConfigError(
-            f"task.name: module {module.__name__!r} ({module.__file__}) has no {attribute!r}.{nearby}"
-        ) from error
-
-
-def _call(function: Callable[[], Any], name: str) -> Any:
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise ConfigError(f"task.name: {name} must be callable without arguments: {error}") from error
-    try:
-        return function()
-    except Exception as error:
-        raise ConfigError(f"task.name: {name} failed: {_locate(error)}") from error
+        raise ConfigError(f"{key}: cannot import module {module_name!r}: {_locate(error)}") from error
 
 
 def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> Task:
@@ -103,7 +125,7 @@ def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> 
     if not is_dataclass(task_class):
         for key in fields:
             raise ConfigError(f"task.{key}: {name} has no fields, because it is no dataclass")
-        return cast(Task, _call(task_class, name))
+        return cast(Task, call_user_function(task_class, name, _KEY))
     allowed = [field.name for field in dataclass_fields(task_class) if field.init]
     for key in fields:
         if key not in allowed:

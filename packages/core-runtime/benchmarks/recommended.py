@@ -1,0 +1,101 @@
+"""What `hocket recommend` predicts, against what steps take on hosts with slow links.
+
+    sudo tools/netlab --hosts 4 --rate 1gbit run --env -- \\
+        .venv/bin/python packages/core-runtime/benchmarks/recommended.py --bandwidth 1gbit [--late 1x0.3]
+
+24 layers, 1.2 M parameters in all, on emulated accelerators that compute for 100 ms a step, as the hosts share this
+machine's cores. Each strategy's steps are measured over whole periods, and predicted from the network's nominal rate.
+The last lines say by how much predictions are off, and which pairs that differ by more than 15 % are in another order.
+Needs hocket-gossipgrad's benchmarks, hocket-diloco, hocket-eager and hocket-redsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+import hocket
+from hocket.cli.situation import bandwidth_of, delays_of
+from hocket.delays import Delays
+from hocket.plan.advice import predict
+from hocket.plan.packing_time import packing_seconds
+from hocket.plan.plan import plan
+from hocket.strategy.scope import Placement
+from hocket.transport.network import NetworkModel
+from hocket.transport.peer import Peer
+
+sys.path.append(str(Path(__file__).parents[2] / "gossipgrad" / "benchmarks"))
+from emulated import Machine, measure
+
+MACHINE = Machine(layers=24, numel=50_000, compute_s=0.1)
+LATENCY_S = 1e-4
+#: Strategies, and over how many steps they are measured: whole periods.
+SIDES = {
+    "sgd": 24,
+    "agd": 24,
+    "dpsgd": 24,
+    "sgp": 24,
+    "periodic_average": 48,
+    "diloco": 60,
+    "redsync": 48,
+    "eager.solo": 48,
+}
+DIFFERENT = 1.15
+
+
+def predicted(name: str, ranks: int, bandwidth: float, delays: Delays | None) -> float:
+    """Return the predicted seconds of a step."""
+    network = NetworkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=bandwidth)
+    with torch.device("meta"):
+        layers = (torch.nn.Linear(MACHINE.numel, 1, bias=False) for _ in range(MACHINE.layers))
+        model = torch.nn.Sequential(*layers)
+    planned = plan(hocket.compose(name), model, Placement(tuple(range(ranks))), network)
+    return predict(name, planned, MACHINE.compute_s, delays, packing_seconds(planned)).step_s
+
+
+def report(found: dict[str, float], told: dict[str, float]) -> None:
+    """Print the table, and what is wrong with it."""
+    print("| strategy | measured, ms | predicted, ms | predicted / measured |\n|---|---:|---:|---:|")
+    for name, measured_s in sorted(found.items(), key=lambda item: item[1]):
+        print(f"| {name} | {1e3 * measured_s:.0f} | {1e3 * told[name]:.0f} | {told[name] / measured_s:.2f} |")
+    turned = [
+        f"{one} and {other}"
+        for one, other in combinations(sorted(found, key=lambda name: found[name]), 2)
+        if found[other] > DIFFERENT * found[one] and told[other] <= told[one]
+    ]
+    off = max(max(told[name] / s, s / told[name]) for name, s in found.items())
+    print(f"off by a factor of {off:.2f} at most; in another order: {', '.join(turned) or 'none'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bandwidth", default="1gbit")
+    parser.add_argument("--late")
+    parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=SIDES, metavar="SIDE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    delays = delays_of(options.late) if options.late else None
+    found = {}
+    with hocket.join() as peer:
+        for name in options.sides:
+            found[name] = _measured(peer, name, delays)
+        if peer.rank == 0:
+            bandwidth = bandwidth_of(options.bandwidth)
+            report(found, {name: predicted(name, peer.size, bandwidth, delays) for name in found})
+
+
+def _measured(peer: Peer, name: str, delays: Delays | None) -> float:
+    timing = measure(peer, MACHINE, (name,), SIDES[name], delays=delays)
+    if peer.rank == 0:
+        print(f"{name}: {1e3 * timing.seconds:.0f} ms", file=sys.stderr, flush=True)
+    return timing.seconds
+
+
+if __name__ == "__main__":
+    main()

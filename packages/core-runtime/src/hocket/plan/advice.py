@@ -1,0 +1,96 @@
+"""Predictions that rank strategies: what a step takes on a network, and from where on plain allreduce is as good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hocket.delays import Delays
+from hocket.plan.lateness import held_up_seconds
+from hocket.plan.plan import Plan
+from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
+
+__all__ = ["CLOSE", "PLAIN", "Prediction", "least_bandwidth_for_plain", "most_hosts_for_plain", "predict"]
+
+#: The recipe that changes nothing and sends while backward goes on, as DDP does.
+PLAIN = "agd"
+
+#: What takes no longer than this many times the best is as good.
+CLOSE = 1.05
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a strategy is predicted to take.
+
+    Attributes:
+        name: the recipe's.
+        step_s: seconds of a step, on average.
+        exposed_s: of these, how long a rank waits for messages.
+        held_up_s: of these, how long it is held up by late ranks, itself included.
+        packing_s: of these, how long it computes to compress; 0 where nobody has measured it.
+        bytes_per_step: that a rank sends, on average.
+        memory_bytes: of the exchanges' buffers on a rank.
+    """
+
+    name: str
+    step_s: float
+    exposed_s: float
+    held_up_s: float
+    packing_s: float
+    bytes_per_step: float
+    memory_bytes: int
+
+
+def predict(
+    name: str, plan: Plan, step_s: float, delays: Delays | None = None, packing_s: float = 0.0
+) -> Prediction:
+    """Predict a strategy's step.
+
+    Args:
+        name: the recipe's.
+        plan: of its exchanges.
+        step_s: seconds of computing in a step.
+        delays: how late ranks are; None for never.
+        packing_s: seconds of a step that compressors compute.
+    """
+    exposed_s = exposed_seconds(plan, step_s)
+    held_up_s = 0.0 if delays is None else held_up_seconds(plan, step_s, delays)
+    together_s = step_s + exposed_s + held_up_s + packing_s
+    return Prediction(
+        name, together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes
+    )
+
+
+def least_bandwidth_for_plain(predicted: Callable[[float], Sequence[Prediction]]) -> float | None:
+    """Return the least of `BANDWIDTHS` from which on plain allreduce is as good as the best; None for none.
+
+    Args:
+        predicted: from bytes a second to the predictions.
+    """
+    least = None
+    for bandwidth in reversed(BANDWIDTHS):
+        if not _plain_is_good(predicted(bandwidth)):
+            break
+        least = bandwidth
+    return least
+
+
+def most_hosts_for_plain(predicted: Callable[[int], Sequence[Prediction]], most: Sequence[int]) -> int | None:
+    """Return the largest number of hosts up to which plain allreduce is as good as the best; None for none.
+
+    Args:
+        predicted: from a number of hosts to the predictions.
+        most: the numbers that are looked at, rising.
+    """
+    found = None
+    for hosts in most:
+        if not _plain_is_good(predicted(hosts)):
+            break
+        found = hosts
+    return found
+
+
+def _plain_is_good(predictions: Sequence[Prediction]) -> bool:
+    [plain] = (each.step_s for each in predictions if each.name == PLAIN)
+    return plain <= CLOSE * min(each.step_s for each in predictions)

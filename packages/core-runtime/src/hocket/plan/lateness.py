@@ -1,0 +1,88 @@
+"""How long ranks are held up by late ones: by who waits for whom in a strategy. Messages take no time here."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.plan.plan import ExchangePlan, Plan
+
+if TYPE_CHECKING:
+    from hocket.delays import Delays
+
+__all__ = ["LOOKED_AT", "held_up_seconds"]
+
+#: Of how many steps the mean is taken.
+LOOKED_AT = 240
+
+
+def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) -> float:
+    """Return what a step takes longer than its computing, on average over ranks and steps, as ranks are late.
+
+    All steps compute equally long but for the delays. A rank that exchanges with others goes on when all of them have
+    come to the exchange, or have come to it when it began, where it is delayed. Nobody waits in collectives that answer
+    from a progress thread: who comes late joins a later round.
+
+    Args:
+        plan: of the exchanges.
+        step_s: seconds of computing in a step, in which a delayed exchange hides that others come late.
+        delays: how late each rank is in each step.
+        seed: of delays that are drawn.
+    """
+    size = plan.ranks
+    clock = np.zeros(size)
+    waiting = [each for each in plan.exchanges if not each.exchange.collective.traits.needs_thread]
+    longest = max((each.exchange.delay for each in waiting), default=0)
+    came: deque[NDArray[np.float64]] = deque(maxlen=longest + 1)
+    rounds = [0] * len(waiting)
+    for step in range(LOOKED_AT):
+        clock = clock + step_s + delays.of_step(step, size, seed)
+        came.append(clock)
+        for number, planned in enumerate(waiting):
+            delay = planned.exchange.delay
+            if step < delay:
+                continue
+            begun = came[-1 - delay]
+            for ranks in planned.scopes:
+                due = list(_due(planned, step + 1 - delay, len(ranks)))
+                for segment in due:
+                    clock = _met(planned, ranks, rounds[number], segment, clock, begun)
+                if due and ranks is planned.scopes[-1]:
+                    rounds[number] += 1
+    return float(clock.mean()) / LOOKED_AT - step_s
+
+
+def _due(planned: ExchangePlan, step: int, size: int) -> Iterator[int]:
+    """Yield the segments that are sent after a step, from 1 on; one for all where they have the same partners."""
+    exchange, segments = planned.exchange, len(planned.layouts)
+    for segment in range(segments):
+        if exchange.is_due(step, segment, segments, size):
+            yield segment
+            if exchange.topology is None:
+                return
+
+
+def _met(
+    planned: ExchangePlan,
+    ranks: Sequence[int],
+    round: int,
+    segment: int,
+    clock: NDArray[np.float64],
+    begun: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the ranks' clocks when they have met."""
+    met = clock.copy()
+    topology = planned.exchange.topology
+    places = list(ranks)
+    if topology is None:
+        met[places] = np.maximum(clock[places], begun[places].max())
+        return met
+    for place, rank in enumerate(places):
+        sources = topology.neighbours(place, len(places), round, segment).receive_from
+        if sources:
+            met[rank] = max(clock[rank], *(begun[places[source]] for source in sources))
+    return met
