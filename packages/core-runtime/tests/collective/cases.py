@@ -32,6 +32,15 @@ class RingAllreduce(_Mean):
     slot = "gradients"
 
 
+class Rabenseifner(_Mean):
+    collective = Allreduce(Algorithm.RABENSEIFNER)
+
+
+class BinomialTree(_Mean):
+    collective = Allreduce(Algorithm.TREE)
+    slot = "gradients"
+
+
 class Sparse(_Mean):
     collective = SparseAllreduce()
     slot = "gradients"
@@ -98,6 +107,8 @@ CASES = [
     NativeAllreduce,
     RecursiveDoubling,
     RingAllreduce,
+    Rabenseifner,
+    BinomialTree,
     Sparse,
     FromTheLeader,
     FromRank1,

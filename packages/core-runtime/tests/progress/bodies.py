@@ -17,8 +17,10 @@ from hocket.schedule import (
     NoOp,
     Schedule,
     activation_broadcast,
+    binomial_allreduce,
     binomial_broadcast,
     chain,
+    rabenseifner_allreduce,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
@@ -30,6 +32,8 @@ ENGINES: dict[str, Callable[[], ProgressEngine]] = {"thread": ThreadProgress, "i
 ALLREDUCES: dict[str, Callable[[int, int, Array], Schedule]] = {
     "recursive doubling": recursive_doubling_allreduce,
     "ring": ring_allreduce,
+    "rabenseifner": rabenseifner_allreduce,
+    "binomial": binomial_allreduce,
     "tree": tree_allreduce,
     "star": partial(tree_allreduce, arity=64),
 }

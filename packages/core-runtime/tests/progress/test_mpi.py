@@ -35,7 +35,9 @@ _CALLED = [
 _ALLREDUCES = [
     ["allreduce_rounds", 3, engine, kind, count, dtype]
     for engine, (kind, dtype), count in product(
-        ENGINES, [("ring", "float32"), ("recursive doubling", "float64")], _COUNTS
+        ENGINES,
+        [("ring", "float32"), ("recursive doubling", "float64"), ("rabenseifner", "float32")],
+        _COUNTS,
     )
 ]
 _OTHERS: list[list[object]] = [["large_messages"], ["broadcast_rounds", "thread", 7], ["idle"]]

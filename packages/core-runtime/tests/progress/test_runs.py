@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from bodies import ALLREDUCES, ENGINES, CalledSum, allreduce_rounds, broadcast_rounds, called_rounds
@@ -21,8 +23,22 @@ from hocket.schedule import (
     recursive_doubling_allreduce,
 )
 from hocket.transport.joining import join
+from hocket.transport.network import (
+    NetworkModel,
+    binomial_cost,
+    rabenseifner_cost,
+    recursive_doubling_cost,
+    ring_cost,
+)
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World
+
+MODELS = {
+    "binomial": binomial_cost,
+    "rabenseifner": rabenseifner_cost,
+    "recursive doubling": recursive_doubling_cost,
+    "ring": ring_cost,
+}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -37,6 +53,33 @@ from hocket.transport.virtual import World
 def test_allreduce(size: int, seed: int, engine: str, kind: str, count: int, dtype: str) -> None:
     told = World(size, seed=seed).run(lambda: allreduce_rounds(join(), seed, engine, kind, count, dtype))
     assert told == [told[0]] * size  # the same bits
+
+
+@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("kind", MODELS)
+def test_allreduce_among_any_number(kind: str, size: int) -> None:
+    told = World(size).run(lambda: allreduce_rounds(join(), size, "inline", kind, 5 * size + 3, "float64"))
+    assert told == [told[0]] * size
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_virtual_seconds_are_the_model_s(kind: str) -> None:
+    network = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e7)
+
+    def seconds(count: int) -> float:
+        peer, progress = join(), InlineProgress()
+        data = np.ones(count)
+        run = Execution(ALLREDUCES[kind](peer.rank, peer.size, data), peer, progress, "sum")
+        peer.lane("begin").ibarrier().wait()
+        begin_s = peer.clock.now()
+        run.start(0).wait()
+        took_s = peer.clock.now() - begin_s
+        progress.close()
+        return took_s
+
+    for size, count in product((2, 4, 5, 7, 8, 17), (1, 100_000)):
+        simulated = max(World(size, network=network).run(lambda: seconds(count)))  # noqa: B023
+        assert simulated == pytest.approx(MODELS[kind](8 * count, size, network).seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

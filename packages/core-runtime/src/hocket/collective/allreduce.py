@@ -21,7 +21,12 @@ from hocket.collective.api import (
 )
 from hocket.collective.packing import Packing, packing_for
 from hocket.config.component import component_name
-from hocket.transport.network import recursive_doubling_cost, ring_cost
+from hocket.transport.network import (
+    binomial_cost,
+    rabenseifner_cost,
+    recursive_doubling_cost,
+    ring_cost,
+)
 from hocket.transport.request import Finished
 
 if TYPE_CHECKING:
@@ -46,8 +51,10 @@ class Algorithm(StrEnum):
     """How the sum is formed."""
 
     NATIVE = "native"
+    RABENSEIFNER = "rabenseifner"
     RECURSIVE_DOUBLING = "recursive_doubling"
     RING = "ring"
+    TREE = "tree"
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ class Allreduce(Collective):
     Attributes:
         algorithm: `native` is the transport's own, and the fastest there is where ranks share memory. The others are
             schedules of messages, which add in an order of their own: `recursive_doubling` takes the fewest steps,
-            `ring` sends the fewest bytes.
+            `ring` sends the fewest bytes, `rabenseifner` as few in few steps where ranks are a power of two, and a
+            binomial `tree` the fewest messages.
     """
 
     algorithm: Algorithm = Algorithm.NATIVE
@@ -75,11 +83,7 @@ class Allreduce(Collective):
         packing = packing_for(choices.compressor, segments)
         if self.algorithm is Algorithm.NATIVE:
             return _NativeChannel(peer, segments, packing, choices)
-        from hocket.schedule import recursive_doubling_allreduce, ring_allreduce
-
-        ring = self.algorithm is Algorithm.RING
-        build = ring_allreduce if ring else recursive_doubling_allreduce
-        return _ScheduledChannel(peer, segments, progress, build, packing, choices)
+        return _ScheduledChannel(peer, segments, progress, _builder(self.algorithm), packing, choices)
 
     def check_compressor(self, compressor: Compressor | None) -> None:
         if compressor is not None and compressor.traits.answers and self.algorithm is not Algorithm.NATIVE:
@@ -96,12 +100,29 @@ class Allreduce(Collective):
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the algorithm's cost; the transport's own counts as a ring's bytes in the better one's time."""
-        if self.algorithm is Algorithm.RECURSIVE_DOUBLING:
-            return recursive_doubling_cost(message_bytes, size, network)
+        if self.algorithm is not Algorithm.NATIVE:
+            return _COSTS[self.algorithm](message_bytes, size, network)
         ring = ring_cost(message_bytes, size, network)
-        if self.algorithm is Algorithm.RING:
-            return ring
         return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
+
+
+_COSTS: dict[Algorithm, Callable[[float, int, NetworkModel], Cost]] = {
+    Algorithm.RABENSEIFNER: rabenseifner_cost,
+    Algorithm.RECURSIVE_DOUBLING: recursive_doubling_cost,
+    Algorithm.RING: ring_cost,
+    Algorithm.TREE: binomial_cost,
+}
+
+
+def _builder(algorithm: Algorithm) -> AllreduceBuilder:
+    from hocket import schedule
+
+    return {
+        Algorithm.RABENSEIFNER: schedule.rabenseifner_allreduce,
+        Algorithm.RECURSIVE_DOUBLING: schedule.recursive_doubling_allreduce,
+        Algorithm.RING: schedule.ring_allreduce,
+        Algorithm.TREE: schedule.binomial_allreduce,
+    }[algorithm]
 
 
 class _SummingChannel(Channel):

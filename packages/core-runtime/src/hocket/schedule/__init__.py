@@ -5,8 +5,10 @@ Source: Li et al., eager-SGD, sec. 4.1.1.
 
 from hocket.schedule.builders import (
     activation_broadcast,
+    binomial_allreduce,
     binomial_broadcast,
     binomial_reduce,
+    rabenseifner_allreduce,
     recursive_doubling_allreduce,
     ring_allreduce,
     tree_allreduce,
@@ -28,9 +30,11 @@ __all__ = [
     "chain",
     "render",
     "activation_broadcast",
+    "rabenseifner_allreduce",
     "recursive_doubling_allreduce",
     "ring_allreduce",
     "tree_allreduce",
+    "binomial_allreduce",
     "binomial_broadcast",
     "binomial_reduce",
 ]

@@ -1,9 +1,11 @@
 """Collectives as schedules, for any number of ranks: allreduces, a broadcast and an activation.
 
-Of the allreduces, recursive doubling has the fewest stages, a ring sends the fewest bytes, and a tree of large arity
-has the fewest messages: with more ranks than cores, what counts is how often a rank must be woken.
+Of the allreduces, recursive doubling has the fewest stages, a ring sends the fewest bytes, Rabenseifner's sends as few
+in as many stages as two trees where ranks are a power of two, and a tree of large arity has the fewest messages: with
+more ranks than cores, what counts is how often a rank must be woken.
 
-Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4;
+Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4,
+of which 4.5 has Rabenseifner's allreduce;
 for numbers of ranks that are no power of two, the extra ranks hand their data to a neighbour first and get the result
 from it last. The activation is that of eager-SGD (Li et al.), sec. 4.1.1: "a modified version of the recursive doubling
 communication scheme ... equivalent to the union of P binomial trees". There partners are r xor 2^s, which exist for
@@ -12,16 +14,20 @@ powers of two only; here the partner of stage s is r + 2^s modulo P, which makes
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hocket.arrays import Array
 from hocket.schedule.operations import Add, Logic, NoOp, Operation, Receive, Send
-from hocket.schedule.schedule import Schedule
+from hocket.schedule.schedule import Schedule, chain
 
 __all__ = [
     "activation_broadcast",
+    "binomial_allreduce",
     "binomial_broadcast",
     "binomial_reduce",
+    "rabenseifner_allreduce",
     "recursive_doubling_allreduce",
     "ring_allreduce",
     "tree_allreduce",
@@ -42,24 +48,78 @@ def recursive_doubling_allreduce(rank: int, size: int, data: Array) -> Schedule:
     Returns:
         A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
     """
-    core = 1 << (size.bit_length() - 1)  # ranks that take part in the doubling
-    num_stages = core.bit_length() - 1
+    num_stages = size.bit_length() - 1
     build = _Builder(data, num_tags=2 + num_stages)
+
+    def double(partners: list[int]) -> None:
+        for stage, partner in enumerate(partners):
+            build.exchange(f"stage {stage}", partner, tag=2 + stage)
+
+    _among_power_of_two(rank, size, build, double)
+    return build.finish()
+
+
+def rabenseifner_allreduce(rank: int, size: int, data: Array) -> Schedule:
+    """Return this rank's part of summing everybody's `data` in place: halves of it are summed, then handed back.
+
+    Partners swap halves and add, then halves of these with other partners, until each holds the sum of one share:
+    recursive halving. The same partners in reverse hand each other what they have: recursive doubling. Neighbours swap
+    the largest halves, as those often have one host. Every rank gets the same bits, as each share is summed up once.
+    Of powers of two it sends 2 (size - 1) / size times the buffer in 2 log2(size) stages, and needs room for another;
+    other numbers of ranks send the whole buffer once to and once from one before.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank; shares may be empty.
+
+    Returns:
+        A schedule with the trigger `start`, which holds back whatever reads or writes `data`.
+    """
+    num_stages = size.bit_length() - 1
+    build = _Builder(data.reshape(-1), num_tags=2 + 2 * num_stages)
+
+    def halve_and_double(partners: list[int]) -> None:
+        begin, end = 0, data.size
+        given: list[tuple[int, int]] = []
+        for stage, partner in enumerate(partners):
+            middle = (begin + end) // 2
+            kept, gone = (begin, middle), (middle, end)
+            if partner < rank:
+                kept, gone = gone, kept
+            build.swap(f"halve {stage}", partner, gone, kept, tag=2 + stage)
+            given.append(gone)
+            begin, end = kept
+        for stage, (partner, gone) in reversed(list(enumerate(zip(partners, given, strict=True)))):
+            build.hand_back(f"double {stage}", partner, (begin, end), gone, tag=2 + num_stages + stage)
+            begin, end = min(begin, gone[0]), max(end, gone[1])
+
+    _among_power_of_two(rank, size, build, halve_and_double)
+    return build.finish()
+
+
+def _among_power_of_two(rank: int, size: int, build: _Builder, run: Callable[[list[int]], None]) -> None:
+    """Build an allreduce of the largest power of two of ranks; others hand their data to one before, and get the sum.
+
+    Args:
+        rank, size: as of the allreduce.
+        build: to which it is added, with tags 0 and 1 for the others.
+        run: builds what is between, from the partners of this rank, one for each stage, the nearest first.
+    """
+    core = 1 << (size.bit_length() - 1)
     extras = size - core
     # Of the first 2 * extras ranks the odd ones fold into the even ones before them.
     if rank < 2 * extras and rank % 2:
         build.send("fold", rank - 1, tag=0)
         build.replace("unfold", rank - 1, tag=1)
-        return build.finish()
+        return
     if rank < 2 * extras:
         build.add("fold", rank + 1, tag=0)
     number = rank // 2 if rank < 2 * extras else rank - extras
-    for stage in range(num_stages):
-        partner = number ^ (1 << stage)
-        build.exchange(f"stage {stage}", 2 * partner if partner < extras else partner + extras, tag=2 + stage)
+    numbers = [number ^ (1 << stage) for stage in range(core.bit_length() - 1)]
+    run([2 * partner if partner < extras else partner + extras for partner in numbers])
     if rank < 2 * extras:
         build.send("unfold", rank + 1, tag=1)
-    return build.finish()
 
 
 class _Builder:
@@ -70,6 +130,7 @@ class _Builder:
         self._num_tags = num_tags
         self._operations: list[Operation] = [NoOp("start")]
         self._done: tuple[str, ...] = ("start",)
+        self._sent_of: dict[tuple[int, int], str] = {}  # by what `swap` gave away, its send
         # Two places to receive into, taken in turn, so that the next stage's receive is posted ahead.
         self._staging = (np.empty_like(data), np.empty_like(data))
         self._additions: list[str] = []
@@ -100,6 +161,30 @@ class _Builder:
         """Send `data` to `partner` and add what it sends."""
         self.send(name, partner, tag)
         self.add(name, partner, tag)
+
+    def swap(self, name: str, partner: int, gone: tuple[int, int], kept: tuple[int, int], tag: int) -> None:
+        """Send elements `gone`, from one to before another, and add what comes to `kept`; `data` is flat."""
+        sent = Send(f"{name}: send", self._done, data=self._data[slice(*gone)], to=partner, tag=tag)
+        total = self._data[slice(*kept)]
+        staged = self._staging[len(self._additions) % 2][: total.size]
+        free = tuple(self._additions[-2:-1])
+        receive = Receive(f"{name}: receive", free, data=staged, source=partner, tag=tag)
+        # What is sent lies apart from what is added to: neither waits for the other.
+        add = Add(f"{name}: add", (*self._done, receive.name), total=total, addend=staged)
+        self._operations += [sent, receive, add]
+        self._sent_of[gone] = sent.name
+        self._additions.append(add.name)
+        self._done = (add.name,)
+
+    def hand_back(
+        self, name: str, partner: int, have: tuple[int, int], gone: tuple[int, int], tag: int
+    ) -> None:
+        """Send elements `have`, and receive those that `swap` gave to the same partner."""
+        sent = Send(f"{name}: send", self._done, data=self._data[slice(*have)], to=partner, tag=tag)
+        came = (self._sent_of[gone],)  # nothing else reads or writes there
+        receive = Receive(f"{name}: receive", came, data=self._data[slice(*gone)], source=partner, tag=tag)
+        self._operations += [sent, receive]
+        self._done = (*self._done, receive.name)
 
     def finish(self) -> Schedule:
         return Schedule(tuple(self._operations), self._done, trigger="start", num_tags=self._num_tags)
@@ -237,6 +322,24 @@ def binomial_reduce(rank: int, size: int, data: Array, root: int = 0) -> Schedul
     if place:
         build.send("up", (place - reach + root) % size, tag=0)
     return build.finish()
+
+
+def binomial_allreduce(rank: int, size: int, data: Array) -> Schedule:
+    """Return this rank's part of summing everybody's `data` in place, up a binomial tree to rank 0 and down again.
+
+    Every rank gets the same bits, those of rank 0, in 2 ceil(log2 size) stages. 2 (size - 1) messages are sent, each of
+    the whole buffer; there is room for two more.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        data: floats or integers, the same shape and dtype on every rank.
+
+    Returns:
+        A schedule with the trigger `up.start`, which holds back whatever reads or writes `data`.
+    """
+    up, down = binomial_reduce(rank, size, data), binomial_broadcast(rank, size, data)
+    return chain(("up", up), ("down", down))
 
 
 def activation_broadcast(rank: int, size: int) -> Schedule:
