@@ -50,6 +50,13 @@ def test_ddp() -> None:
         r"^the model is wrapped in DistributedDataParallel.*attach the plain model \(ddp\.module\)", wrapped
     )
     refused("^module '0' is wrapped in DistributedDataParallel", nn.Sequential(wrapped))
+    # Afterwards, too, and no longer once the session is closed.
+    model = mlp()
+    with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd"):
+        for outer in (model, nn.Sequential(model)):
+            with pytest.raises(AttachError, match="about to be wrapped in DistributedDataParallel"):
+                DistributedDataParallel(outer)
+    DistributedDataParallel(model)
 
 
 @pytest.mark.usefixtures("process_group")

@@ -16,7 +16,14 @@ from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import agree
-from hocket.session.refusals import check, check_devices, check_optimizer_terms, needs_closure, refuse_closure
+from hocket.session.refusals import (
+    check,
+    check_devices,
+    check_optimizer_terms,
+    needs_closure,
+    refuse_closure,
+    refuse_wrapping,
+)
 from hocket.session.session import Session
 from hocket.strategy import Strategy, check_composition, compose
 from hocket.trace import Observer
@@ -110,6 +117,7 @@ def attach(
     refusal = None
     try:
         check(model, optimizers)
+        refuse_wrapping()
         check_devices(model, strategy, peer)
         for each in optimizers:
             if needs_closure(each):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
@@ -19,7 +21,14 @@ from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
 
-__all__ = ["check", "check_devices", "check_optimizer_terms", "needs_closure", "refuse_closure"]
+__all__ = [
+    "check",
+    "check_devices",
+    "check_optimizer_terms",
+    "needs_closure",
+    "refuse_closure",
+    "refuse_wrapping",
+]
 
 
 def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -49,6 +58,26 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
                 f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
                 "first, session.close(), or leave its `with` block"
             )
+
+
+@cache
+def refuse_wrapping() -> None:
+    """Refuse, from now on, to wrap a model in DistributedDataParallel that is in a session.
+
+    Its hooks come after the session's, which has sent the gradients: both would average, and optimizers get zeros.
+    """
+    build = DistributedDataParallel.__init__
+
+    @wraps(build)
+    def refusing(self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if any(is_attached(parameter) for parameter in module.parameters()):
+            raise AttachError(
+                "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
+                "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
+            )
+        build(self, module, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = refusing  # type: ignore[method-assign]
 
 
 def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
