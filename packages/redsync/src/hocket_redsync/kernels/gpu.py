@@ -138,8 +138,10 @@ def _module() -> Any:
     try:
         import cupy
     except ImportError as error:
+        major = (torch.version.cuda or "13").partition(".")[0]
         raise ValueError(
-            "redsync needs CuPy for gradients on CUDA: pip install 'hocket-redsync[cuda]', or use compressor topk"
+            f"redsync needs CuPy for gradients on CUDA: pip install 'hocket-redsync[cuda{major}]', or use "
+            "compressor topk"
         ) from error
     # CuPy keeps what it has compiled on disk.
     return cupy.RawModule(code=SOURCE.read_text(), options=COMPILE_OPTIONS)
