@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.planning import model_of
@@ -126,15 +128,23 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
         )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        given = [f"steps={_STEPS_MEASURED}", "eval_every=null", "checkpoint={}", "delays=null", "ranks=1"]
+        given = [
+            f"steps={_STEPS_MEASURED}",
+            "log_every=1",
+            "eval_every=null",
+            "checkpoint={}",
+            "delays=null",
+            "ranks=1",
+        ]
         command = [sys.executable, "-m", "hocket", "run", *_target_words(asked, folder), *given, "-q"]
         told = subprocess.run(
             [*command, "-n", "1", "--out", str(out)], check=False, capture_output=True, text=True
         )
         if told.returncode:
             raise UserError(f"--measure: a step cannot be measured: {told.stderr.strip()}")
-        summary = json.loads((out / "summary.json").read_text())
-    return float(summary["seconds"] / summary["steps"])
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    taken = [later["seconds"] - before["seconds"] for before, later in pairwise(rows)]
+    return float(median(taken))
 
 
 def _target_words(asked: Asked, folder: str) -> list[str]:

@@ -23,9 +23,15 @@ _REPEATS = 3
 def packing_seconds(plan: Plan) -> float:
     """Return the seconds a step, on average, that one rank computes to compress and to add what comes; measured now.
 
-    Values are drawn from a normal distribution, and what all ranks send is as long as what this one does.
+    On one thread, as where ranks share a host's cores. Values are drawn from a normal distribution, and what all ranks
+    send is as long as what this one does.
     """
-    return sum(_of_exchange(planned) for planned in plan.exchanges)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return sum(_of_exchange(planned) for planned in plan.exchanges)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _of_exchange(planned: ExchangePlan) -> float:
