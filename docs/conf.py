@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 project = "Hocket"
 author = "the Hocket developers"
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "examples/*.md", "packages/*/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/atlas/README.md", "examples/*.md", "packages/*/*.md"]
 exclude_patterns = [".*", "build", "dist", "runs", "**/src", "**/tests", "integration-tests"]
 
 extensions = [

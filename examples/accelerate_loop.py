@@ -4,8 +4,8 @@
     hocket launch -n 4 --transport torch accelerate_loop.py --strategy sgp
 
 Accelerate has no place for another communicator, and would wrap the model in DDP, which Hocket refuses. So the model is
-not prepared: `accelerator.prepare` gets the optimizer alone, and `accelerator.autocast()` is around the forward. What
-else Accelerate does works: processes, devices, accumulation, trackers, `gather` of metrics.
+not prepared: `accelerator.prepare` gets the optimizer alone, and `accelerator.autocast()` is around the forward.
+Processes, devices, precision and `gather` of metrics are Accelerate's as before.
 """
 
 from __future__ import annotations

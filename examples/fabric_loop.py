@@ -42,7 +42,7 @@ class HocketStrategy(SingleDeviceStrategy):
         self._strategy = hocket.compose(strategy, *overrides)
         self._peer = hocket.join()
         self.global_rank, self.world_size = self._peer.rank, self._peer.size
-        self.local_rank = self.global_rank  # rank 0 alone prints
+        self.local_rank = self.global_rank  # rank 0 alone prints, of all hosts
 
     @property
     def is_global_zero(self) -> bool:
@@ -62,11 +62,17 @@ class HocketStrategy(SingleDeviceStrategy):
         return self._gather(obj if self.global_rank == src else None)[src]
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        if group is not None or sync_grads:
+            raise ValueError("metrics are gathered among all ranks, and without gradients")
         return torch.stack(self._gather(tensor.detach().cpu())).to(tensor.device)
 
     def all_reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
-        every = self.all_gather(tensor)
-        return every.sum(0) if str(reduce_op).lower().endswith("sum") else every.mean(0)
+        every = self.all_gather(tensor, group)
+        if reduce_op in ("mean", "avg"):
+            return every.mean(0)
+        if reduce_op in ("sum", torch.distributed.ReduceOp.SUM):
+            return every.sum(0)
+        raise ValueError(f"reduce_op: got {reduce_op}; allowed: mean, sum")
 
     def _gather(self, value: Any) -> list[Any]:
         """Return every rank's value: for metrics and decisions; what a step sends is the session's."""

@@ -31,6 +31,7 @@ def by_fabric() -> list[torch.Tensor]:
         stepping.step()
     assert fabric.broadcast(fabric.global_rank, src=1) == 1
     assert fabric.all_reduce(torch.tensor(float(fabric.global_rank)), reduce_op="sum") == 1
+    assert fabric.all_reduce(torch.tensor(float(fabric.global_rank))) == 0.5
     assert fabric.all_gather(torch.tensor(fabric.global_rank)).tolist() == [0, 1]
     fabric.barrier()
     fabric.strategy.session.close()
