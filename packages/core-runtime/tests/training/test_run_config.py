@@ -51,9 +51,8 @@ def test_a_complete_file_of_the_design_loads(tmp_path: Path) -> None:
 
 def test_every_key_has_a_default() -> None:
     run = load_run({})
-    assert run == RunConfig(
-        name="sgd", description=run.description, source=run.source, strategy=compose("sgd")
-    )
+    told = {key: getattr(run, key) for key in ("description", "source", "changes", "accuracy")}
+    assert run == RunConfig(name="sgd", **told, strategy=compose("sgd"))
     assert (run.transport, run.on_nonfinite) == (None, OnNonfinite.ERROR)
     assert (run.task.name, run.optimizer.name, run.batch_size, run.steps) == ("digits", "sgd", 32, None)
 
