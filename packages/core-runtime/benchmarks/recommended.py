@@ -22,6 +22,7 @@ import hocket
 from hocket.cli.situation import bandwidth_of, delays_of
 from hocket.delays import Delays
 from hocket.plan.advice import predict
+from hocket.plan.lateness import held_up_seconds
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.plan import plan
 from hocket.strategy.scope import Placement
@@ -54,7 +55,8 @@ def predicted(name: str, ranks: int, bandwidth: float, delays: Delays | None) ->
         layers = (torch.nn.Linear(MACHINE.numel, 1, bias=False) for _ in range(MACHINE.layers))
         model = torch.nn.Sequential(*layers)
     planned = plan(hocket.compose(name), model, Placement(tuple(range(ranks))), network)
-    return predict(name, planned, MACHINE.compute_s, delays, packing_seconds(planned)).step_s
+    held_up_s = 0.0 if delays is None else held_up_seconds(planned, MACHINE.compute_s, delays)
+    return predict(name, planned, MACHINE.compute_s, held_up_s, packing_seconds(planned)).step_s
 
 
 def report(found: dict[str, float], told: dict[str, float]) -> None:

@@ -92,7 +92,8 @@ def test_it_predicts_what_simulated_ranks_take(recipe: str, late: Delays | None)
             return peer.clock.now() / steps
 
     taken = hocket.virtual(RANKS, network=NETWORK).run(train)
-    predicted = predict(recipe, planned(recipe), STEP_S, late).step_s
+    held_up_s = 0.0 if late is None else held_up_seconds(planned(recipe), STEP_S, late)
+    predicted = predict(recipe, planned(recipe), STEP_S, held_up_s).step_s
     assert predicted == pytest.approx(np.mean(taken), rel=0.1)
 
 

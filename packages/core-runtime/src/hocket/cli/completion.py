@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem
 
-from hocket.errors import MissingPluginError
 from hocket.plugin import Kind, Registry, default_registry
 
 __all__ = ["complete_overrides", "complete_recipes"]
@@ -44,7 +42,5 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
 def _everything() -> Registry:
     """Return the registry with all plugins that load."""
     registry = default_registry()
-    for word in registry.installed():
-        with contextlib.suppress(MissingPluginError):
-            registry.load(word)
+    registry.load_installed()
     return registry

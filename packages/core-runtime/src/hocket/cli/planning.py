@@ -120,7 +120,7 @@ def planned_run(
             f"--hosts: engine {run.engine.name} shares the model out over ranks, and which of them exchange with each "
             "other is not planned by hosts: leave it out"
         )
-    return run, Placement(tuple(number for number, host in enumerate(shared) for _ in range(host.ranks)))
+    return run, Placement.of_counts([host.ranks for host in shared])
 
 
 def planned_for(

@@ -44,6 +44,11 @@ class Asked:
     measure: bool
     all: bool
 
+    @property
+    def names_task(self) -> bool:
+        """Whether a run, or an override, says what is trained."""
+        return self.target is not None or any(each.startswith("task") for each in self.overrides)
+
 
 _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RUN|FILE.yaml] [KEY=VALUE]..."),

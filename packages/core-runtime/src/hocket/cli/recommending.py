@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from hocket.cli.situation import (
     step_seconds,
 )
 from hocket.cli.table import format_bytes, format_seconds, show_table
-from hocket.errors import HocketError, MissingPluginError
+from hocket.errors import HocketError
 from hocket.plugin import Registry, default_registry
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, load_run
@@ -77,6 +77,7 @@ def recommend_command(asked: Asked) -> None:
     candidates, refused = _candidates(asked, base, registry, placement, model)
 
     from hocket.plan.advice import least_bandwidth_for_plain, most_hosts_for_plain, predict
+    from hocket.plan.lateness import held_up_seconds
     from hocket.plan.plan import plan
 
     if asked.measure:
@@ -87,13 +88,25 @@ def recommend_command(asked: Asked) -> None:
             for each in candidates
         ]
 
+    known: dict[tuple[str, Placement], float] = {}
+
+    def held_up(name: str, where: Placement, costs: Plan) -> float:
+        """Return it from where it was found with another bandwidth, of which it knows nothing."""
+        if delays is None:
+            return 0.0
+        if (name, where) not in known:
+            known[name, where] = held_up_seconds(costs, step_s, delays)
+        return known[name, where]
+
     def predicted(where: Placement, bandwidth: float) -> list[Prediction]:
         found = []
         network = replace(base.network, bandwidth_bytes_per_s=bandwidth)
         for each in candidates:
             with contextlib.suppress(HocketError):  # not for so many ranks
                 costs = plan(each.strategy, model, where, network)
-                found.append(predict(each.name, costs, step_s, delays, each.packing_s))
+                found.append(
+                    predict(each.name, costs, step_s, held_up(each.name, where, costs), each.packing_s)
+                )
         return sorted(found, key=lambda prediction: prediction.step_s)
 
     bandwidth = base.network.bandwidth_bytes_per_s
@@ -106,7 +119,9 @@ def recommend_command(asked: Asked) -> None:
         [
             _said_of_bandwidth(least_bandwidth_for_plain(lambda each: predicted(placement, each))),
             _said_of_hosts(
-                most_hosts_for_plain(lambda hosts: predicted(_on_hosts(hosts, per_host), bandwidth), grown),
+                most_hosts_for_plain(
+                    lambda hosts: predicted(Placement.of_counts([per_host] * hosts), bandwidth), grown
+                ),
                 grown[-1] if grown else 0,
             ),
         ]
@@ -119,10 +134,6 @@ def recommend_command(asked: Asked) -> None:
         _say([f"{name}: {why}" for name, why in refused])
     print()
     _say(_assumptions(asked, delays))
-
-
-def _on_hosts(hosts: int, ranks: int) -> Placement:
-    return Placement(tuple(number for number in range(hosts) for _ in range(ranks)))
 
 
 def _fits(delays: Delays, ranks: int) -> bool:
@@ -141,7 +152,9 @@ def _candidates(
     from hocket.plan.plan import plan
 
     found, refused = [], []
-    for name in _recipes(registry):
+    registry.load_installed()
+    for recipe in registry.recipes():
+        name = recipe.name
         try:
             run = load_run(based_on_asked(asked, name, registry), asked.overrides, registry=registry)
             if run.engine != base.engine:
@@ -160,13 +173,6 @@ def _candidates(
         else:
             found.append(candidate)
     return found, refused
-
-
-def _recipes(registry: Registry) -> Iterator[str]:
-    for word in registry.installed():
-        with contextlib.suppress(MissingPluginError):  # `hocket plugins` says why
-            registry.load(word)
-    yield from (recipe.name for recipe in registry.recipes())
 
 
 def _show_head(
@@ -206,17 +212,23 @@ def _show(found: Sequence[Prediction], step_s: float, *, packing: bool) -> None:
 
 
 def _said_of_bandwidth(least: float | None) -> str:
+    from hocket.plan.advice import CLOSE, PLAIN
+
+    margin = f"{100 * (CLOSE - 1):.0f} %"
     if least is None:
-        return "Plain allreduce (agd) is behind the best by more than 5 % at any bandwidth."
-    return f"Plain allreduce (agd) is within 5 % of the best from {8 * least / 1e9:.3g} Gbit/s a rank on."
+        return f"Plain allreduce ({PLAIN}) is behind the best by more than {margin} at any bandwidth."
+    return f"Plain allreduce ({PLAIN}) is within {margin} of the best from {8 * least / 1e9:.3g} Gbit/s a rank on."
 
 
 def _said_of_hosts(most: int | None, last: int) -> str:
+    from hocket.plan.advice import CLOSE
+
+    margin = f"{100 * (CLOSE - 1):.0f} %"
     if most is None:
         return "With this network it is behind with any number of such hosts."
     if most == last:
-        return f"With this network it is within 5 % of the best up to {last} such hosts, the most looked at."
-    return f"With this network it is within 5 % of the best up to {most} such hosts."
+        return f"With this network it is within {margin} of the best up to {last} such hosts, the most looked at."
+    return f"With this network it is within {margin} of the best up to {most} such hosts."
 
 
 def _measured(run: RunConfig) -> str:

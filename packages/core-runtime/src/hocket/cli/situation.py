@@ -21,7 +21,7 @@ from hocket.errors import UserError
 from hocket.plugin import Registry, default_registry
 from hocket.strategy.scope import Placement
 from hocket.task.user import call_user_function, load_user_object
-from hocket.training import CONFIG
+from hocket.training import CONFIG, METRICS
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.hosts import parse_hosts
 
@@ -80,7 +80,7 @@ def based_on_asked(asked: Asked, recipe: str, registry: Registry) -> Any:
 def placement_of(asked: Asked, base: RunConfig) -> Placement:
     if asked.hosts is not None:
         hosts = parse_hosts(asked.hosts)
-        placement = Placement(tuple(number for number, host in enumerate(hosts) for _ in range(host.ranks)))
+        placement = Placement.of_counts([host.ranks for host in hosts])
     elif base.ranks is not None:
         placement = Placement(tuple(range(base.ranks)))
     else:
@@ -106,7 +106,7 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
         if not isinstance(built, nn.Module):
             raise UserError(f"--model: {asked.model} returned {type(built).__name__}, no torch.nn.Module")
         return built
-    if asked.target is None and not any(each.startswith("task") for each in asked.overrides):
+    if not asked.names_task:
         raise UserError(
             "which model is missing: --params 25M, --model module:function, task=NAME, or a run's folder"
         )
@@ -121,8 +121,7 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
         return asked.step_s
     if base.compute.step_s:
         return base.compute.step_s
-    knows_task = asked.target is not None or any(each.startswith("task") for each in asked.overrides)
-    if not (asked.measure and knows_task):
+    if not (asked.measure and asked.names_task):
         raise UserError(
             "--step is missing: the seconds that a step computes; with a task and --measure it is measured here"
         )
@@ -142,7 +141,7 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
         )
         if told.returncode:
             raise UserError(f"--measure: a step cannot be measured: {told.stderr.strip()}")
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     taken = [later["seconds"] - before["seconds"] for before, later in pairwise(rows)]
     return float(median(taken))
 

@@ -24,6 +24,7 @@ from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import compare_command
 from hocket.cli.folders import differing_keys
 from hocket.cli.wanted_ranks import WantedRanks
+from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SUMMARY
@@ -41,11 +42,7 @@ _LOCK = ".sweep.lock"
 
 #: What does not make another run of it.
 _NOT_COMPARED = (
-    "name",
-    "description",
-    "source",
-    "changes",
-    "accuracy",
+    *DESCRIPTIVE,
     "recipe",
     "trace",
     "trace_steps",

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hocket.comparison.record import Record
+from hocket.config.settings import DESCRIPTIVE
 
 __all__ = ["Curve", "Group", "Spread", "group_by_seed"]
 
 #: What does not change a run's numbers, as keys of its configuration.
 _REPORTING = (
     "seed",
-    "name",
-    "description",
-    "source",
-    "changes",
-    "accuracy",
+    *DESCRIPTIVE,
     "recipe",
     "trace",
     "report",

@@ -14,6 +14,7 @@ from hocket.transport.network import NetworkModel
 
 __all__ = [
     "DEFAULTS",
+    "DESCRIPTIVE",
     "ROOT_KEYS",
     "CheckpointSettings",
     "Device",
@@ -22,6 +23,9 @@ __all__ = [
     "RunSettings",
     "TransportName",
 ]
+
+#: Keys that tell of a strategy in words, and change nothing.
+DESCRIPTIVE = ("name", "description", "source", "changes", "accuracy")
 
 
 class TransportName(StrEnum):

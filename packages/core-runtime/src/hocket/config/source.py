@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hocket.config.document import Document, Origin
-from hocket.config.settings import DEFAULTS
+from hocket.config.settings import DEFAULTS, DESCRIPTIVE
 from hocket.errors import ConfigError
 from hocket.plugin import Registry
 
@@ -28,7 +28,7 @@ DEFAULT_RECIPE = "sgd"
 SLOTS = ("samples", "gradients", "parameters")
 
 # What a file says of its strategy.
-_OF_STRATEGIES = ("strategy", "phases", "recipe", "name", "description", "source", "changes", "accuracy")
+_OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
 Target = str | os.PathLike[str] | Mapping[str, Any]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hocket.delays import Delays
-from hocket.plan.lateness import held_up_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
 
@@ -43,7 +41,7 @@ class Prediction:
 
 
 def predict(
-    name: str, plan: Plan, step_s: float, delays: Delays | None = None, packing_s: float = 0.0
+    name: str, plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0
 ) -> Prediction:
     """Predict a strategy's step.
 
@@ -51,11 +49,10 @@ def predict(
         name: the recipe's.
         plan: of its exchanges.
         step_s: seconds of computing in a step.
-        delays: how late ranks are; None for never.
+        held_up_s: of `held_up_seconds`; 0 where nobody is late.
         packing_s: seconds of a step that compressors compute.
     """
     exposed_s = exposed_seconds(plan, step_s)
-    held_up_s = 0.0 if delays is None else held_up_seconds(plan, step_s, delays)
     together_s = step_s + exposed_s + held_up_s + packing_s
     return Prediction(
         name, together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes

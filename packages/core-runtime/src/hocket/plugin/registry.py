@@ -110,9 +110,7 @@ class Registry(Registrar):
 
     def _near_recipes(self, name: str) -> str:
         """Return which recipes of all plugins may be meant: those that lack only their prefix, else near ones."""
-        for word in self.installed():
-            with contextlib.suppress(MissingPluginError):  # `hocket plugins` says why
-                self.load(word)
+        self.load_installed()
         names = sorted(self._tables.recipes)
         without_prefix = [full for full in names if full.rpartition(".")[2] == name]
         return did_you_mean(without_prefix or near_words(name, names))
@@ -145,6 +143,12 @@ class Registry(Registrar):
     def observe(self, observer: object) -> None:
         """Add an object with a `hocket_step_end` of its own, marked with `hookimpl`."""
         self._manager.register(observer)
+
+    def load_installed(self) -> None:
+        """Load all installed plugins but those that do not load; `hocket plugins` says why they do not."""
+        for word in self.installed():
+            with contextlib.suppress(MissingPluginError):
+                self.load(word)
 
     def load(self, word: str) -> Plugin:
         """Import the plugin installed as `word` and let it register, unless it has done so.

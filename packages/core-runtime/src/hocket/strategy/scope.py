@@ -32,6 +32,11 @@ class Placement:
         return cls((0,) * size)
 
     @classmethod
+    def of_counts(cls, counts: Sequence[int]) -> Placement:
+        """Return the placement on hosts of which each has so many ranks, one host after the other."""
+        return cls(tuple(host for host, ranks in enumerate(counts) for _ in range(ranks)))
+
+    @classmethod
     def of(cls, names: Sequence[str]) -> Placement:
         """Return the placement of ranks whose hosts have these names, by rank."""
         numbers: dict[str, int] = {}
