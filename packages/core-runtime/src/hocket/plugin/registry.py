@@ -42,7 +42,7 @@ class Registry(Registrar):
                 default.
         """
         super().__init__(CORE, Tables())
-        self._find = find_entry_points
+        self._find = cache(find_entry_points)  # by files of all installed packages
         self._loaded: dict[str, Plugin] = {}
         self._lock = threading.RLock()
         self._manager = pluggy.PluginManager(PROJECT)

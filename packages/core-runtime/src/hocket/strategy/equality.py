@@ -38,11 +38,16 @@ def _ends_equal(
     for exchange in gradients:
         if exchange.every == 1:
             values = _after(exchange, values, placement, segment)
-    if len(set(values)) > 1:
+    if not _all_equal(values):
         return False
     for exchange in parameters:
         values = _after(exchange, values, placement, segment)
-    return len(set(values)) == 1
+    return _all_equal(values)
+
+
+def _all_equal(values: Sequence[Hashable]) -> bool:
+    """Return whether there is one token; not by a set, as a hash goes through all tokens that one is made of."""
+    return all(value == values[0] for value in values)
 
 
 def check_contributions(
