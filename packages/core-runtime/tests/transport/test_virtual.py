@@ -124,6 +124,26 @@ class TestTime:
         expected = [2 + SLOW.allreduce_seconds(96, 3), SLOW.broadcast_seconds(96, 3)]
         assert run(3, body, network=SLOW) == [expected] * 3
 
+    def test_native_collectives_share_links_and_what_ranks_agree_on_does_not_wait_for_them(self) -> None:
+        def body(peer: VirtualPeer) -> list[float]:
+            lanes = [peer.lane(name) for name in ("first", "second")]
+            before_s = peer.clock.now()
+            summed = [lane.iallreduce(words(2), np.empty(2)) for lane in lanes]
+            ended = []
+            peer.allgather_bytes(b"")
+            ended.append(peer.clock.now() - before_s)
+            for request in summed:
+                request.wait()
+                ended.append(peer.clock.now() - before_s)
+            return ended
+
+        transfer_s, latency_s = (SLOW.allreduce_seconds(nbytes, 2) for nbytes in (16, 0))
+        transfer_s -= latency_s
+        agreed_s = SLOW.allgather_seconds(0, 2)
+        assert (
+            run(2, body, network=SLOW) == [[agreed_s, transfer_s + latency_s, 2 * transfer_s + latency_s]] * 2
+        )
+
     def test_a_poll_costs_its_time(self) -> None:
         def body(peer: VirtualPeer) -> int:
             lane, other = peer.lane("a"), 1 - peer.rank

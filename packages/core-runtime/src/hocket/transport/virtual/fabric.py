@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.timeline import Timeline
@@ -11,7 +11,7 @@ __all__ = ["Fabric"]
 
 
 class Fabric:
-    """A link out of and a link into every rank, each carrying one message at a time.
+    """A link out of and a link into every rank, each carrying one message, or collective, at a time.
 
     Attributes:
         num_messages: how many messages were carried; native collectives are not made of messages here.
@@ -60,3 +60,23 @@ class Fabric:
 
         timeline.call_at(begin_s + occupied_s, sent)
         timeline.call_at(begin_s + self._network.latency_s, reach_receiver)
+
+    def carry_together(
+        self, ranks: Sequence[int], occupied_s: float, latency_s: float, ended: Callable[[], None]
+    ) -> None:
+        """Carry what a native collective sends, on all links of its ranks as soon as all of them are free.
+
+        Args:
+            ranks: those of the world that take part.
+            occupied_s: how long their links are in use, in seconds.
+            latency_s: how much later it ends, in seconds.
+            ended: called then.
+        """
+        end_s = self._timeline.now_s
+        if occupied_s:
+            links = (self._out_free_at_s, self._in_free_at_s)
+            end_s = occupied_s + max(end_s, *(each[rank] for each in links for rank in ranks))
+            for each in links:
+                for rank in ranks:
+                    each[rank] = end_s
+        self._timeline.call_at(end_s + latency_s, ended)

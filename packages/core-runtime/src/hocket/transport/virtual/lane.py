@@ -35,7 +35,7 @@ class LaneState:
         self.name = name
         self.ranks = ranks
         self.mailboxes = [Mailbox(rank, name) for rank in ranks]
-        self.rendezvous = Rendezvous(f"lane {name!r}", ranks)
+        self.rendezvous = Rendezvous(f"lane {name!r}", ranks, uses_links=True)
 
 
 class VirtualLane(Lane):

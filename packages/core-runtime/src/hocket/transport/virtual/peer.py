@@ -28,7 +28,7 @@ class GroupState:
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
-        self.rendezvous = Rendezvous(f"group of {name_ranks(ranks)}", ranks)
+        self.rendezvous = Rendezvous(f"group of {name_ranks(ranks)}", ranks, uses_links=False)
 
 
 class VirtualPeer(Peer):

@@ -21,7 +21,8 @@ class Call:
         what: the operation with all that must agree among the ranks, as a reader should see it.
         contribution: what this rank brings.
         nbytes: how much of it crosses the network; the largest rank's counts.
-        seconds: (nbytes, size) -> the collective's virtual time after the last rank has called.
+        seconds: (nbytes, size) -> the collective's virtual time after the last rank has called, on idle links; what
+            its bytes take, more than none would, the links are in use.
         conclude: takes the contributions by rank, when that time has passed, and returns the results by rank.
         purpose: what this rank calls it for, for its reports.
     """
@@ -41,12 +42,18 @@ class _Meeting:
 
 
 class Rendezvous:
-    """The collectives of one lane, or of a peer itself."""
+    """The collectives of one lane, or of a peer itself.
 
-    def __init__(self, where: str, ranks: tuple[int, ...]) -> None:
-        """Make the meeting place of `ranks`, which are the world's; `where` names it in messages."""
+    Args:
+        where: names it in messages.
+        ranks: those that meet, the world's.
+        uses_links: whether its bytes wait for links and keep them busy; a few that ranks agree by need not.
+    """
+
+    def __init__(self, where: str, ranks: tuple[int, ...], *, uses_links: bool) -> None:
         self._where = where
         self._ranks = ranks
+        self._uses_links = uses_links
         self._num_calls = [0] * len(ranks)
         self._meetings: dict[int, _Meeting] = {}
 
@@ -88,8 +95,12 @@ class Rendezvous:
                 meeting.requests[rank].finish(result)
 
         seconds = calls[0].seconds(max(call.nbytes for call in calls), len(calls))
-        timeline = station.scheduler.timeline
-        timeline.call_at(timeline.now_s + seconds, conclude)
+        if self._uses_links:
+            latency_s = calls[0].seconds(0, len(calls))
+            station.fabric.carry_together(self._ranks, seconds - latency_s, latency_s, conclude)
+        else:
+            timeline = station.scheduler.timeline
+            timeline.call_at(timeline.now_s + seconds, conclude)
 
     def _fail(self, meeting: _Meeting, message: str) -> None:
         for request in meeting.requests.values():
