@@ -148,21 +148,22 @@ def _planned(
         size: [_cost(exchange, layout, size, network, own_buffers) for layout in cut]
         for size in {len(part) for part in parts}
     }
-    # Ranks in the same role, in scopes of the same size, have the same costs.
-    roles = range(over.num_roles(placement))
+    # Parts of the same size that exchange the same segments have the same costs.
+    carriers = [set(over.carriers(segment, placement)) for segment in range(over.num_roles(placement))]
     of_rank = [Cost()] * placement.size
     known: dict[tuple[int, ...], Cost] = {}
     slowest = 0.0
     slowest_seconds: tuple[float, ...] = ()
     for part in parts if cut else ():
+        carries = [part in those for those in carriers]
+        role = (len(part), *carries)
+        if role not in known:
+            carried = [c for i, c in enumerate(costs[len(part)]) if carries[i % len(carries)]]
+            known[role] = sum(carried, Cost())
+            if known[role].seconds > slowest:
+                slowest = known[role].seconds
+                slowest_seconds = tuple(c.seconds * exchange.period(len(part)) for c in carried)
         for rank in part:
-            role = (len(part), *(over.carries(rank, segment, placement) for segment in roles))
-            if role not in known:
-                carried = [c for i, c in enumerate(costs[len(part)]) if over.carries(rank, i, placement)]
-                known[role] = sum(carried, Cost())
-                if known[role].seconds > slowest:
-                    slowest = known[role].seconds
-                    slowest_seconds = tuple(c.seconds * exchange.period(len(part)) for c in carried)
             of_rank[rank] = known[role]
     return ExchangePlan(
         exchange,

@@ -208,8 +208,12 @@ class PhaseOpener:
 
     def _carried(self, scope: _Scope, num_segments: int) -> list[int]:
         """Return the numbers of the segments that this rank exchanges in the scope."""
-        carries = scope.exchange.over.carries
-        return [i for i in range(num_segments) if carries(self._peer.rank, i, self._placement)]
+        over, rank = scope.exchange.over, self._peer.rank
+        mine = [
+            any(rank in part for part in over.carriers(segment, self._placement))
+            for segment in range(over.num_roles(self._placement))
+        ]
+        return [segment for segment in range(num_segments) if mine[segment % len(mine)]]
 
     def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
         """Return what gradients are sent from and what comes back; the same buffer where that is best."""

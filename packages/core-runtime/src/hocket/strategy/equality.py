@@ -126,14 +126,11 @@ def results(collective: Collective, values: Sequence[Hashable], leader: int) -> 
 
 def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tuple[tuple[int, ...], ...]:
     """Return the sets of ranks that hold equal outer parameters of a segment, each in the order of its ranks."""
-    carries = exchange.over.carries
-    parts = exchange.over.parts(placement)
-    held = (tuple(rank for rank in part if carries(rank, segment, placement)) for part in parts)
-    if (
-        exchange.collective.traits.ends is Ends.OWN
-    ):  # mixed, or stepped by rounds that others have yet to come to
-        held = ((rank,) for ranks in list(held) for rank in ranks)
-    return tuple(ranks for ranks in held if ranks)
+    held = exchange.over.carriers(segment, placement)
+    if exchange.collective.traits.ends is not Ends.OWN:
+        return held
+    # Mixed, or stepped by rounds that others have yet to come to.
+    return tuple((rank,) for ranks in held for rank in ranks)
 
 
 @dataclass(frozen=True)
@@ -158,8 +155,7 @@ def _after(
 ) -> list[Hashable]:
     """Return what the ranks end an exchange with, by rank, of what they begin it with."""
     ended = list(values)
-    for part in exchange.over.parts(placement):
-        members = [rank for rank in part if exchange.over.carries(rank, segment, placement)]
+    for members in exchange.over.carriers(segment, placement):
         if not exchange.takes_place(len(members)):
             continue
         leader = exchange.over.leader(len(members), segment)

@@ -68,16 +68,16 @@ class Scope(Configured, ABC):
             ValueError: the scope is not defined for so many ranks; says for which it is.
         """
 
-    def carries(self, rank: int, segment: int, placement: Placement) -> bool:
-        """Return whether `rank`, of one of the parts, exchanges segment number `segment`; by default it does."""
-        return True
+    def carriers(self, segment: int, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the parts that exchange segment number `segment`; all by default."""
+        return self.parts(placement)
 
     def leader(self, size: int, segment: int) -> int:
         """Return the place, in a part of `size` ranks, of the rank that leads segment number `segment`."""
         return 0
 
     def num_roles(self, placement: Placement) -> int:
-        """Return after how many segments `carries` and `leader` repeat."""
+        """Return after how many segments `carriers` and `leader` repeat."""
         return 1
 
     def part_of(self, rank: int, placement: Placement) -> Ranks | None:
@@ -173,10 +173,10 @@ class Leaders(_Grouped):
         """Return the scope of the groups that these lead."""
         return Group(self.size, self.count, self.by, self.sharded)
 
-    def carries(self, rank: int, segment: int, placement: Placement) -> bool:
-        """Return whether `rank` leads that segment in its group."""
-        group = next(group for group in self.groups(placement) if rank in group)
-        return group[self.leader(len(group), segment)] == rank
+    def carriers(self, segment: int, placement: Placement) -> tuple[Ranks, ...]:
+        """Return the ranks that lead that segment in their groups, as one part."""
+        parts = self.parts(placement)
+        return (parts[self.leader(len(parts), segment)],)
 
 
 @lru_cache(maxsize=64)
@@ -185,8 +185,10 @@ def _groups(
 ) -> tuple[Ranks, ...]:
     ranks = range(placement.size)
     if by is not None:
-        hosts = range(max(placement.hosts) + 1)
-        return tuple(tuple(rank for rank in ranks if placement.hosts[rank] == host) for host in hosts)
+        on_host: dict[int, list[int]] = {}
+        for rank, host in enumerate(placement.hosts):
+            on_host.setdefault(host, []).append(rank)
+        return tuple(tuple(members) for members in on_host.values())
     if size is not None:
         return tuple(tuple(ranks[start : start + size]) for start in range(0, placement.size, size))
     assert count is not None
