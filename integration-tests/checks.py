@@ -78,7 +78,7 @@ def check_bytes(strategy: Strategy, ranks: int, run: Run, *, rounds: int, is_car
 def _is_made_of_messages(exchange: Exchange, ranks: int, rounds: int) -> bool:
     """Return whether ranks send each other messages, as many in each round, and all that are counted."""
     if isinstance(exchange.collective, Allreduce):
-        return exchange.collective.algorithm is not Algorithm.NATIVE
+        return exchange.collective.algorithm not in (Algorithm.NATIVE, Algorithm.AUTO)
     if exchange.topology is None:
         return False
     degrees = {

@@ -10,9 +10,15 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.api import Choices
 from hocket.errors import CompositionError
+from hocket.progress import InlineProgress
+from hocket.segment.partition import Model, named_spans, partition
+from hocket.segment.segment import Segment
 from hocket.testing.collective.rounds import Case, Shape, exchange_rounds
 from hocket.transport.joining import join
+from hocket.transport.network import NetworkModel
 from hocket.transport.virtual import World
 
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}
@@ -50,7 +56,7 @@ def test_a_hierarchy_of_equal_groups_is_an_allreduce(slot: str) -> None:
             np.testing.assert_allclose(other, one, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("algorithm", ["rabenseifner", "recursive_doubling", "ring", "tree"])
+@pytest.mark.parametrize("algorithm", ["auto", "rabenseifner", "recursive_doubling", "ring", "tree"])
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 def test_algorithms_train_as_the_native_one(algorithm: str, overlap: str) -> None:
     native, scheduled = (
@@ -62,7 +68,7 @@ def test_algorithms_train_as_the_native_one(algorithm: str, overlap: str) -> Non
             np.testing.assert_allclose(given, expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("algorithm", ["recursive_doubling", "ring"])
+@pytest.mark.parametrize("algorithm", ["auto", "recursive_doubling", "ring"])
 def test_compressed_messages_are_summed(algorithm: str) -> None:
     def told(algorithm: str) -> list[Any]:
         collective = {"name": "allreduce", "algorithm": algorithm}
@@ -75,6 +81,45 @@ def test_compressed_messages_are_summed(algorithm: str) -> None:
         values = [np.frombuffer(bytes.fromhex(bits)) for bits in (native, scheduled)]
         assert 0 < np.count_nonzero(values[0]) < values[0].size
         np.testing.assert_allclose(values[1], values[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("size", "latency_s", "largest"),
+    [(4, 1e-5, "rabenseifner"), (6, 1e-4, "native"), (8, 1e-3, "rabenseifner")],
+)
+def test_auto_takes_the_fastest_of_the_model(size: int, latency_s: float, largest: str) -> None:
+    network, counts = NetworkModel(latency_s, 1e8), [10, 3_000, 200_000]
+
+    def taken() -> list[Algorithm]:
+        parts = [partition(named_spans([("p", torch.zeros(count))]), Model())[0] for count in counts]
+        segments = [
+            Segment(f"tested[{i}]", i, spans, *(torch.zeros(spans[-1].padded_numel) for _ in range(2)))
+            for i, spans in enumerate(parts)
+        ]
+        progress = InlineProgress()
+        channel = Allreduce(Algorithm.AUTO).open(
+            join(), segments, progress, Choices("gradients.0", "gradients")
+        )
+        chosen = [collective for _, collective in sorted(channel.carried_by.items())]
+        for segment in segments:
+            segment.outgoing.fill_(join().rank)
+        for request in [channel.start([segment], 0) for segment in segments]:
+            request.wait()
+        assert all((segment.incoming == size * (size - 1) / 2).all() for segment in segments)
+        channel.close()
+        progress.close()
+        assert all(isinstance(collective, Allreduce) for collective in chosen)
+        return [collective.algorithm for collective in chosen if isinstance(collective, Allreduce)]
+
+    told = World(size, network=network).run(taken)
+    assert told == [told[0]] * size
+    others = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
+    for algorithm, count in zip(told[0], counts, strict=True):
+        seconds = [Allreduce(other).cost(4 * count, size, None, network).seconds for other in others]
+        # Nearly as fast is as good: polling takes time, too.
+        assert Allreduce(algorithm).cost(4 * count, size, None, network).seconds <= 1.02 * min(seconds)
+    assert told[0][0] == "native"
+    assert told[0][-1] == largest
 
 
 @pytest.mark.parametrize("collective", ["reduce", "broadcast"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,6 +21,7 @@ from hocket.collective.api import (
     Outcome,
 )
 from hocket.collective.packing import Packing, packing_for
+from hocket.compressor.api import footprint_of
 from hocket.config.component import component_name
 from hocket.transport.network import (
     binomial_cost,
@@ -31,7 +33,7 @@ from hocket.transport.request import Finished
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
-    from hocket.compressor.api import Compressor
+    from hocket.compressor.api import Compressor, SegmentShape
     from hocket.progress import Execution, ProgressEngine
     from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Algorithm", "Allreduce"]
 
+_log = logging.getLogger("hocket")
+
 #: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
 AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 
@@ -50,6 +54,7 @@ AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 class Algorithm(StrEnum):
     """How the sum is formed."""
 
+    AUTO = "auto"
     NATIVE = "native"
     RABENSEIFNER = "rabenseifner"
     RECURSIVE_DOUBLING = "recursive_doubling"
@@ -68,25 +73,47 @@ class Allreduce(Collective):
         algorithm: `native` is the transport's own, and the fastest there is where ranks share memory. The others are
             schedules of messages, which add in an order of their own: `recursive_doubling` takes the fewest steps,
             `ring` sends the fewest bytes, `rabenseifner` as few in few steps where ranks are a power of two, and a
-            binomial `tree` the fewest messages.
+            binomial `tree` the fewest messages. `auto` takes for each segment the fastest one: when a session
+            opens, ranks measure the cost model's constants, and try out `native` and what the model predicts to be no
+            worse than twice the best. All ranks take the same; another run or a resumed one may take others. `-v` says
+            which.
     """
 
     algorithm: Algorithm = Algorithm.NATIVE
 
     @property
     def traits(self) -> CollectiveTraits:
-        return CollectiveTraits(Ends.SAME, messages=Messages.SUMMED, sums=True)
+        measures = self.algorithm is Algorithm.AUTO
+        return CollectiveTraits(Ends.SAME, messages=Messages.SUMMED, sums=True, depends_on_time=measures)
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         packing = packing_for(choices.compressor, segments)
+        if self.algorithm is not Algorithm.AUTO:
+            return self._open(peer, segments, progress, packing, choices)
+        algorithms = _chosen(peer, segments, packing)
+        parts = []
+        for algorithm in sorted(set(algorithms)):
+            own = [each for each, its in zip(segments, algorithms, strict=True) if its is algorithm]
+            parts.append(Allreduce(algorithm)._open(peer, own, progress, packing, choices))
+        return _ChosenChannel(peer, segments, algorithms, parts, packing, choices)
+
+    def _open(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        progress: ProgressEngine,
+        packing: Packing | None,
+        choices: Choices,
+    ) -> _SummingChannel:
         if self.algorithm is Algorithm.NATIVE:
             return _NativeChannel(peer, segments, packing, choices)
         return _ScheduledChannel(peer, segments, progress, _builder(self.algorithm), packing, choices)
 
     def check_compressor(self, compressor: Compressor | None) -> None:
-        if compressor is not None and compressor.traits.answers and self.algorithm is not Algorithm.NATIVE:
+        answering = (Algorithm.NATIVE, Algorithm.AUTO)
+        if compressor is not None and compressor.traits.answers and self.algorithm not in answering:
             raise ValueError(
                 f"{component_name(compressor)} sends again what depends on a sum, and algorithm {self.algorithm} makes "
                 "one sum: use allreduce with algorithm: native"
@@ -96,14 +123,76 @@ class Allreduce(Collective):
         if choices.compressor is not None:
             return choices.keeps_own
         # By messages MPI is up to four times slower so.
-        return shared and self.algorithm is Algorithm.NATIVE
+        return shared and self.algorithm in (Algorithm.NATIVE, Algorithm.AUTO)
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the algorithm's cost; the transport's own counts as a ring's bytes in the better one's time."""
+        if self.algorithm is Algorithm.AUTO:
+            return min((other.cost(message_bytes, size, topology, network) for other in _FIXED), key=_seconds)
         if self.algorithm is not Algorithm.NATIVE:
             return _COSTS[self.algorithm](message_bytes, size, network)
         ring = ring_cost(message_bytes, size, network)
         return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
+
+    def notes(
+        self,
+        compressor: Compressor | None,
+        shapes: Sequence[SegmentShape],
+        size: int,
+        network: NetworkModel,
+    ) -> list[str]:
+        """Return what `auto` would take on the network that is planned with."""
+        if self.algorithm is not Algorithm.AUTO or size == 1:
+            return []
+        from hocket.collective.choosing import told
+
+        sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
+        taken = [
+            min(_FIXED, key=lambda other: other.cost(nbytes, size, None, network).seconds).algorithm
+            for nbytes in sizes
+        ]
+        return [
+            f"allreduce with algorithm: auto takes {told(taken, sizes)} among {size} ranks, if messages cost as "
+            "above; a session tries out the likely ones, and the transport's own, when it opens."
+        ]
+
+
+#: What `auto` chooses among, the transport's own where another is as fast.
+_FIXED = [
+    Allreduce(algorithm)
+    for algorithm in (
+        Algorithm.NATIVE,
+        Algorithm.RABENSEIFNER,
+        Algorithm.RECURSIVE_DOUBLING,
+        Algorithm.RING,
+        Algorithm.TREE,
+    )
+]
+
+
+def _seconds(cost: Cost) -> float:
+    return cost.seconds
+
+
+def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> list[Algorithm]:
+    """Return which algorithm each segment takes, the same on all ranks; collective."""
+    if peer.size == 1 or (packing is not None and packing.traits.answers):
+        return [Algorithm.NATIVE] * len(segments)
+    from hocket.collective.choosing import Candidate, fastest
+
+    sizes = [
+        max(segment.outgoing_array.nbytes if packing is None else packing.capacity_bytes(segment), 8)
+        for segment in segments
+    ]
+    candidates = {
+        each.algorithm: Candidate(
+            lambda nbytes, size, network, each=each: each.cost(nbytes, size, None, network),  # type: ignore[misc]
+            None if each.algorithm is Algorithm.NATIVE else _builder(each.algorithm),
+        )
+        for each in _FIXED
+    }
+    taken = fastest(peer, sizes, candidates)
+    return [taken[nbytes] for nbytes in sizes]
 
 
 _COSTS: dict[Algorithm, Callable[[float, int, NetworkModel], Cost]] = {
@@ -156,6 +245,43 @@ class _SummingChannel(Channel):
             segment.incoming.zero_()
             self.packing.add(total, 1.0, segment, round)
         return Outcome(round, included=True, num_active=self._size)
+
+
+class _ChosenChannel(_SummingChannel):
+    """Of each segment the channel of the algorithm that it takes.
+
+    Args:
+        algorithms: one for each segment.
+        parts: a channel for each algorithm, with the segments that take it.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        algorithms: Sequence[Algorithm],
+        parts: Sequence[_SummingChannel],
+        packing: Packing | None,
+        choices: Choices,
+    ) -> None:
+        super().__init__(peer.size, segments, {}, packing, choices)
+        self._parts = parts
+        self._part_of = {segment.index: part for part in parts for [segment] in part.groups}
+        pairs = list(zip(segments, algorithms, strict=True))
+        self.carried_by = {segment.index: Allreduce(algorithm) for segment, algorithm in pairs}
+        if peer.rank == 0:
+            from hocket.collective.choosing import told
+
+            sizes = [segment.outgoing_array.nbytes for segment in segments]
+            _log.info("%s: auto takes %s", choices.name, told(algorithms, sizes))
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
+        return self._part_of[segment.index].start(segments, round)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 class _NativeChannel(_SummingChannel):

@@ -67,6 +67,7 @@ class Channel(ABC):
         packing: the exchange's compressor with what it remembers; None where segments travel as they are.
         groups: the segments, each once, in groups that cost less when they are started together; the same on all ranks.
         averages: whether a combination is the mean already, where its collective sums up.
+        carried_by: of a channel that chooses among collectives, by a segment's index the one that counts its bytes.
         notice: a sentence on what its user may not expect of these segments, logged when it is open; empty for none.
 
     Args:
@@ -81,6 +82,7 @@ class Channel(ABC):
         self.packing = packing
         self.groups: Sequence[Sequence[Segment]] = [[segment] for segment in segments]
         self.averages = False
+        self.carried_by: Mapping[int, Collective] = {}
         self.notice = ""
         self._lanes = lanes
 

@@ -161,20 +161,21 @@ class ActiveExchange:
             if packing is None:
                 self.counters.bytes_sent += self._expected_bytes(segment)
             else:
-                self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index])
+                self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index], segment)
         self.counters.exchanges += len(group)
 
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
         if segment.index not in self._expected:
             self._expected[segment.index] = self._bytes(
-                footprint_of(self.exchange.compressor, segment).message_bytes
+                footprint_of(self.exchange.compressor, segment).message_bytes, segment
             )
         return self._expected[segment.index]
 
-    def _bytes(self, message_bytes: float) -> float:
+    def _bytes(self, message_bytes: float, segment: Segment) -> float:
         exchange = self.exchange
-        return exchange.collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
+        collective = self.channel.carried_by.get(segment.index, exchange.collective)
+        return collective.cost(message_bytes, self.peer.size, exchange.topology, _NETWORK).bytes
 
     def _begin(self, group: Sequence[Segment], name: str) -> Request:
         """Start a group's exchange, once its data has come from the device."""
