@@ -107,12 +107,12 @@ class Lane(ABC):
 
         Args:
             send: uint8 [n], of at most `capacity` bytes.
-            receive: uint8 [size, capacity], another buffer; the same capacity on every rank. What it holds behind a
-                message is left undefined.
+            receive: uint8 [size, capacity], another buffer; the same capacity on every rank. What it holds afterwards
+                is left undefined, but for the messages that are views into it.
 
         Returns:
-            A request whose result is a list of `size` views into `receive`: each rank's message with its own
-            length, by rank, this rank's included.
+            A request whose result is a list of `size` arrays, to be read alone: each rank's message with its own
+            length, by rank, this rank's included. They are views into `receive`, or into memory that ranks share.
 
         Raises:
             TransportError: the message is longer than `capacity`, or the buffers are none of these.

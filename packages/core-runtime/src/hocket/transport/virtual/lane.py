@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.arrays import Array, is_same_memory
 from hocket.errors import TransportError
-from hocket.transport.gathering import check_gathering, gathered
+from hocket.transport.gathering import check_gathering
 from hocket.transport.lane import Lane
 from hocket.transport.reduction import tree_sum
 from hocket.transport.request import Request
@@ -134,17 +134,14 @@ class VirtualLane(Lane):
         self._check_usable(self.rank)
         check_gathering(str(self), send, receive, self.size)
 
-        def conclude(buffers: list[tuple[Array, Array]]) -> Sequence[list[Array]]:
-            lengths = [sent.size for sent, _ in buffers]
-            results = [gathered(received, lengths) for _, received in buffers]
-            for messages in results:
-                for message, (sent, _) in zip(messages, buffers, strict=True):
-                    message[:] = sent
-            return results
+        def conclude(sent: list[Array]) -> Sequence[list[Array]]:
+            # All ranks read the same: copies of their own would be as many as ranks times ranks.
+            messages = [message.copy() for message in sent]
+            return [list(messages) for _ in sent]
 
         what = f"iallgather of at most {receive.shape[1]} bytes"
         seconds = self._station.network.allgatherv_seconds
-        return self._join(Call(what, (send, receive), send.nbytes, seconds, conclude))
+        return self._join(Call(what, send, send.nbytes, seconds, conclude))
 
     def ibarrier(self) -> Request:
         self._check_usable(self.rank)
