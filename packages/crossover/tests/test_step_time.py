@@ -65,4 +65,5 @@ def test_sharing_the_lead_shares_the_leaders_link() -> None:
     settings = ("gradients.0.over.size=2", "parameters.1.overlap=none")
     one = exposed_wait_s("crossover.hierarchical", *settings, "gradients.0.over.sharded=false")
     shares = exposed_wait_s("crossover.hierarchical", *settings)
-    assert max(shares) < 0.85 * max(one)
+    # Of half of the model's messages; what the group itself exchanges takes a little longer in shares.
+    assert max(one) - max(shares) > 0.6 * 0.5 * LAYERS * LAYER_S

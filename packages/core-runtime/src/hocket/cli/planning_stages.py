@@ -6,12 +6,12 @@ from collections.abc import Sequence, Sized
 from typing import cast
 
 import torch
-from torch.utils.data import default_collate
 
 from hocket.cli.table import format_bytes, show_table
 from hocket.config.optimizer import build_optimizer
 from hocket.session.engine import Engine, PlannedStage
 from hocket.task.api import Task
+from hocket.task.samples import batch_of
 from hocket.training.run import RunConfig
 
 __all__ = ["show_stages", "stages_of"]
@@ -27,9 +27,7 @@ def stages_of(run: RunConfig, engine: Engine, task: Task) -> tuple[PlannedStage,
     torch.manual_seed(run.seed)
     model = task.model()
     samples = task.data(run.seed).train
-    batch = default_collate(
-        [samples[index] for index in range(min(run.batch_size, len(cast(Sized, samples))))]
-    )
+    batch = batch_of(samples, range(min(run.batch_size, len(cast(Sized, samples)))))
     optimizer = build_optimizer(run.optimizer, model.parameters())
     return engine.plan_stages(model, optimizer, batch, task.loss, run.ranks)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
-__all__ = ["BatchedSamples", "Scaling", "TensorSamples"]
+__all__ = ["BatchedSamples", "Scaling", "TensorSamples", "batch_of"]
 
 
 class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -59,6 +60,13 @@ class Scaling:
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return the scaled copy of `pixels` (any shape, uint8), float32 of the same shape."""
         return pixels.to(torch.float32).sub_(self.offset).div_(self.divisor)
+
+
+def batch_of(samples: Any, indices: Sequence[int]) -> Any:
+    """Return the batch that a loader would make of the samples at `indices`."""
+    if isinstance(samples, BatchedSamples):
+        return samples[indices]
+    return default_collate([samples[index] for index in indices])
 
 
 class TensorSamples(BatchedSamples):

@@ -14,7 +14,7 @@ from hocket.errors import ConfigError
 from hocket.messages import pack, unpack
 from hocket.session.batch import call, parts_of
 from hocket.task import Task
-from hocket.task.samples import BatchedSamples
+from hocket.task.samples import batch_of
 from hocket.training.devices import moved
 from hocket.training.meters import Meter, Value, meters_of, value_of
 
@@ -76,7 +76,7 @@ def evaluate(
     with torch.no_grad():
         for start in range(0, len(indices), _BATCH):
             chosen = list(indices[start : start + _BATCH])
-            inputs, target = parts_of(moved(_batch(samples, chosen), device))
+            inputs, target = parts_of(moved(batch_of(samples, chosen), device))
             output = call(model, inputs)
             total.samples += len(chosen)
             total.loss += float(loss(output, target)) * len(chosen)
@@ -121,9 +121,3 @@ def _check_name(name: str, meters: dict[str, Meter], task: Task) -> None:
         raise ConfigError(
             f"metrics() of task {type(task).__name__}: {name!r} is {taken} already: give it another name"
         )
-
-
-def _batch(samples: Any, indices: list[int]) -> Any:
-    if isinstance(samples, BatchedSamples):
-        return samples[indices]
-    return torch.utils.data.default_collate([samples[index] for index in indices])
