@@ -11,7 +11,8 @@ __all__ = ["Array", "Buffer", "MixingRows", "as_bytes", "is_same_memory"]
 
 Array = NDArray[Any]
 
-#: What a lane sends and receives: C-contiguous, where `Peer.device` says. On "cpu" that is a NumPy array.
+#: What a lane sends and receives: C-contiguous, where `Peer.device` says. On "cpu" that is a NumPy array, elsewhere a
+#: torch tensor, which is written down as one: hosts' lanes and kernels see none.
 Buffer = Array
 
 

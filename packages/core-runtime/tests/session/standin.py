@@ -49,7 +49,8 @@ def _viewed(tensor: torch.Tensor, kind: int) -> torch.Tensor:
     return viewed
 
 
-def _here(tensor: torch.Tensor) -> torch.Tensor:
+def here(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor's memory on the CPU."""
     return _viewed(tensor, _CPU) if tensor.device.type == NAME else tensor
 
 
@@ -74,7 +75,7 @@ def _fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
     def down(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != NAME:
             return tensor
-        view = _here(tensor)
+        view = here(tensor)
         given[id(view)] = view, tensor
         return view
 
@@ -89,7 +90,7 @@ def _fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    comes, given, to = target.device.type == "cpu", _here(source), _here(target)
+    comes, given, to = target.device.type == "cpu", here(source), here(target)
     if not non_blocking:
         if comes:
             waits.append("a copy that blocks")

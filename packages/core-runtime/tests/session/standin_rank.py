@@ -16,6 +16,7 @@ import hocket
 from hocket.errors import NonFiniteError, SessionError
 from hocket.session.autograd import is_nested_backward
 from hocket.strategy import Strategy
+from hocket.transport.torch.process_group import BACKENDS, Backend
 
 STEPS = 4
 
@@ -34,14 +35,29 @@ class Model(nn.Module):
         return y
 
 
+class Gloo:
+    """A process group for the device: Gloo on views of its memory."""
+
+    supports_coalescing = False
+
+    def __init__(self, *given: Any) -> None:
+        self._held = BACKENDS["cpu"].open(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(tensors: list[Tensor], *others: Any) -> Any:
+            return getattr(self._held, name)([standin.here(tensor) for tensor in tensors], *others)
+
+        return call
+
+
 def train(
-    strategy: str | Strategy, device: torch.device, nan_at: int | None = None
+    strategy: str | Strategy, device: torch.device, nan_at: int | None = None, lanes: Any = "host"
 ) -> tuple[list[float], list[str], int]:
     """Return the parameters after `STEPS` steps, what has made the host wait in the last, and the steps left out."""
     model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     waits: list[str] = []
-    with hocket.attach(model, optimizer, strategy, on_nonfinite="skip") as session:
+    with hocket.attach(model, optimizer, strategy, on_nonfinite="skip", lanes=lanes) as session:
         batches = torch.randn(STEPS, 4, 5, generator=torch.Generator().manual_seed(session.rank)).to(device)
         if nan_at is not None and session.rank == 1:
             batches[nan_at] = float("nan")
@@ -103,6 +119,8 @@ def nested(device: torch.device, *, reentrant: bool) -> list[bool]:
 def main() -> None:
     device, cpu = standin.set_up(), torch.device("cpu")
     torch.set_num_threads(1)
+    BACKENDS[standin.NAME] = Backend("nccl", Gloo)
+    del BACKENDS["cuda"]
     told: dict[str, Any] = {}
     *strategies, _, folder = sys.argv[1:]
     for name in strategies:
@@ -112,6 +130,12 @@ def main() -> None:
         found, waits, _ = train(strategy, device)
         copied = standin.copied - before
         told[name] = {"right": found == train(strategy, cpu)[0], "waits": waits, "copied": copied}
+    for name in strategies:
+        recipe, *overrides = name.split(",")
+        strategy = hocket.compose(recipe, *overrides)
+        found, waits, _ = train(strategy, device, lanes="nccl")
+        told[f"{name} on lanes there"] = {"right": found == train(strategy, cpu)[0], "waits": waits}
+    told["skipped on lanes there"] = [train("agd", device, 2, "nccl"), train("agd", cpu, 2)]
     told["skipped"] = [train("agd", where, nan_at=2) for where in (device, cpu)]
     told["virtual"] = [hocket.virtual(2).run(train, "dpsgd", where) for where in (device, cpu)]
     told["spoiled"] = [spoiled(strategy, device) for strategy in ("periodic_average", "dpsgd")]

@@ -49,6 +49,20 @@ def test_outer_parameters_step_alike_on_the_device_and_in_host_memory(
         assert rank[strategy]["right"]
 
 
+@pytest.mark.parametrize("strategy", [*EXCHANGING, OUTER])
+def test_lanes_on_the_device_carry_the_same_without_a_wait(told: list[dict[str, Any]], strategy: str) -> None:
+    for rank in told:
+        assert rank[f"{strategy} on lanes there"]["right"]
+        assert rank[f"{strategy} on lanes there"]["waits"] == []
+
+
+def test_lanes_on_the_device_bring_the_news_of_nan(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        (found, _, skipped), (expected, _, expected_skips) = rank["skipped on lanes there"]
+        assert skipped == expected_skips == 1
+        assert found == expected
+
+
 def test_nan_is_counted_where_it_is_and_all_ranks_leave_the_step_out(told: list[dict[str, Any]]) -> None:
     for rank in told:
         (found, waits, skipped), (expected, _, expected_skips) = rank["skipped"]

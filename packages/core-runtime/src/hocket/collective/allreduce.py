@@ -83,8 +83,13 @@ class Allreduce(Collective):
 
     @property
     def traits(self) -> CollectiveTraits:
-        measures = self.algorithm is Algorithm.AUTO
-        return CollectiveTraits(Ends.SAME, messages=Messages.SUMMED, sums=True, depends_on_time=measures)
+        return CollectiveTraits(
+            Ends.SAME,
+            messages=Messages.SUMMED,
+            sums=True,
+            depends_on_time=self.algorithm is Algorithm.AUTO,
+            on_devices=self.algorithm is Algorithm.NATIVE,
+        )
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices

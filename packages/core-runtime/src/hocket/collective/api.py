@@ -177,6 +177,7 @@ class CollectiveTraits:
             less than others.
         catches_up: whether a rank that was late is handed the sum of all rounds that it has missed, so that ranks that
             have done the same rounds have been given the same.
+        on_devices: whether its channels take buffers as they lie on a device, by lanes that are there, too.
     """
 
     ends: Ends
@@ -191,6 +192,7 @@ class CollectiveTraits:
     depends_on_time: bool = False
     divides_by_weight: bool = True
     catches_up: bool = False
+    on_devices: bool = False
 
     @property
     def equal_result(self) -> bool:

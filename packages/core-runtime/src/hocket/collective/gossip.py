@@ -70,6 +70,7 @@ class Gossip(Collective):
             needs_topology=True,
             pushes_weight=self.push_sum,
             threadable=True,
+            on_devices=True,
         )
 
     def open(
@@ -214,7 +215,8 @@ class GossipChannel(Channel):
 
     def _message(self, segment: Segment, round: int) -> Array:
         if self.packing is None:
-            return segment.outgoing_array
+            whole: Array = segment.outgoing_array
+            return whole
         payload = self.packing.pack(segment, round)
         if self.packing.traits.equal_sizes:
             return payload
@@ -227,7 +229,9 @@ class GossipChannel(Channel):
     def _buffers(self, index: int, like: Array, count: int) -> list[Array]:
         buffers = self._received[index]
         while len(buffers) < count:
-            buffers.append(np.empty_like(like))
+            buffers.append(
+                np.empty_like(like) if isinstance(like, np.ndarray) else like.new_empty(like.shape)
+            )
         return buffers[:count]
 
     def _combine(
@@ -235,7 +239,10 @@ class GossipChannel(Channel):
     ) -> None:
         """Add messages up, this rank's own first."""
         if self.packing is None:
-            weighted_sum(messages, weights, segment.incoming_array)
+            combine = (
+                weighted_sum if isinstance(segment.incoming_array, np.ndarray) else _weighted_sum_of_tensors
+            )
+            combine(messages, weights, segment.incoming_array)
             return
         own_weight, *others = weights
         if self._keeps_own:
@@ -245,6 +252,13 @@ class GossipChannel(Channel):
             segment.incoming.zero_()
         for message, weight in zip(messages, (own_weight, *others), strict=True):
             self.packing.add(message, weight, segment, round)
+
+
+def _weighted_sum_of_tensors(tensors: Sequence[Any], weights: Sequence[float], out: Any) -> None:
+    """Do what `weighted_sum` does, of what lies on a device."""
+    out.copy_(tensors[0]).mul_(weights[0])
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
+        out.add_(tensor.mul_(weight))
 
 
 class _Plan:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hocket.collective.api import (
     Channel,
     Choices,
@@ -69,7 +67,7 @@ class Broadcast(_Rooted):
 
     @property
     def traits(self) -> CollectiveTraits:
-        return CollectiveTraits(Ends.COPY, root=self.root)
+        return CollectiveTraits(Ends.COPY, root=self.root, on_devices=True)
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
@@ -97,7 +95,7 @@ class Reduce(_Rooted):
 
     @property
     def traits(self) -> CollectiveTraits:
-        return CollectiveTraits(Ends.ROOT, root=self.root)
+        return CollectiveTraits(Ends.ROOT, root=self.root, on_devices=True)
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
@@ -155,6 +153,6 @@ class _ReduceChannel(_RootedChannel):
             return lane.ireduce(outgoing, None, root)
 
         def divide(_: None) -> None:
-            np.multiply(incoming, 1 / self._size, out=incoming)
+            incoming[...] *= 1 / self._size
 
         return lane.ireduce(outgoing, incoming, root).then(divide)

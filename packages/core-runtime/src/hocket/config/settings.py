@@ -18,6 +18,7 @@ __all__ = [
     "ROOT_KEYS",
     "CheckpointSettings",
     "Device",
+    "Lanes",
     "OnNonfinite",
     "Precision",
     "RunSettings",
@@ -49,6 +50,17 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BF16 = "bf16"
+
+
+class Lanes(StrEnum):
+    """What carries exchanges: the transport, in host memory, or torch's backends, from where the model lies.
+
+    `nccl` (experimental) does so on CUDA, `gloo` on the CPU.
+    """
+
+    HOST = "host"
+    NCCL = "nccl"
+    GLOO = "gloo"
 
 
 class OnNonfinite(StrEnum):
@@ -106,6 +118,7 @@ class RunSettings:
             and torch where it is not.
         device: where the model is trained.
         precision: in which dtype it computes.
+        lanes: what carries exchanges.
         timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
         log_every: steps between two lines of metrics, 1 or more.
         eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
@@ -143,6 +156,7 @@ class RunSettings:
     transport: TransportName | None = None
     device: Device = Device.AUTO
     precision: Precision = Precision.FLOAT32
+    lanes: Lanes = Lanes.HOST
     timeout_s: float = 300.0
     log_every: int = 10
     eval_every: int | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Staging", "is_captured"]
+__all__ = ["Staging", "TrailerStaging", "is_captured"]
 
 
 class Staging:
@@ -58,6 +58,58 @@ class Staging:
 
     def _current(self) -> Any:
         return self._module.current_stream(self._outgoing.device)
+
+
+class TrailerStaging:
+    """Copies of a segment's trailers, which the host writes and reads, where everything else stays on a device.
+
+    They run on the current stream, on which lanes of the device take up what they are given.
+
+    Args:
+        outgoing, incoming: [n], on one device, of which the trailers begin at `numel`.
+        numel: elements of data.
+    """
+
+    def __init__(self, outgoing: Tensor, incoming: Tensor, numel: int) -> None:
+        self._sent = outgoing[:numel]
+        self._outgoing, self._incoming = outgoing[numel:], incoming[numel:]
+        self._numel = numel
+        pinned = outgoing.device.type == "cuda"
+        self.outgoing = torch.empty_like(self._outgoing, device="cpu", pin_memory=pinned)
+        self.incoming = torch.empty_like(self._incoming, device="cpu", pin_memory=pinned)
+        self._finite = torch.ones((), dtype=torch.bool, pin_memory=pinned)
+        self._module = torch.get_device_module(outgoing.device)
+        self._is_in = self._module.Event()
+        self._brings = False
+
+    def begin_out(self, further: int | None) -> None:
+        """Copy the trailer to the device, but for the number at `further`, which the device has written."""
+        kept = self._outgoing.numel() if further is None else further - self._numel
+        for part in (slice(0, kept), slice(kept + 1, None)):
+            self._outgoing[part].copy_(self.outgoing[part], non_blocking=True)
+
+    def begin_in(self, *, looks: bool) -> None:
+        """Copy the trailer that came out of the device, once the current stream has come here.
+
+        Args:
+            looks: whether the device is to look for NaN and Inf in what was sent, for `was_finite`.
+        """
+        self.incoming.copy_(self._incoming, non_blocking=True)
+        if looks:
+            self._finite.copy_(torch.isfinite(self._sent).all(), non_blocking=True)
+        self._is_in.record(self._module.current_stream(self._incoming.device))
+        self._brings = True
+
+    def was_finite(self) -> bool:
+        """Wait as `wait_in`, and return whether what was sent held neither NaN nor Inf."""
+        self.wait_in()
+        return bool(self._finite)
+
+    def wait_in(self) -> None:
+        """Wait until what `begin_in` copies is there."""
+        if self._brings:
+            self._is_in.synchronize()
+            self._brings = False
 
 
 @cache

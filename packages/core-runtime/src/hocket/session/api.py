@@ -75,6 +75,7 @@ class Attachment:
         peer: all ranks.
         initial: `rank0` or `keep`.
         on_nonfinite: `error` or `skip`.
+        lanes: `host`, `nccl` or `gloo`.
         observer: is told of exchanges, waits and phases; None where nobody asks.
         make_optimizer: makes, of parameter groups, another optimizer like the given one, for engines that keep several
             copies of the weights; None where the engine is to copy the given one.
@@ -86,6 +87,7 @@ class Attachment:
     peer: Peer
     initial: str
     on_nonfinite: str
+    lanes: str
     observer: Observer | None
     make_optimizer: MakeOptimizer | None
 

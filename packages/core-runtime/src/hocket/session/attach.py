@@ -19,6 +19,7 @@ from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
     check_devices,
+    check_lanes,
     check_optimizer_terms,
     needs_closure,
     refuse_closure,
@@ -41,6 +42,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = ...,
     on_nonfinite: Literal["error", "skip"] = ...,
+    lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
 ) -> Session: ...
@@ -54,6 +56,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = ...,
     on_nonfinite: Literal["error", "skip"] = ...,
+    lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
     engine: Engine,
@@ -68,6 +71,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = "rank0",
     on_nonfinite: Literal["error", "skip"] = "error",
+    lanes: Literal["host", "nccl", "gloo"] = "host",
     peer: Peer | None = None,
     observer: Observer | None = None,
     engine: Engine | None = None,
@@ -88,6 +92,8 @@ def attach(
             `keep`s its own.
         on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
             rank and parameter, or all ranks `skip` it. GradScaler's own skipping comes before either.
+        lanes: what carries exchanges: the transport, in `host` memory; or torch's `nccl` (experimental) or `gloo`, from
+            where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
         observer: is told of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
         engine: how `session.train_batch` lets a batch flow through the model; whole on every rank where None.
@@ -103,6 +109,7 @@ def attach(
     for key, given, allowed in (
         ("initial", initial, ("rank0", "keep")),
         ("on_nonfinite", on_nonfinite, ("error", "skip")),
+        ("lanes", lanes, ("host", "nccl", "gloo")),
     ):
         if given not in allowed:
             raise AttachError(f"{key}={given!r} is not allowed: {' or '.join(map(repr, allowed))}")
@@ -119,16 +126,19 @@ def attach(
         check(model, optimizers)
         refuse_wrapping()
         check_devices(model, strategy, peer)
+        check_lanes(lanes, model, strategy, whole=isinstance(engine, DataParallel))
         for each in optimizers:
             if needs_closure(each):
                 refuse_closure(each, strategy)
             check_optimizer_terms(strategy, each)
-        facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine)
+        facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine) | {
+            "lanes": lanes
+        }
     except AttachError as error:
         refusal = str(error)
     agree(peer, facts, refusal)
     return engine.attach(
-        Attachment(model, optimizers, strategy, peer, initial, on_nonfinite, observer, make_optimizer)
+        Attachment(model, optimizers, strategy, peer, initial, on_nonfinite, lanes, observer, make_optimizer)
     )
 
 

@@ -69,6 +69,7 @@ class ActiveExchange:
         segments: what this rank exchanges, piece by piece: all of the model's segments, or those that it leads.
         scale: what a contribution is multiplied by, so that the combination is a mean.
         observer: is told of it; None where nobody asks.
+        ordered: whether all ranks have to begin segments in the same order, whichever is ready first.
         rounds: how many times each segment has been exchanged, by its index.
     """
 
@@ -81,6 +82,7 @@ class ActiveExchange:
     counters: Counters
     scale: float
     observer: Observer | None = None
+    ordered: bool = False
     rounds: dict[int, int] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
     _expected: dict[int, float] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class ActiveExchange:
         """Start a group's exchange, once its data has come from the device."""
         round = self.rounds[group[0].index]
         threaded = self.exchange.progress is Progress.THREAD
-        if group[0].on_device and self.channel.packing is None and not threaded:
+        if group[0].staged and self.channel.packing is None and not threaded:
             return _staged_out(group).then(lambda _: self.channel.start(group, round))
         for segment in group:  # compressors read and write on the device, and wait for it all the same
             segment.end_stage_out()
@@ -262,11 +264,7 @@ class ActiveExchange:
             if segment.index not in state["pending"]:
                 continue
             saved = state["pending"][segment.index]
-            segment.outgoing[: segment.numel].copy_(saved["outgoing"])
-            segment.incoming[: segment.numel].copy_(saved["incoming"])
-            # From where `finish` stages it in.
-            segment.incoming_array[: segment.numel] = saved["incoming"].numpy()
-            segment.incoming_trailer[:] = saved["companions"]
+            segment.restore(saved["outgoing"], saved["incoming"], saved["companions"])
             self._requests[segment.index] = Finished(Outcome(*saved["outcome"]))
 
     @property

@@ -113,6 +113,9 @@ class GradientSync:
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE
+        # Of lanes on a device all ranks begin segments in their order: one that is ready early is held.
+        self._ordered = any(opened.ordered for opened in self._exchanges)
+        self._next = 0
         self._backward: int | None = None
         self._factor = 0.0
         # What is sent and remembered must not depend on a scale that changes, and that ranks may not share.
@@ -146,12 +149,20 @@ class GradientSync:
         # Freed at once, so that backward can reuse the memory; bound again when backward ends.
         gradient.parameter.grad = None
         state.missing -= 1
-        if self._early and state.missing == 0 and self._knows_enough(state):
+        if self._ordered:
+            self._send_in_order()
+        elif self._early and state.missing == 0 and self._knows_enough(state):
             self._send(state)
         self._open.progress.advance()
-        if len(self._exchanges) > 1:
+        if len(self._exchanges) > 1 and not self._ordered:
             for each in self._segments:
                 each.advance()
+
+    def _send_in_order(self) -> None:
+        """Send the next segments, as far as they are complete."""
+        while self._early and self._next < len(self._segments) and not self._segments[self._next].missing:
+            self._send(self._segments[self._next])
+            self._next += 1
 
     def _begin_backward(self) -> None:
         if is_nested_backward():
@@ -181,6 +192,7 @@ class GradientSync:
         self.nonfinite = []
         if self.terms is not None:
             self.terms.read()
+        self._next = 0
         for state in self._segments:
             state.reset()
 

@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -286,7 +285,7 @@ class ParameterMix:
         outcome = self.opened.finish(segment)
         if index in self._unseen:
             self._unseen.discard(index)
-            if not np.isfinite(segment.outgoing_array[: segment.numel]).all():
+            if not segment.sent_is_finite():
                 self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
         if outcome.nonfinite:
             self._raise_nonfinite(segment, pieces, outcome.nonfinite)

@@ -9,7 +9,7 @@ from statistics import mean
 
 from torch import Tensor, nn
 
-from hocket.errors import CompositionError
+from hocket.errors import AttachError, CompositionError
 from hocket.plan.buffers import averaged_buffers
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
@@ -77,6 +77,7 @@ class PhaseOpener:
         self._peer = ranks.peer
         self._placement = ranks.placement
         self._host = ranks.host
+        self._device = ranks.device
         self._storage = storage
         self._strategy = strategy
         self._counters = counters
@@ -112,7 +113,8 @@ class PhaseOpener:
             for index in carried:
                 # The exchanges of the slot pass each segment back and forth between two buffers.
                 pair = buffers[index] if number % 2 == 0 else buffers[index][::-1]
-                segments.append(Segment(_name(scope.exchange, index), index, cut[index], *pair))
+                name = _name(scope.exchange, index)
+                segments.append(Segment(name, index, cut[index], *pair, on_lanes=self._device is not None))
             opened = self._open(scope, scope.peer, segments)
             exchanges.append(opened)
             for segment in segments:
@@ -239,12 +241,26 @@ class PhaseOpener:
 
         outgoing = buffer() if layout.own_outgoing else target
         incoming = buffer() if layout.own_incoming else outgoing
-        return Segment(_name(exchange, index), index, spans, outgoing, incoming)
+        name, on_lanes = _name(exchange, index), self._device is not None
+        return Segment(name, index, spans, outgoing, incoming, on_lanes=on_lanes)
+
+    def _carrier(self, peer: Peer) -> Peer:
+        """Return the ranks of `peer` as what is exchanged is carried; collective."""
+        if self._device is None:
+            return peer
+        on_device = peer.on_device(str(self._device))
+        if on_device is None:
+            raise AttachError(
+                f"transport {peer.transport} has no lanes for what lies on {self._device}: use lanes='host', which "
+                "goes by host memory, or transport mpi or torch"
+            )
+        return on_device
 
     def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
         exchange = scope.exchange
+        carrier = self._carrier(peer)
         try:
-            channel = exchange.collective.open(peer, segments, self.progress, exchange.choices)
+            channel = exchange.collective.open(carrier, segments, self.progress, exchange.choices)
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
         if channel.notice and self._peer.rank == 0:
@@ -257,7 +273,16 @@ class PhaseOpener:
         part = exchange.over.part_of(self._peer.rank, self._placement)
         assert part is not None
         opened = ActiveExchange(
-            exchange, part, peer, segments, channel, self.progress, self._counters, scale, self._observer
+            exchange,
+            part,
+            peer,
+            segments,
+            channel,
+            self.progress,
+            self._counters,
+            scale,
+            self._observer,
+            ordered=carrier.ordered,
         )
         self.opened.append(opened)
         return opened

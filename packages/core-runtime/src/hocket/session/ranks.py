@@ -38,11 +38,13 @@ class Ranks:
         peer: among all ranks.
         host: among those of this rank's host, whose memory can be shared; `peer` where there is one host.
         placement: which host each rank is on.
+        device: where lanes take what is exchanged, by Gloo or NCCL; None for host memory, by the transport.
     """
 
     peer: Peer
     host: Peer
     placement: Placement
+    device: torch.device | None = None
 
 
 def local_rank(peer: Peer) -> int:
@@ -51,14 +53,19 @@ def local_rank(peer: Peer) -> int:
     return hosts[: peer.rank].count(hosts[peer.rank])
 
 
-def find_ranks(peer: Peer) -> Ranks:
-    """Find out where the ranks of `peer` are; collective."""
+def find_ranks(peer: Peer, device: torch.device | None = None) -> Ranks:
+    """Find out where the ranks of `peer` are; collective.
+
+    Args:
+        peer: all ranks.
+        device: the attribute.
+    """
     placement = _placement(peer)
     own = placement.hosts[peer.rank]
     neighbours = [rank for rank, host in enumerate(placement.hosts) if host == own]
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)
     assert host is not None  # this rank is its own neighbour
-    return Ranks(peer, host, placement)
+    return Ranks(peer, host, placement, device)
 
 
 def _placement(peer: Peer) -> Placement:

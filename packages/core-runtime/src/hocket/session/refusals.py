@@ -16,14 +16,16 @@ from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
 from hocket.session.optimizers import is_attached
-from hocket.strategy.exchange import Exchange
+from hocket.strategy.exchange import Exchange, Progress
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
 from hocket.transport.peer import Peer
+from hocket.transport.torch.process_group import BACKENDS
 
 __all__ = [
     "check",
     "check_devices",
+    "check_lanes",
     "check_optimizer_terms",
     "needs_closure",
     "refuse_closure",
@@ -97,6 +99,46 @@ def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
             "autograd's one thread for that device, on which they would wait for each other. Train on the CPU, with a "
             "strategy that exchanges parameters only, or over mpi"
         )
+
+
+def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool) -> None:
+    """Refuse lanes on devices for what they cannot carry: models elsewhere, and messages of differing lengths.
+
+    Args:
+        lanes: `host`, or the backend's name.
+        whole: whether every rank holds a whole model.
+
+    Raises:
+        AttachError: names what, and where it can be carried.
+    """
+    if lanes == "host":
+        return
+    if not whole:
+        raise AttachError(
+            f"lanes={lanes!r} carries whole models, and this engine's ranks hold parts: use lanes='host'"
+        )
+    carried = next(kind for kind, backend in BACKENDS.items() if backend.name == lanes)
+    devices = {p.device for p in model.parameters() if p.requires_grad}
+    if len(devices) > 1 or any(device.type != carried for device in devices):
+        raise AttachError(
+            f"lanes={lanes!r} carries parameters on one {carried} device, and this model has them on "
+            f"{' and '.join(sorted(map(str, devices)))}: use lanes='host', or move the model"
+        )
+    for exchange in (exchange for each in strategy.in_turn for exchange in each.exchanges):
+        reason = None
+        if exchange.compressor is not None:
+            reason = f"compressor {component_name(exchange.compressor)} packs messages in host memory"
+        elif not exchange.collective.traits.on_devices:
+            reason = (
+                f"{component_name(exchange.collective)} sends messages of its own making from host memory"
+            )
+        elif exchange.progress is Progress.THREAD:
+            reason = "progress: thread begins what another rank may begin later"
+        if reason is not None:
+            raise AttachError(
+                f"{exchange.name}: lanes={lanes!r} carries whole values, in one order on all ranks, and {reason}: use "
+                "lanes='host'"
+            )
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -28,6 +28,7 @@ class Replica:
         lane: among them.
         initial: whose values the replicas begin with, as `hocket.attach` takes it.
         may_skip: whether steps with NaN or Inf are left out.
+        lanes_on_device: whether what is exchanged stays where the model is.
         begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
 
     Attributes:
@@ -48,6 +49,7 @@ class Replica:
         *,
         initial: str,
         may_skip: bool,
+        lanes_on_device: bool = False,
     ) -> None:
         self.model, self.optimizers = model, optimizers
         self.lane = lane
@@ -56,7 +58,8 @@ class Replica:
         self.begins_equal = peer.size == 1 or initial == "rank0"
         if initial == "rank0":
             self._take_from_rank0(peer)
-        self.ranks = find_ranks(peer)
+        trained = next((p for p in model.parameters() if p.requires_grad), None)
+        self.ranks = find_ranks(peer, trained.device if lanes_on_device and trained is not None else None)
         self.storage = ParameterStorage(model, self.ranks.host)
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}

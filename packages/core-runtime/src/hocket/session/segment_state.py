@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.arrays import Array
-from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
+from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 
@@ -98,9 +98,11 @@ class SegmentState:
         self.first, self.last = stages[0][1], stages[-1][1]
         self.in_place = self.last.incoming is self.first.outgoing
         self.divides = all(opened.exchange.collective.traits.divides_by_weight for opened, _ in stages)
+        # Whether what no rank has a gradient of now may come of an earlier round.
+        self._holds_back = not self.divides or any(opened.channel.packing for opened, _ in stages)
         self.at = -1
         self.missing = 0
-        self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_array.dtype)
+        self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
         self.anywhere = np.zeros_like(self.present)
         dtype = self.first.spans[0].dtype
         # float16 and bfloat16 gradients are summed in float32, and handed to the optimizer in their own dtype.
@@ -162,11 +164,10 @@ class SegmentState:
 
     def flagged(self) -> list[str]:
         """Return the names of the parameters whose gradients held NaN or Inf, of what the device has sent."""
-        if not self.first.outgoing_trailer[NONFINITE]:
+        first = self.first
+        if first.sent_is_finite():
             return []
-        sent = self.first.outgoing_array
-        spans = self.first.spans
-        return [s.name for s in spans if not np.isfinite(sent[s.start : s.start + s.numel]).all()]
+        return [s.name for s in first.spans if not first.sent_is_finite(s.start, s.start + s.numel)]
 
     def nonfinite(self) -> list[str]:
         """Return the names of the parameters whose gradients, about to be sent, hold NaN or Inf."""
@@ -206,7 +207,9 @@ class SegmentState:
             gradient.parameter.grad = gradient.result if present or late else None
 
     def _came_late(self, gradient: GradientSlot) -> bool:
-        if self.last.on_device and self.stages[-1][0].channel.packing is None:
+        if not self._holds_back:
+            return False
+        if self.last.staged and self.stages[-1][0].channel.packing is None:
             span = self.last.spans[gradient.position]  # the same is in host memory, where nobody waits for it
             return bool(self.last.incoming_array[span.start : span.start + span.numel].any())
         return bool(gradient.result.any())

@@ -26,6 +26,7 @@ class _Exchange(Protocol):
     """What begins and looks at the exchanges of segments."""
 
     peer: Peer
+    ordered: bool
 
     def start(self, segment: Segment) -> None: ...
 
@@ -49,8 +50,8 @@ class SendWindow:
         return len(self._waiting)
 
     def add(self, segment: Segment) -> None:
-        """Begin a segment after those before it; at once where hosts share no network."""
-        if not self._exchange.peer.shares_network:
+        """Begin a segment after those before it; at once where hosts share no network, or order is the device's."""
+        if self._exchange.ordered or not self._exchange.peer.shares_network:
             self._exchange.start(segment)
             return
         first = not self._waiting

@@ -51,13 +51,13 @@ class Session(TrainingSession):
         self._observer = observer
         self._observers = default_registry().hook
         try:
-            self._attach(given.initial, may_skip=given.on_nonfinite == "skip")
+            self._attach(given)
         except BaseException:
             if observer is not None:
                 observer.abandon()
             raise
 
-    def _attach(self, initial: str, *, may_skip: bool) -> None:
+    def _attach(self, given: Attachment) -> None:
         replica = Replica(
             self.model,
             self.optimizers,
@@ -65,8 +65,9 @@ class Session(TrainingSession):
             self.control,
             self._begin_exchange,
             self._end_exchange,
-            initial=initial,
-            may_skip=may_skip,
+            initial=given.initial,
+            may_skip=given.on_nonfinite == "skip",
+            lanes_on_device=given.lanes != "host",
         )
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(parameter) for parameter in self.storage.parameters.values()}

@@ -99,6 +99,7 @@ def train(
             optimizers,
             run.strategy,
             on_nonfinite=run.on_nonfinite.value,
+            lanes=run.lanes.value,
             peer=peer,
             observer=observer,
             engine=build_engine(run),

@@ -178,7 +178,7 @@ class Peer(ABC):
 
         Returns:
             None, on all ranks alike, where this transport has no lanes on such devices: the caller then copies to
-            host memory and back. No transport has them yet.
+            host memory and back.
         """
         return None
 

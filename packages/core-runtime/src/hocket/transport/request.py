@@ -29,6 +29,8 @@ class Request(ABC):
     def wait(self, timeout_s: float | None = None) -> Any:
         """Block until the operation has finished, without burning a core, and return `result`.
 
+        Of lanes on a device only the current stream waits: this returns when the operation has begun.
+
         Args:
             timeout_s: seconds to wait at most; the peer's own `timeout_s` where None.
 
@@ -41,13 +43,6 @@ class Request(ABC):
     def result(self) -> Any:
         """What the operation gave, once it is done; None for plain messages."""
         return None
-
-    def order(self) -> None:
-        """Have what the current stream does next come after the operation; by default this waits for it.
-
-        A device's request only makes the stream wait, and returns at once.
-        """
-        self.wait()
 
     def withdraw(self) -> None:
         """Give up a receive for which no message has come; its buffer is the caller's again. Never blocks.

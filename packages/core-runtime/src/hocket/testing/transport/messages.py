@@ -50,7 +50,7 @@ def exchange_with_neighbours(peer: Peer) -> None:
             while round == 1 and not request.done():
                 pass
             if round == 2:
-                request.order()
+                request.wait()
             request.wait()
         for data, source in receives:
             np.testing.assert_array_equal(data, _stamp(source, peer.rank, round))

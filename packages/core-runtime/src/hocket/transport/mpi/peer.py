@@ -110,6 +110,11 @@ class MPIPeer(HostPeer):
         MPIRequest(self._control, "allgather", begin, mine, gathered).wait(timeout_s)
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
 
+    def on_device(self, device: str) -> Peer | None:
+        from hocket.transport.torch.process_group import open_on_device
+
+        return open_on_device(self, device)
+
     @property
     def control(self) -> MPILane:
         return self._control

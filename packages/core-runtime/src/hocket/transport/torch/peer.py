@@ -108,6 +108,11 @@ class TorchPeer(HostPeer):
         rows = self._control.iallgather(np.frombuffer(data, np.uint8), receive).wait(timeout_s)
         return [row.tobytes() for row in rows]
 
+    def on_device(self, device: str) -> Peer | None:
+        from hocket.transport.torch.process_group import open_on_device
+
+        return open_on_device(self, device)
+
     def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
         return self._control.iallgather(own, everyones, what)
 
