@@ -150,3 +150,22 @@ def test_what_cannot_be_composed() -> None:
     ):
         with pytest.raises((CompositionError, hocket.errors.ConfigError), match=message):
             hocket.compose(change)
+
+
+@pytest.mark.parametrize("missed", ["newest", "sum"])
+def test_a_group_s_members_have_their_leader_s_numbers(missed: str) -> None:
+    """What comes late is no mean yet to divide by its weight, on ranks that hear of it from their leader either."""
+    collective = {**SOLO, "missed": missed}
+    slow = hocket.compose(
+        {
+            "gradients": [
+                {"collective": "allreduce", "over": {"name": "group", "size": 2}},
+                {"collective": collective, "over": {"name": "leaders", "size": 2}},
+                {"collective": "broadcast", "over": {"name": "group", "size": 2}},
+            ]
+        }
+    )
+    told = hocket.virtual(4).run(lambda: train(slow, paces_s=PACES_S))
+    assert max(of["staleness"] for of in told) > 0
+    for leader, member in ((0, 1), (2, 3)):
+        assert told[leader]["parameters"] == told[member]["parameters"]

@@ -30,7 +30,7 @@ from hocket.session.grad_scaler import loss_scale, watch_scalers
 from hocket.session.optimizer_terms import AppliedTerms
 from hocket.session.segment_state import GradientSlot, SegmentState, Stage
 from hocket.session.weights import NOTHING, Agreement, Contribution
-from hocket.strategy.exchange import Overlap
+from hocket.strategy.exchange import Exchange, Overlap
 
 __all__ = ["GradientSync", "Stage"]
 
@@ -79,6 +79,7 @@ class GradientSync:
         opened: the slot's exchanges that this rank takes part in, over more than one rank, in order; the first has
             all of the model's segments.
         segments: each segment's way through them.
+        exchanges: the slot's on all ranks.
         begin: called before a backward's gradients are sent; returns what this rank puts into the step's mean.
         end: called when `p.grad` holds what came back.
         terms: what the first exchange's compressor takes over from the optimizer.
@@ -91,6 +92,7 @@ class GradientSync:
         parameters: dict[str, nn.Parameter],
         opened: Sequence[ActiveExchange],
         segments: Sequence[Sequence[Stage]],
+        exchanges: Sequence[Exchange],
         begin: Callable[[], Contribution],
         end: Callable[[], None],
         terms: AppliedTerms | None,
@@ -109,7 +111,7 @@ class GradientSync:
         self._undo = Undo(opened) if agreement is not None and self._early else None
         if self._undo is not None and may_skip:
             self._undo.begin()
-        self._segments = [SegmentState(stages, parameters) for stages in segments]
+        self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE

@@ -130,6 +130,7 @@ class PhaseOpener:
             parameters,
             exchanges,
             stages,
+            self._strategy.gradients,
             begin,
             end,
             terms,

@@ -12,6 +12,7 @@ from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
+from hocket.strategy.exchange import Exchange
 
 __all__ = ["GradientSlot", "SegmentState", "Stage"]
 
@@ -89,17 +90,26 @@ class SegmentState:
         in_place: whether what comes back takes the place of what was sent.
         present: 1 for each parameter that has a gradient in this round on this rank, else 0.
         anywhere: the same of all ranks, where they have agreed on it.
-        divides: whether what comes back is divided by the weight that comes with it.
         at: how many of them are over; -1 before the first has begun.
     """
 
-    def __init__(self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter]) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], parameters: dict[str, nn.Parameter], exchanges: Sequence[Exchange]
+    ) -> None:
+        """Make the state of one segment.
+
+        Args:
+            stages: the attribute.
+            parameters: the trainable ones by name.
+            exchanges: the slot's on all ranks. What comes back means the same on a rank that takes part in a few.
+        """
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
         self.in_place = self.last.incoming is self.first.outgoing
-        self.divides = all(opened.exchange.collective.traits.divides_by_weight for opened, _ in stages)
+        # Whether what comes back is divided by the weight that comes with it.
+        self._divides = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
         # Whether what no rank has a gradient of now may come of an earlier round.
-        self._holds_back = not self.divides or any(opened.channel.packing for opened, _ in stages)
+        self._holds_back = not self._divides or any(exchange.compressor for exchange in exchanges)
         self.at = -1
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
@@ -190,9 +200,9 @@ class SegmentState:
         """
         trailer = self.last.incoming_trailer
         weight = float(trailer[WEIGHT])
-        nothing_came = not self.divides and weight == 0
+        nothing_came = not self._divides and weight == 0
         data = self.last.incoming[: self.last.numel]
-        if self.divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
+        if self._divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
         if factor != 1:
             data.mul_(factor)
