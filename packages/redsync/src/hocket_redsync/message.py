@@ -28,7 +28,7 @@ from hocket.api import Array, Message, SegmentShape, trailer_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Segment
+    from hocket.api import Segment, Span
 
 __all__ = [
     "Content",
@@ -53,6 +53,11 @@ class Form(IntEnum):
     DENSE = 2
 
 
+#: As plain numbers, which compare faster.
+_FORMS = tuple(map(int, Form))
+_DENSE = int(Form.DENSE)
+
+
 @dataclass(frozen=True, eq=False)
 class Content:
     """What a parameter sends.
@@ -75,14 +80,15 @@ class _Parts:
     """A message, read: views of its payload.
 
     Attributes:
-        header: [parameters, 2], counts and forms.
+        counts, forms: how many elements each parameter sends, and in which form.
         trailer: [trailer_numel].
         values, means, dense: in the order of the parameters.
         indices: of `values`.
         mean_indices: of what has a mean.
     """
 
-    header: Array
+    counts: list[int]
+    forms: list[int]
     trailer: Array
     values: Array
     means: Array
@@ -90,10 +96,17 @@ class _Parts:
     indices: Array
     mean_indices: Array
 
-    def counts(self, form: Form) -> Array:
+    def counts_of(self, form: Form) -> Array:
         """Return how many elements each parameter of a form sends, int64."""
-        counts: Array = self.header[self.header[:, 1] == int(form), 0].astype(np.int64)
-        return counts
+        return np.array(_counts_of(self.counts, self.forms, int(form)), np.int64)
+
+    def dense_spans(self, segment: Segment) -> list[Span]:
+        """Return where the parameters lie that send all their values."""
+        return [span for span, form in zip(segment.spans, self.forms, strict=True) if form == _DENSE]
+
+
+def _counts_of(counts: Sequence[int], forms: Sequence[int], form: int) -> list[int]:
+    return [count for count, its in zip(counts, forms, strict=True) if its == form]
 
 
 def content_bytes(form: Form, count: float, itemsize: int) -> float:
@@ -150,22 +163,23 @@ def unpack(message: Message) -> _Parts:
     dtype = segment.outgoing_array.dtype
     start = _HEADER_BYTES * len(segment.spans)
     _check(message, start)
-    header = payload[:start].view(np.int32).reshape(-1, 2)
-    counts, forms = header.T.astype(np.int64)
-    sizes = np.array([span.numel for span in segment.spans])
-    masks = [forms == int(form) for form in Form]
-    whole = masks[Form.DENSE]
-    known = np.logical_or.reduce(masks).all() and (counts >= 0).all()
-    if not (known and (counts <= sizes).all() and (counts == sizes)[whole].all()):
-        raise ValueError(
-            f"a message for {segment.name} says that its parameters send {counts} of {sizes} elements"
-        )
-    num_sparse, num_mean, num_dense = (int(counts[mask].sum()) for mask in masks)
+    # As plain numbers: they are few, and a message comes from every other rank.
+    header = payload[:start].view(np.int32).tolist()
+    counts, forms = header[::2], header[1::2]
+    for span, count, form in zip(segment.spans, counts, forms, strict=True):
+        least = span.numel if form == _DENSE else 0
+        if form not in _FORMS or not least <= count <= span.numel:
+            raise ValueError(
+                f"a message for {segment.name} says that its parameters send {counts} of "
+                f"{[span.numel for span in segment.spans]} elements"
+            )
+    sparse, means, dense = (_counts_of(counts, forms, form) for form in _FORMS)
+    num_sparse, num_mean = sum(sparse), sum(means)
     lengths = [
         (segment.trailer_numel, dtype),
         (num_sparse, dtype),
-        (int(masks[Form.MEAN].sum()), dtype),
-        (num_dense, dtype),
+        (len(means), dtype),
+        (sum(dense), dtype),
         (num_sparse, np.dtype(np.int32)),
         (num_mean, np.dtype(np.int32)),
     ]
@@ -175,7 +189,7 @@ def unpack(message: Message) -> _Parts:
         stop = start + length * its.itemsize
         parts.append(payload[start:stop].view(its))
         start = stop
-    return _Parts(header, *parts)
+    return _Parts(counts, forms, *parts)
 
 
 def _check(message: Message, needed: int) -> None:
@@ -194,7 +208,7 @@ def add_packed(message: Message, weight: float, out: Tensor) -> None:
         IndexError: an index beyond the segment.
     """
     parts, segment = unpack(message), message.segment
-    spans = [span for span, form in zip(segment.spans, parts.header[:, 1], strict=True) if form == Form.DENSE]
+    spans = parts.dense_spans(segment)
     if out.device.type == "cpu":
         _add_on_cpu(parts, [span.start for span in spans], weight, out.detach().numpy(), segment.numel)
         return
@@ -206,7 +220,7 @@ def add_packed(message: Message, weight: float, out: Tensor) -> None:
         for part in (parts.values, parts.means, parts.dense, parts.indices, parts.mean_indices)
     )
     out[:numel].index_add_(0, indices, values, alpha=weight)
-    repeats = torch.from_numpy(parts.counts(Form.MEAN)).to(device)
+    repeats = torch.from_numpy(parts.counts_of(Form.MEAN)).to(device)
     out[:numel].index_add_(
         0, mean_indices, means.repeat_interleave(repeats, output_size=len(mean_indices)), alpha=weight
     )
@@ -223,7 +237,7 @@ def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, num
     add_message(
         out[:numel],
         weight,
-        (np.array(starts, np.int64), parts.counts(Form.DENSE), parts.counts(Form.MEAN)),
+        (np.array(starts, np.int64), parts.counts_of(Form.DENSE), parts.counts_of(Form.MEAN)),
         (parts.values, parts.means, parts.dense),
         (parts.indices, parts.mean_indices),
     )
@@ -237,6 +251,5 @@ def clear_packed(message: Message, out: Tensor) -> None:
     parts = unpack(message)
     for indices in (parts.indices, parts.mean_indices):
         out.index_fill_(0, torch.from_numpy(indices).to(out.device).long(), 0)
-    for span, form in zip(message.segment.spans, parts.header[:, 1], strict=True):
-        if form == Form.DENSE:
-            out[span.start : span.stop] = 0
+    for span in parts.dense_spans(message.segment):
+        out[span.start : span.stop] = 0
