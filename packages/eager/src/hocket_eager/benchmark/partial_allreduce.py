@@ -31,7 +31,7 @@ from typing import Any
 
 from hocket.api import find_mpiexec, launch
 from hocket_eager.benchmark.figures import draw, table
-from hocket_eager.benchmark.skewed import Ground, RealGround, VirtualGround, idle_cores, measure
+from hocket_eager.benchmark.skewed import Ground, PeerGround, RealGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
 
 SIZES = (64, 4096, 65536, 1 << 20, 4 << 20)
@@ -107,7 +107,7 @@ def on_virtual_ranks(given: argparse.Namespace) -> dict[str, Any]:
     import hocket
 
     def body() -> dict[str, Any]:
-        return measured(VirtualGround(hocket.join()), VIRTUAL_SIDES, given)
+        return measured(PeerGround(hocket.join()), VIRTUAL_SIDES, given)
 
     found: dict[str, Any] = hocket.virtual(given.ranks).run(body)[0]
     return {**found, "where": "a virtual core each"}

@@ -20,7 +20,7 @@ from hocket_eager.collective import PartialAllreduce
 if TYPE_CHECKING:
     from hocket.api import Array, Peer
 
-__all__ = ["Ground", "RealGround", "VirtualGround", "idle_cores", "measure"]
+__all__ = ["Ground", "PeerGround", "RealGround", "idle_cores", "measure"]
 
 WARM_UP = 8
 #: From the moment on which all have agreed until the first arrives, and from the last arrival until the next agreement.
@@ -91,8 +91,8 @@ class RealGround(Ground):
         return blocking if name == self.baselines[0] else polled
 
 
-class VirtualGround(Ground):
-    """Virtual ranks, each with a core of its own: what messages take on the modelled network."""
+class PeerGround(Ground):
+    """Ranks of any transport with one clock: virtual ones, each with a core of its own, or those of one machine."""
 
     baselines = ("allreduce",)
 
@@ -103,7 +103,7 @@ class VirtualGround(Ground):
         return self.peer.clock.now()
 
     def pause_until(self, then_s: float) -> None:
-        self.peer.clock.elapse(max(then_s - self.now(), 0.0))
+        self.peer.clock.sleep(max(then_s - self.now(), 0.0))
 
     def baseline(self, name: str, send: Array, receive: Array) -> Call:
         lane = self.peer.lane(name)
