@@ -6,7 +6,8 @@
 
 `atlas.yaml` beside this file says what is trained. Runs are those of `hocket sweep`, a folder each: the same command
 again leaves those that have ended as they are. Afterwards results.json, README.md and the pictures beside this file say
-what all ended runs in the folder gave. Numbers of three seeds take some two hours on two cores.
+what all ended runs in the folder gave, besides what results.json held before: remove it to begin anew. Numbers of three
+seeds take some two hours on two cores.
 """
 
 from __future__ import annotations
@@ -115,11 +116,10 @@ def summaries(folder: Path) -> dict[str, dict[str, Any]]:
     return {summary["recipe"]: summary for summary in found}
 
 
-def collect(out: Path) -> Results:
-    """Return what the ended runs in a folder gave."""
-    results: Results = {}
+def collect(out: Path, results: Results) -> Results:
+    """Return `results` with what the ended runs in a folder gave; other seeds and networks stay as they are."""
     for task, told in ATLAS["tasks"].items():
-        found = results[task] = {}
+        found = results.setdefault(task, {})
         for folder in sorted(out.glob(f"{task}/seed-*")):
             for name, summary in summaries(folder).items():
                 result = found.setdefault(name, Result(values={}, megabytes=0.0, step_s={}))
@@ -267,9 +267,10 @@ def main() -> None:
         parser.error("--out is missing: the folder for the runs")
     if not options.draw:
         train(options.seeds, options.jobs, options.out.resolve())
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.out is not None:
-        RESULTS.write_text(json.dumps(collect(options.out.resolve()), indent=1, sort_keys=True) + "\n")
-    results: Results = json.loads(RESULTS.read_text())
+        results = collect(options.out.resolve(), results)
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     draw(results)
     (HERE / "README.md").write_text(page(results))
 

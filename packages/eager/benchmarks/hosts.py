@@ -54,9 +54,8 @@ def strategy(side: str) -> tuple[str, ...]:
         return ("sgd",)
     given = PARTIAL[side]
     candidates = "null" if given.candidates is None else given.candidates
-    collective = (
-        f"{{name: eager.partial_allreduce, candidates: {candidates}, starts: {given.starts.value}, missed: sum}}"
-    )
+    told = f"candidates: {candidates}, starts: {given.starts.value}, missed: sum"
+    collective = f"{{name: eager.partial_allreduce, {told}}}"
     return ("eager", f"gradients.0.collective={collective}")
 
 
