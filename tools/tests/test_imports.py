@@ -20,8 +20,8 @@ from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
 
 #: Core's folders and top-level modules, the lowest floor first. One may import those of lower floors only.
 FLOORS = """
-    arrays errors draws randomness pictures
-    configured plugin
+    arrays errors draws installing randomness
+    configured pictures plugin
     kernels schedule
     transport
     topology outer segment delays loggers trace checkpoint progress

@@ -13,6 +13,7 @@ from toys import RANKS, STEPS, batches, dense, flat, model_of, on_ranks, sgd, st
 
 import hocket
 from hocket.errors import HocketError
+from hocket.installing import how_to_install
 
 #: So cheap a network that dense pays for the short vectors only, and so dear that it never does.
 MIXED = {"gather_s_per_byte": 1e-9, "reduce_s_per_byte": 1e-8, "select_s_per_element": 1e-7}
@@ -196,7 +197,7 @@ def test_the_hierarchy_with_crossover_runs_or_says_what_is_missing() -> None:
     try:
         composed = hocket.compose("redsync.hierarchical_crossover")
     except HocketError as error:
-        assert "pip install hocket-crossover" in str(error)  # noqa: PT017
+        assert how_to_install("hocket-crossover") in str(error)  # noqa: PT017
         return
     ended = on_ranks(8, lambda rank: train(composed, rank))
     assert all(own.isfinite().all() for own in ended)

@@ -132,7 +132,7 @@ def test_a_saved_folder_without_the_library_says_what_to_install(
     (tmp_path / "dataset_dict.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        UserError, match=r"was written by the library datasets.*pip install 'hocket-tasks\[datasets\]'"
+        UserError, match=r"was written by the library datasets.*pip install .*tasks\[datasets\]'"
     ):
         FashionMNIST(folder=str(tmp_path)).data(seed=0)
 

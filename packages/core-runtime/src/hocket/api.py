@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from hocket.errors import PeerLostError as PeerLostError
     from hocket.errors import UserError as UserError
     from hocket.errors import suggest as suggest
+    from hocket.installing import how_to_install as how_to_install
     from hocket.kernels.compiling import compiled as compiled
     from hocket.messages import Form as Form
     from hocket.messages import TensorForm as TensorForm
@@ -156,6 +157,7 @@ _HOMES = {
     "PeerLostError": "hocket.errors",
     "UserError": "hocket.errors",
     "suggest": "hocket.errors",
+    "how_to_install": "hocket.installing",
     "compiled": "hocket.kernels.compiling",
     "Form": "hocket.messages",
     "TensorForm": "hocket.messages",

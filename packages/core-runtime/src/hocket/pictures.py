@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hocket.installing import how_to_install
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["NO_PICTURE", "new_figure"]
 
 #: What is said where there is no figure.
-NO_PICTURE = "no picture: pip install 'hocket-core[plot]'"
+NO_PICTURE = f"no picture: {how_to_install('hocket-core', 'plot')}"
 
 
 def new_figure(width: float, height: float) -> Figure | None:

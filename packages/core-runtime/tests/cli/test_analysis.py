@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.cli.main import main
+from hocket.installing import how_to_install
 
 PNG = b"\x89PNG"
 
@@ -53,7 +54,7 @@ def test_without_matplotlib_there_is_a_table(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     picture = tmp_path / "none.png"
     assert plan(monkeypatch, "dpsgd", "--analysis", "--picture", str(picture)) == 0
-    assert capsys.readouterr().out.endswith("no picture: pip install 'hocket-core[plot]'\n")
+    assert capsys.readouterr().out.endswith(f"no picture: {how_to_install('hocket-core', 'plot')}\n")
     assert not picture.exists()
 
 

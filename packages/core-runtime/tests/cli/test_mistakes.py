@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hocket.cli.main import main
+from hocket.installing import how_to_install
 from hocket.transport.mpiexec import find_mpiexec
 
 HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
@@ -108,9 +109,11 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install hocket-crossover"),
+        (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: "
+         + how_to_install("hocket-crossover")),
         (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
-        (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: pip install hocket-tasks"),
+        (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: "
+         + how_to_install("hocket-tasks")),
         (["task=my_task"], "there is no task 'my_task'; there are: digits. One of your own is "
          "module:attribute, such as my_task:MyTask"),
         (["task=my.task.py"], "One of your own is module:attribute, such as my.task:MyTask"),

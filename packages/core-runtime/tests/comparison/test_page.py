@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hocket.cli import comparing
+from hocket.installing import how_to_install
 
 #: Carries out a command: its status and what it printed.
 Hocket = Callable[..., Any]
@@ -132,8 +133,7 @@ def test_without_plotly_nothing_is_begun(
         (("run", "sgd", "report=true", "--out", str(out)), "report"),
     ):
         ended = hocket(*arguments)
-        told = (
-            f"hocket: {option} draws with plotly, which is not installed: pip install 'hocket-core[plot]'\n"
-        )
+        install = how_to_install("hocket-core", "plot")
+        told = f"hocket: {option} draws with plotly, which is not installed: {install}\n"
         assert (ended.status, ended.out, ended.err) == (2, "", told)
     assert not out.exists()

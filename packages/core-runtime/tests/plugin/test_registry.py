@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hocket.errors import ConfigError, MissingPluginError
+from hocket.installing import how_to_install
 from hocket.plugin import KNOWN_WORDS, Kind, Plugin, Registry, hookimpl
 from hocket.strategy import compose
 from hocket.topology import Complete
@@ -90,7 +91,7 @@ def test_a_component_of_a_plugin_is_configured_by_its_fields(install: Any) -> No
 @pytest.mark.parametrize("word", KNOWN_WORDS)
 def test_a_plugin_of_ours_that_is_missing_is_answered_with_its_package(word: str) -> None:
     registry = Registry(lambda: [])
-    expected = f"plugin {word!r} is not installed: pip install hocket-{word}"
+    expected = f"plugin {word!r} is not installed: {how_to_install(f'hocket-{word}')}"
     with pytest.raises(MissingPluginError) as caught:
         registry.resolve("topology", f"{word}.thing")
     assert str(caught.value) == expected
@@ -131,7 +132,7 @@ def test_a_task_that_core_lacks_is_answered_with_the_package_of_tasks() -> None:
     assert str(caught.value) == (
         "there is no task 'digit'; there are: digits. Did you mean 'digits'? "
         "One of your own is module:attribute, such as digit:MyTask. "
-        "Others are in hocket-tasks, not installed: pip install hocket-tasks"
+        f"Others are in hocket-tasks, not installed: {how_to_install('hocket-tasks')}"
     )
 
 

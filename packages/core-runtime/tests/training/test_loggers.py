@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import hocket
 from hocket.cli.checking import check_run
 from hocket.cli.ranking import run_virtual
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.loggers import Csv, TensorBoard
 from hocket.training.run import load_run
 from hocket.transport.virtual import World
@@ -138,7 +140,8 @@ def test_a_library_that_is_missing_is_told_before_anything_is_trained(
     monkeypatch.setattr(
         "hocket.loggers.services.find_spec", lambda name: None if name == library else find(name)
     )
-    with pytest.raises(UserError, match=rf"^logger {library}: .* pip install 'hocket-core\[{library}\]'"):
+    install = re.escape(how_to_install("hocket-core", library))
+    with pytest.raises(UserError, match=rf"^logger {library}: .* {install}, or leave it out"):
         check_run(load_run("sgd", [f"loggers=[{library}]"]))
 
 

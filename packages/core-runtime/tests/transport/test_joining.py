@@ -16,6 +16,7 @@ from hocket.cli import ranking, running
 from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.training.run import RunConfig
 from hocket.transport import join, joining
 from hocket.transport.joining import chosen_transport, launched, launched_rank
@@ -136,9 +137,8 @@ def test_without_mpi_a_promise_of_ranks_is_an_error() -> None:
         OMPI_COMM_WORLD_SIZE="4",
     )
     assert message.startswith("Open MPI's mpiexec started 4 ranks, but MPI cannot be used (")
-    assert (
-        "): pip install 'hocket-core[mpi]', or start them with `hocket launch --transport torch`" in message
-    )
+    install = how_to_install("hocket-core", "mpi")
+    assert f"): {install}, or start them with `hocket launch --transport torch`" in message
 
 
 def test_a_virtual_rank_joins_its_own_world(monkeypatch: pytest.MonkeyPatch) -> None:

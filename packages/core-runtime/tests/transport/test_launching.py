@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.transport import launching
 from hocket.transport.job_notes import (
     PID_FOLDER_VARIABLE,
@@ -51,9 +53,8 @@ def _which(path: Path) -> str | None:
 
 
 def test_without_mpiexec_the_message_says_what_to_install(elsewhere: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^no mpiexec found: pip install 'hocket-core\[mpi\]' brings one, or use"
-    ):
+    install = re.escape(how_to_install("hocket-core", "mpi"))
+    with pytest.raises(UserError, match=rf"^no mpiexec found: {install} brings one, or use"):
         find_mpiexec()
 
 

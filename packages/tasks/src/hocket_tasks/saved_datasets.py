@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.api import UserError
+from hocket.api import UserError, how_to_install
 
 __all__ = ["columns_of", "is_saved"]
 
@@ -35,7 +35,7 @@ def columns_of(folder: Path, key: str, split: str | None, names: tuple[str, ...]
     except ImportError as error:
         raise UserError(
             f"{key}: {folder} was written by the library datasets, which does not import here ({error}): "
-            "pip install 'hocket-tasks[datasets]'"
+            f"{how_to_install('hocket-tasks', 'datasets')}"
         ) from error
     try:
         loaded = load_from_disk(str(folder))

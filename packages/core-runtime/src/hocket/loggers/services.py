@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.loggers.api import Log, Logger, Row
 
 __all__ = ["TensorBoard", "Wandb", "WandbMode"]
@@ -21,7 +22,7 @@ __all__ = ["TensorBoard", "Wandb", "WandbMode"]
 def _require(library: str) -> None:
     if find_spec(library) is None:
         raise UserError(
-            f"logger {library}: the library is not installed: pip install 'hocket-core[{library}]', or leave it out"
+            f"logger {library}: the library is not installed: {how_to_install('hocket-core', library)}, or leave it out"
         )
 
 

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hocket.errors import MissingPluginError, suggest
+from hocket.installing import how_to_install
 from hocket.plugin.markers import PROJECT
 
 __all__ = [
@@ -109,7 +110,7 @@ def _describe(entry: EntryPoint) -> Plugin:
 
 def _advice(word: str, words: list[str]) -> str:
     if word in KNOWN_WORDS:
-        return f"plugin {word!r} is not installed: pip install hocket-{word}"
+        return f"plugin {word!r} is not installed: {how_to_install(f'hocket-{word}')}"
     have = ", ".join(sorted(words)) or "none"
     hint = suggest(word, {*words, *KNOWN_WORDS})
     return f"no installed package registers a plugin {word!r} (installed: {have}).{hint}"

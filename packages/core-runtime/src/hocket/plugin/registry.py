@@ -10,6 +10,7 @@ from typing import Any
 import pluggy
 
 from hocket.errors import ConfigError, MissingPluginError, did_you_mean, near_words, suggest
+from hocket.installing import how_to_install
 from hocket.plugin import core, hookspecs
 from hocket.plugin.discovery import (
     CORE,
@@ -197,7 +198,9 @@ class Registry(Registrar):
         if TASKS in self.installed():
             return ConfigError(message)
         package = f"hocket-{TASKS}"
-        return MissingPluginError(f"{message}. Others are in {package}, not installed: pip install {package}")
+        return MissingPluginError(
+            f"{message}. Others are in {package}, not installed: {how_to_install(package)}"
+        )
 
 
 @cache

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.peer import Peer
@@ -117,7 +118,7 @@ def _meet_over_mpi(found: Launched) -> Peer:
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"{found.launcher} started {found.size} ranks, but MPI cannot be used ({error}): "
-            "pip install 'hocket-core[mpi]', or start them with `hocket launch --transport torch` or torchrun"
+            f"{how_to_install('hocket-core', 'mpi')}, or start them with `hocket launch --transport torch` or torchrun"
         ) from error
     world = join_mpi()
     if world.size != found.size:

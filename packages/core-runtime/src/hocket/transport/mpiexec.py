@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hocket.errors import UserError
+from hocket.installing import how_to_install
 from hocket.transport.hosts import Host
 from hocket.transport.job_output import Report
 from hocket.transport.rank_process import ALLOCATOR, end_with_parent
@@ -131,7 +132,7 @@ def find_mpiexec() -> Mpiexec:
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
         raise UserError(
-            "no mpiexec found: pip install 'hocket-core[mpi]' brings one, or use --transport torch "
+            f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} brings one, or use --transport torch "
             "or virtual, which need none"
         )
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hocket.api import how_to_install
 from hocket_redsync.kernels.api import NOTHING_PASSES, Found, Kernels, Memory, Ranking, Update, mode_of
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ def _module() -> Any:
     except ImportError as error:
         major = (torch.version.cuda or "13").partition(".")[0]
         raise ValueError(
-            f"redsync needs CuPy for gradients on CUDA: pip install 'hocket-redsync[cuda{major}]', or use "
-            "compressor topk"
+            f"redsync needs CuPy for gradients on CUDA: {how_to_install('hocket-redsync', f'cuda{major}')}, "
+            "or use compressor topk"
         ) from error
     # CuPy keeps what it has compiled on disk.
     return cupy.RawModule(code=SOURCE.read_text(), options=COMPILE_OPTIONS)
