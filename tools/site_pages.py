@@ -1,4 +1,4 @@
-"""The site's generated parts, a Sphinx extension: the directive `generated`, and docstrings as Sphinx reads them."""
+"""The site's generated parts: the reference of keys in docs/configuration.md, and docstrings as Sphinx reads them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from docutils.parsers.rst import directives
-from sphinx.util.docutils import SphinxDirective
 
 from hocket.config.component import describe
 from hocket.config.reference import Reference
@@ -26,10 +25,12 @@ from hocket.strategy.exchange import Exchange
 from hocket.transport.network import NetworkModel
 
 if TYPE_CHECKING:
-    from docutils import nodes
     from sphinx.application import Sphinx
 
-__all__ = ["attributes", "configuration", "setup"]
+__all__ = ["PAGE", "attributes", "configuration", "setup", "with_configuration"]
+
+#: The page that holds the reference of keys.
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
 #: What a config cannot set.
 _SET_BY_OTHERS = {(Exchange, "slot"), (Exchange, "index"), (Strategy, "name"), (Strategy, "phases")}
@@ -74,6 +75,12 @@ def configuration() -> Iterator[str]:
             if registration.kind is kind:
                 component = registry.resolve(kind, registration.name)
                 yield from _section(f"### {kind.value} `{registration.name}`", component)
+
+
+def with_configuration(page: str) -> str:
+    """Return the page with its reference, which begins with the run's keys, as the source has it."""
+    parts = list(configuration())
+    return page.partition(f"\n{parts[0]}\n")[0] + "\n" + "\n\n".join(parts) + "\n"
 
 
 def _section(title: str, record: type) -> Iterator[str]:
@@ -145,21 +152,6 @@ def _plural(kind: Kind) -> str:
     return irregular.get(kind, word if word.endswith("s") else f"{word}s")
 
 
-class Generated(SphinxDirective):
-    """Puts the text of one of this module's functions into a page, as Markdown."""
-
-    required_arguments = 1
-    parts: ClassVar[dict[str, Callable[[], Iterator[str]]]] = {"configuration": configuration}
-
-    def run(self) -> list[nodes.Node]:
-        part = self.parts[directives.choice(self.arguments[0], tuple(self.parts))]
-        try:
-            text = "\n\n".join(part())
-        except LookupError as error:
-            raise self.error(str(error)) from error
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-
 def in_rest(lines: list[str]) -> list[str]:
     """Return a docstring's lines as reStructuredText: `names` as literals, and code where it is indented."""
     text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``\\ ", "\n".join(lines))
@@ -193,9 +185,12 @@ def _show_commands(app: Sphinx, context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register what the pages need."""
-    app.add_directive("generated", Generated)
+    """Register how docstrings and help texts are shown."""
     # Before napoleon, which indents what it makes of sections.
     app.connect("autodoc-process-docstring", _prepare, priority=100)
     app.connect("sphinx-click-process-description", _show_commands)
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_configuration(PAGE.read_text()))

@@ -16,6 +16,9 @@ from sphinx.util.inventory import InventoryFile
 from hocket.plugin import KNOWN_WORDS, default_registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+import site_pages  # noqa: E402 (found in `tools`)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,12 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     }
     assert len(wanted) > 50
     assert wanted <= there, sorted(wanted - there)
+
+
+def test_the_reference_of_keys_is_the_sources() -> None:
+    page = site_pages.PAGE.read_text()
+    stale = page != site_pages.with_configuration(page)
+    assert not stale, "docs/configuration.md is not what the source says: tools/site --reference"
 
 
 def test_every_component_and_its_keys_are_in_the_configuration(site: Path) -> None:
