@@ -215,7 +215,7 @@ class TrainingSession(SessionCore):
     def consensus(self) -> AbstractContextManager[None]:
         """Set the parameters and floating-point buffers of every rank to the replicas' mean; collective.
 
-        By itself it changes the replicas for good. In a `with` statement each rank gets its own back at the end, to train on:
+        By itself it changes the replicas for good. In a `with` statement each rank gets its own back at the end:
 
             with session.consensus():
                 evaluate(model)
