@@ -145,6 +145,6 @@ def _keys_of_file(target: str) -> list[str]:
     path = Path(target)
     if not path.is_file():
         return []
-    keys = yaml.safe_load(path.read_text()).keys()
+    keys = dict.fromkeys(key.partition(".")[0] for key in yaml.safe_load(path.read_text()))
     settings = [key for key in keys if key not in (*SLOTS, "strategy", "recipe", "phases", "ranks", "name")]
-    return [*settings, "strategy"] if {*SLOTS, "strategy"} & set(keys) else settings
+    return [*settings, "strategy"] if {*SLOTS, "strategy"} & keys.keys() else settings

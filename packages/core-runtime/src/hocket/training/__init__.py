@@ -7,16 +7,19 @@ __all__ = [
     "MODEL",
     "NEXT_CONFIG",
     "PICTURE",
+    "REPORT",
     "SUMMARY",
+    "SWEPT_CONFIG",
     "TRACE_FILE",
     "TRAIN_LOSS",
     "VALID",
 ]
 
 #: The names of files in the folder of a run's results: its complete configuration, that of a run that has not begun to
-#: train yet, and what a run has given.
+#: train yet, what a sweep starts a run from, and what a run has given.
 CONFIG = "config.yaml"
 NEXT_CONFIG = "config.next.yaml"
+SWEPT_CONFIG = "run.yaml"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
