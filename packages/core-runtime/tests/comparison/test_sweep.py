@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -54,6 +55,11 @@ def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
     assert_same(tmp_path / "alone", folder / "dpsgd,seed=1")
     assert "\ndpsgd (2 seeds)" in first.out
     assert (folder / "index.html").exists()
+
+    [started] = json.loads((folder / "run.json").read_text())
+    assert started["command"] == "hocket " + " ".join(command)
+    [of_run] = json.loads((folder / "sgd,seed=0" / "run.json").read_text())
+    assert of_run["command"] == "hocket run sweeps/sgd/sgd,seed=0/run.yaml --out sweeps/sgd/sgd,seed=0"
 
     times = written(folder)
     (folder / "sgd,seed=0" / "summary.json").unlink()

@@ -30,6 +30,7 @@ from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SUMMARY, SWEPT_CONFIG
 from hocket.training.observer import text_of_metrics
+from hocket.training.provenance import add_start, describe_start
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import threads_per_rank
@@ -83,6 +84,7 @@ def sweep_command(
         runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:
             run.check_folder()
+        add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
         failed = _carry_out(runs, jobs, lock)
         ended = [run.folder for run in runs if run not in failed]
