@@ -87,7 +87,7 @@ def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp
 @pytest.mark.timeout(180)
 def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     steps = ["steps=60", "log_every=5"]
-    late = "delays={name: fixed, ranks: [0], seconds: 0.05}"
+    late = "delays={name: fixed, ranks: [0], seconds: 0.15}"
     cut = tmp_path / "cut"
     sweep = ["sweep", "sgd", "seed=0,1", *steps, late, "--jobs", "2", "--out"]
     process = subprocess.Popen(
