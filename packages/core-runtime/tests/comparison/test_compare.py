@@ -76,8 +76,18 @@ def test_a_target_is_reached_in_the_first_row_that_has_it(runs: Path, hocket: Ho
         assert float(cells["bytes to target"].split()[0]) == pytest.approx(
             1e-6 * middle["bytes_sent"], rel=1e-3
         )
-    never = hocket("compare", str(runs / "sgd-0"), str(runs / "dpsgd-0"), "--target", "accuracy=2")
-    assert table(never.out.split("\n", 1)[1])["sgd-0"]["time to target"] == "-"
+
+
+def test_of_a_target_that_is_never_reached_the_best_value_is_told(runs: Path, hocket: Hocket) -> None:
+    for name, best, target in (("valid_accuracy", max, 2), ("valid_loss", min, -1)):
+        found = [row[name] for seed in range(3) for row in rows_of(runs / f"sgd-{seed}") if name in row]
+        cells = table(hocket("compare", str(runs), "--target", f"{name}={target}").out.split("\n", 1)[1])
+        of_sgd = cells["sgd (3 seeds)"]
+        assert of_sgd["time to target"] == f"never (best {best(found):.4g})"
+        assert of_sgd["bytes to target"] == "never"
+    ends = [rows_of(runs / f"sgd-{seed}")[-1]["valid_accuracy"] for seed in range(3)]
+    some = hocket("compare", str(runs), "--target", f"accuracy>={max(ends)}").out.split("\n", 1)[1]
+    assert table(some)["sgd (3 seeds)"]["time to target"].endswith("(1 of 3)")
 
 
 def test_long_names_are_folded(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
@@ -126,10 +136,32 @@ def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: 
     )
     assert ended.err.endswith("begin it anew\n")
     assert list(table(ended.out)) == ["sgd (2 seeds)", f"1 (until step {step})"]
-    metrics.write_text("")
-    ended = hocket("compare", str(tmp_path / "1"))
-    assert (ended.status, len(ended.err.splitlines())) == (2, 1)
-    assert "interrupted before its first line" in ended.err
+
+
+@pytest.mark.parametrize(
+    "left", [["config.yaml", "metrics.jsonl"], ["run.yaml", "output.txt"], ["config.next.yaml"]]
+)
+def test_a_run_that_ended_before_its_first_metrics_is_left_out(
+    left: list[str], runs: Path, hocket: Hocket, tmp_path: Path
+) -> None:
+    for seed in range(2):
+        shutil.copytree(runs / f"sgd-{seed}", tmp_path / f"sgd-{seed}")
+    cut = tmp_path / "sgd-2"
+    cut.mkdir()
+    for name in left:
+        config = (runs / "sgd-2" / "config.yaml").read_text()
+        (cut / name).write_text(config if name.endswith(".yaml") else "")
+    for words in ([tmp_path], sorted(tmp_path.iterdir())):
+        ended = hocket("compare", *map(str, words))
+        assert ended.status == 0
+        assert ended.err == (
+            f"hocket: {cut} is left out: it has no metrics yet; if it was interrupted, begin it anew\n"
+        )
+        assert list(table(ended.out)) == ["sgd (2 seeds)"]
+        assert "mean ± standard deviation (n - 1) over runs that differ by their seeds only" in ended.out
+    alone = hocket("compare", str(cut))
+    assert (alone.status, len(alone.err.splitlines())) == (2, 1)
+    assert "interrupted before its first line" in alone.err
 
 
 def test_a_run_that_diverged_is_seen(runs: Path, hocket: Hocket, tmp_path: Path) -> None:

@@ -27,7 +27,13 @@ class Many(Digits):
 """
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-SIZE = (1300, 1500)
+WIDTH, HEIGHT = 1300, 1500
+
+MEASURED = """<script>
+const wider = (element) => element.scrollWidth > element.clientWidth;
+const table = document.querySelector("table").parentElement;
+document.body.dataset.wide = `${wider(table)} ${wider(document.documentElement)}`;
+</script></body>"""
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +44,7 @@ def browser() -> str:
     return found
 
 
-def look(browser: str, page: Path, way: str) -> subprocess.CompletedProcess[str]:
+def look(browser: str, page: Path, way: str, width: int = WIDTH) -> subprocess.CompletedProcess[str]:
     """Open a page, let its scripts end, and return what it became (`--dump-dom`) or draw it (`--screenshot=FILE`)."""
     command = [
         browser,
@@ -53,7 +59,7 @@ def look(browser: str, page: Path, way: str) -> subprocess.CompletedProcess[str]
         "--enable-logging=stderr",
         f"--user-data-dir={page.parent}/user",
     ]
-    command += [f"--window-size={SIZE[0]},{SIZE[1]}", way, page.as_uri()]
+    command += [f"--window-size={width},{HEIGHT}", way, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     assert "CONSOLE" not in done.stderr, (
         done.stderr
@@ -89,9 +95,40 @@ def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) 
         "MB sent per rank",
     ):
         assert text in dom
+    assert dom.count(">target</text>") == 3  # over steps, seconds and bytes
     look(browser, page, f"--screenshot={tmp_path / 'page.png'}")
     for of_group in ((99, 110, 250), (239, 85, 59)):
         assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
+
+
+def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
+    runs: Path, hocket: Hocket, browser: str, tmp_path: Path
+) -> None:
+    for recipe in ("sgd", "dpsgd"):
+        for seed in (0, 1):
+            name = f"{recipe},optimizer.lr=0.1,strategy.gradients.0.segments=layers,seed={seed}"
+            shutil.copytree(runs / f"{recipe}-{seed}", tmp_path / "named" / name)
+    words = ("--target", "accuracy=2", "--out", str(tmp_path))
+    assert hocket("compare", str(tmp_path / "named"), *words).status == 0
+    page = tmp_path / "index.html"
+    page.write_text(page.read_text().replace("</body>", MEASURED))
+    widths = {}
+    for width in (1300, 800):
+        dom = look(browser, page, "--dump-dom", width).stdout
+        [measured] = re.findall(r'data-wide="([^"]*)"', dom)
+        widths[width] = measured
+    assert widths == {1300: "false false", 800: "true false"}  # the table, and the page around it
+    text = re.sub(r"<wbr>", "", dom)
+    assert "never (best 0.9" in text
+    assert "± standard deviation (n - 1)" in text
+    for row in (
+        "<td>strategy.gradients.0.collective.name</td><td>-</td><td>allreduce</td>",
+        "<td>strategy.parameters.0.collective.name</td><td>gossip</td><td>-</td>",
+    ):
+        assert row in text
+    in_common = text.partition("What all have in common")[2]
+    assert "\nbatch_size: 32\n" in in_common
+    assert "seed: 0, 1\n" in in_common
 
 
 def test_many_metrics(hocket: Hocket, browser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

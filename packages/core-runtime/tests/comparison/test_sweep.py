@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from hocket.cli.combinations import combinations
+from hocket.strategy import compose
 
 #: Carries out a command: its status and what it printed.
 Hocket = Callable[..., Any]
@@ -47,22 +49,25 @@ def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
     first = hocket(*command)
     assert first.status == 0, first.err
     folder = tmp_path / "sweeps" / "sgd"
-    names = {f"strategy={recipe},seed={seed}" for recipe in ("sgd", "dpsgd") for seed in (0, 1)}
+    names = {f"{recipe},seed={seed}" for recipe in ("sgd", "dpsgd") for seed in (0, 1)}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == names
     assert hocket("run", "dpsgd", "seed=1", *SHORT, "--out", "alone").status == 0
-    assert_same(tmp_path / "alone", folder / "strategy=dpsgd,seed=1")
-    assert "strategy=dpsgd (2 seeds)" in first.out
+    assert_same(tmp_path / "alone", folder / "dpsgd,seed=1")
+    assert "\ndpsgd (2 seeds)" in first.out
     assert (folder / "index.html").exists()
 
+    [started] = json.loads((folder / "run.json").read_text())
+    assert started["command"] == "hocket " + " ".join(command)
+    [of_run] = json.loads((folder / "sgd,seed=0" / "run.json").read_text())
+    assert of_run["command"] == "hocket run sweeps/sgd/sgd,seed=0/run.yaml --out sweeps/sgd/sgd,seed=0"
+
     times = written(folder)
-    (folder / "strategy=sgd,seed=0" / "summary.json").unlink()
+    (folder / "sgd,seed=0" / "summary.json").unlink()
     again = hocket(*command)
     assert again.status == 0, again.err
     assert again.out.count("has ended before") == 3
-    assert "[4/4] strategy=sgd,seed=0: validation loss" in again.out
-    assert {name for name, time in written(folder).items() if times[name] == time} == names - {
-        "strategy=sgd,seed=0"
-    }
+    assert "[4/4] sgd,seed=0: validation loss" in again.out
+    assert {name for name, time in written(folder).items() if times[name] == time} == names - {"sgd,seed=0"}
     other = hocket(*command, "batch_size=8")
     assert other.status == 2
     assert (
@@ -71,9 +76,18 @@ def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
 
 
 @pytest.mark.timeout(180)
+def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp_path: Path) -> None:
+    lines = hocket("sweep", "sgd", "seed=0,1,2", "steps=2", "--out", str(tmp_path)).out.splitlines()[1:7]
+    told = [line.partition(": validation")[0] for line in lines]
+    assert told == [
+        text for seed in range(3) for text in (f"seed={seed}: begins", f"[{seed + 1}/3] seed={seed}")
+    ]
+
+
+@pytest.mark.timeout(180)
 def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     steps = ["steps=60", "log_every=5"]
-    late = "delays={name: fixed, ranks: [0], seconds: 0.05}"
+    late = "delays={name: fixed, ranks: [0], seconds: 0.15}"
     cut = tmp_path / "cut"
     sweep = ["sweep", "sgd", "seed=0,1", *steps, late, "--jobs", "2", "--out"]
     process = subprocess.Popen(
@@ -103,6 +117,7 @@ def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     assert not written(cut)
 
     assert hocket(*sweep, str(cut)).status == 0
+    torch.set_num_threads(1)  # as the sweep's runs, whichever test was the last: sums depend on it
     for seed in (0, 1):
         assert "resumed after step" in (cut / f"seed={seed}" / "output.txt").read_text()
         whole = tmp_path / f"whole-{seed}"
@@ -146,6 +161,27 @@ def test_a_strategy_replaces_that_of_a_file_and_nothing_else(tmp_path: Path) -> 
     assert len(sgd.strategy.phases) == len(dpsgd.strategy.phases) == 0
 
 
+def test_variants_stand_beside_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("recipe: periodic_average\nparameters.0.every: 3\nbatch_size: 16\n")
+    Path("base.yaml").write_text("batch_size: 8\nparameters: [{collective: allreduce}]\n")
+    strategies = "strategy=periodic_average,mine.yaml, periodic_average  parameters.0.every=2 batch_size=4"
+    for target, batch_sizes in (("sgd", [32, 16, 4]), ("base.yaml", [8, 8, 4])):
+        found = combinations(target, [strategies, "epochs=2"], 4, None)
+        assert [each.name for each in found] == [
+            "periodic_average",
+            "mine",
+            "periodic_average,parameters.0.every=2,batch_size=4",
+        ]
+        assert [each.run.strategy.parameters[0].every for each in found] == [8, 3, 2]
+        assert [each.run.batch_size for each in found] == batch_sizes
+        assert {each.run.epochs for each in found} == {2}
+    sparse = "gradients.0={collective: sparse_allreduce, compressor: {name: topk, density: 0.1}}"
+    one, other = (each.run for each in combinations("sgd", [f"strategy=sgd,sgd {sparse}"], 4, None))
+    assert other.strategy == compose("sgd", sparse)
+    assert one.strategy == compose("sgd")
+
+
 def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
     late = "delays={name: fixed, ranks: [0, 1], seconds: 0.1},{name: random_subset, count: 1, seconds: 1}"
     found = combinations("sgd", [late, 'description="one, two"', "seed=3"], 4, "virtual")
@@ -161,6 +197,16 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key; allowed: "),
         (["sgd", "sed=0,1"], "Did you mean 'seed'?"),
         (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'; there are: "),
+        (
+            ["sgd", "strategy=sgd seed=1,dpsgd", "seed=0,1"],
+            "seed stands twice: in strategy=sgd seed=1, and by itself",
+        ),
+        (
+            ["sgd", "strategy=sgd,dpsgd parameters.1.every=2"],
+            "override 'parameters.1.every=2': parameters.1: parameters has 1 exchange",
+        ),
+        (["sgd", "strategy=sgd,mine.yaml"], "mine.yaml: cannot read the file: No such file or directory"),
+        (["sgd", "strategy="], "strategy: got null; allowed: a mapping of samples, gradients, parameters"),
         (["sgd", "seed"], "override 'seed': not of the form KEY=VALUE"),
         (["sgd", "seed=0,,1"], "'seed=0,,1': a value is missing before or after a comma"),
         (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 stands twice"),

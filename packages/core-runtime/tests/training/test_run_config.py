@@ -105,6 +105,30 @@ def test_a_file_may_be_anything_that_exists(tmp_path: Path, monkeypatch: pytest.
     assert load_run("agd").name == "agd"
 
 
+def test_a_path_in_a_file_changes_one_key_of_the_recipe_as_an_override_does(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: periodic_average\nparameters.0.every: 20\noptimizer.lr: 0.03\n")
+    overridden = load_run("periodic_average", ["parameters.0.every=20", "optimizer.lr=0.03"])
+    assert resolved(load_run(path)) == resolved(overridden)
+    assert compose("periodic_average").parameters[0].every != 20
+    path.write_text("recipe: periodic_average\nstrategy.parameters.0.every: 20\n")
+    assert load_run(path).strategy == overridden.strategy
+    path.write_text("recipe: periodic_average\nparameters: [{collective: broadcast, every: 20}]\n")
+    [replaced] = load_run(path).strategy.parameters  # a list takes the place of the recipe's
+    [whole] = compose({"parameters": [{"collective": "broadcast", "every": 20}]}).parameters
+    assert replaced == whole
+
+
+def test_a_file_can_be_based_on_another(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("batch_size: 8\nepochs: 3\nrecipe: periodic_average\nparameters.0.every: 20\n")
+    second.write_text(f"recipe: {first}\nepochs: 4\n")
+    run = load_run(second)
+    assert (run.batch_size, run.epochs, run.strategy.parameters[0].every) == (8, 4, 20)
+    first.write_text("batch_size: 8\n")
+    assert resolved(load_run(second)) == resolved(load_run("sgd", ["batch_size=8", "epochs=4"]))
+
+
 def test_a_reference_reaches_the_whole_file_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOCKET_TEST_SEED", "42")
     run = load_run(

@@ -15,7 +15,7 @@ from hocket.training.run import RunConfig, load_run
 
 __all__ = ["Combination", "combinations"]
 
-_RECIPE_KEY = "strategy"
+_STRATEGY = "strategy"
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
 _UNNAMED = "run"
 
@@ -25,7 +25,7 @@ class Combination:
     """One run of a sweep.
 
     Attributes:
-        name: of its folder: the keys that have several values, with this run's.
+        name: of its folder: the keys that have several values, with this run's; of a strategy the value alone.
         run: with its number of ranks.
     """
 
@@ -40,7 +40,8 @@ def combinations(
 
     Args:
         target: a recipe's name or a file.
-        arguments: `KEY=VALUE,VALUE`; `strategy` takes names of recipes.
+        arguments: `KEY=VALUE,VALUE`; `strategy` takes recipes' names and files, each with overrides of its own
+            behind it: `strategy=sgd,mine.yaml,diloco parameters.0.every=20`.
         ranks: of all runs; None for what the target says, or 1.
         transport: of all runs; None for what the target says.
 
@@ -64,10 +65,19 @@ def combinations(
 
 
 def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str | None) -> RunConfig:
-    recipe = chosen.get(_RECIPE_KEY)
-    named = recipe is not None and not recipe.lstrip().startswith(tuple(_OPENING))
-    overrides = [f"{key}={value}" for key, value in chosen.items() if not (named and key == _RECIPE_KEY)]
-    run = load_run(based_on(target, recipe, default_registry()) if recipe and named else target, overrides)
+    others = {key: value for key, value in chosen.items() if key != _STRATEGY}
+    overrides = [f"{key}={value}" for key, value in others.items()]
+    strategy = chosen.get(_STRATEGY)
+    if strategy is None:
+        run = load_run(target, overrides)
+    elif not _names_recipe(strategy):
+        run = load_run(target, [f"{_STRATEGY}={strategy}", *overrides])
+    else:
+        recipe, *own = _words(strategy)
+        for override in own:
+            if (key := override.partition("=")[0]) in others:
+                raise ConfigError(f"{key} stands twice: in strategy={strategy}, and by itself")
+        run = load_run(based_on(target, recipe, default_registry()), [*own, *overrides])
     run = replace(run, ranks=ranks or run.ranks or 1)
     if transport is not None:
         run = replace(run, transport=TransportName(transport))
@@ -80,7 +90,7 @@ def _choices(argument: str) -> tuple[str, list[str]]:
     """Return a key and its values, which commas outside of brackets and quotes are between."""
     parse_override(argument.partition("=")[0] + "=0" if "=" in argument else argument)
     key, _, text = argument.partition("=")
-    values = _split(text)
+    values = _split(text, ",")
     for value in values:
         if len(values) > 1 and not value:
             raise ConfigError(f"{argument!r}: a value is missing before or after a comma")
@@ -89,25 +99,41 @@ def _choices(argument: str) -> tuple[str, list[str]]:
     return key.strip(), values
 
 
-def _split(text: str) -> list[str]:
+def _split(text: str, separator: str) -> list[str]:
+    """Return the parts of a text that a separator outside of brackets and quotes is between, without blanks around."""
     parts, depth, quote = [""], 0, ""
-    for letter in text:
+    for letter in text.strip():
         if quote:
             quote = "" if letter == quote else quote
         elif letter in _QUOTES:
             quote = letter
         else:
             depth += (letter in _OPENING) - (letter in _CLOSING)
-        if letter == "," and depth == 0 and not quote:
+        if letter == separator and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += letter
     return [part.strip() for part in parts]
 
 
+def _names_recipe(strategy: str) -> bool:
+    """Say whether a value of `strategy` names a recipe or a file, and is not written out."""
+    return bool(strategy) and not strategy.startswith(tuple(_OPENING))
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _split(text, " ") if word]
+
+
 def _name(chosen: dict[str, str]) -> str:
-    text = ",".join(f"{key}={value}" for key, value in chosen.items()) or _UNNAMED
-    return re.sub(r"[^\w.,=+-]+", "-", text).strip("-.")
+    told = []
+    for key, value in chosen.items():
+        if key == _STRATEGY and _names_recipe(value):
+            recipe, *own = _words(value)
+            told += [recipe.removesuffix(".yaml").removesuffix(".yml"), *own]
+        else:
+            told.append(f"{key}={value}")
+    return re.sub(r"[^\w.,=+-]+", "-", ",".join(told)).strip("-.") or _UNNAMED
 
 
 def _distinct(name: str, taken: dict[str, Combination]) -> str:

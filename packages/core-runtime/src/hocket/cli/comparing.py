@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
-from hocket.comparison.group import group_by_seed
+from hocket.comparison.group import MEANING, group_by_seed
 from hocket.comparison.measure import measures, parse_target
 from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
@@ -34,11 +34,11 @@ def compare_command(
     """
     if out is not None:
         require_plotly("--out")
-    records = read_records(folders)
+    records, without_metrics = read_records(folders)
     aim = parse_target(target, records) if target is not None else None
     columns = measures(records, metrics, aim)
     groups = group_by_seed(records)
-    notes = _notes(records)
+    notes = _notes(records, without_metrics)
     for note in notes:
         print(f"hocket: {note}", file=sys.stderr)
     if aim is not None:
@@ -50,7 +50,7 @@ def compare_command(
         width=shutil.get_terminal_size().columns,
     )
     if any(len(group.records) > 1 for group in groups):
-        print("mean ± standard deviation over runs that differ by their seeds only")
+        print(MEANING)
     if out is not None:
         from hocket.comparison.page import comparison_page
 
@@ -91,8 +91,13 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
-    """Return what makes a comparison less than it seems."""
+def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[str]:
+    """Return what makes a comparison less than it seems.
+
+    Args:
+        records: what is compared.
+        without_metrics: folders of runs that are left out.
+    """
     notes = []
     tasks = _by(records, lambda record: json.dumps(record.task, sort_keys=True))
     if len(tasks) > 1:
@@ -104,16 +109,21 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
     for record in records:
         if record.summary is None:
-            cure = f"continue it with `hocket resume {record.folder}`" if _saved(record) else "begin it anew"
             notes.append(
                 f"{record.folder} has not ended: its numbers are those until step {record.steps}; if it was "
-                f"interrupted, {cure}"
+                f"interrupted, {_cure(record.folder)}"
             )
+    notes += [
+        f"{folder} is left out: it has no metrics yet; if it was interrupted, {_cure(folder)}"
+        for folder in without_metrics
+    ]
     return notes
 
 
-def _saved(record: Record) -> bool:
-    return bool(complete(record.folder / CHECKPOINTS))
+def _cure(folder: Path) -> str:
+    if complete(folder / CHECKPOINTS):
+        return f"continue it with `hocket resume {folder}`"
+    return "begin it anew"
 
 
 def _by(records: Sequence[Record], key: Callable[[Record], str]) -> list[list[Record]]:

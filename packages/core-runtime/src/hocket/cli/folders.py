@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import yaml
 from hocket.checkpoint.folder import complete, latest_complete
 from hocket.config.source import SLOTS, parse_override
 from hocket.errors import UserError, some
-from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG
+from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START
 from hocket.training.run import RunConfig, load_run, resolved
 
 __all__ = ["check_asked", "differing_keys", "folder_of", "load_resumed", "prepared", "with_ranks"]
@@ -94,8 +95,8 @@ def check_asked(target: str, folder: Path) -> None:
 
 
 @contextmanager
-def prepared(folder: Path, run: RunConfig, resume: bool) -> Iterator[None]:
-    """Keep the run's complete configuration beside an earlier one's, until it begins to train and takes its place.
+def prepared(folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool) -> Iterator[None]:
+    """Keep a run's complete configuration and its start beside an earlier run's, until it begins to train.
 
     Raises:
         UserError: the folder cannot be written, or holds a run that was not to be continued.
@@ -105,16 +106,18 @@ def prepared(folder: Path, run: RunConfig, resume: bool) -> Iterator[None]:
             f"--out {folder} holds the checkpoints of an earlier run: continue it with `hocket resume {folder}`, or "
             "name another folder"
         )
-    config = folder / NEXT_CONFIG
+    config, started = folder / NEXT_CONFIG, folder / NEXT_START
     try:
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(yaml.safe_dump(resolved(run), sort_keys=False))
+        started.write_text(json.dumps(start))
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
     try:
         yield
     finally:
         config.unlink(missing_ok=True)
+        started.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             folder.rmdir()  # if nothing came of the run
 
@@ -145,6 +148,6 @@ def _keys_of_file(target: str) -> list[str]:
     path = Path(target)
     if not path.is_file():
         return []
-    keys = yaml.safe_load(path.read_text()).keys()
+    keys = dict.fromkeys(key.partition(".")[0] for key in yaml.safe_load(path.read_text()))
     settings = [key for key in keys if key not in (*SLOTS, "strategy", "recipe", "phases", "ranks", "name")]
-    return [*settings, "strategy"] if {*SLOTS, "strategy"} & set(keys) else settings
+    return [*settings, "strategy"] if {*SLOTS, "strategy"} & keys.keys() else settings

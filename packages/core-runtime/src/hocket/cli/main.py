@@ -250,9 +250,9 @@ def recommend(asked: Asked) -> None:
     help="Folder for a page with figures, index.html.",
 )
 def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None, out: Path | None) -> None:
-    """Compare runs: metrics, time, bytes, waiting; means over runs that differ by their seeds only.
+    """Compare runs: metrics, time, bytes, waiting; runs that differ by their seeds only are one row.
 
-    RUN is the folder of a run, or one with runs in it.
+    Its numbers are mean ± standard deviation (n - 1) over them. RUN is the folder of a run, or one with runs in it.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
@@ -289,11 +289,12 @@ def sweep(
 ) -> None:
     """Run every combination of the values given, and compare the runs.
 
-    Values have commas between them; `strategy` takes recipes' names. The same command again runs what has not ended:
-    from its newest checkpoint, where it has one.
+    Values have commas between them; `strategy` takes recipes' names and files, each with overrides of its own behind
+    it. The same command again runs what has not ended: from its newest checkpoint, where it has one.
 
     \b
     hocket sweep sgd strategy=sgd,agd,dpsgd seed=0,1,2 -n 4
+    hocket sweep sgd 'strategy=sgd,mine.yaml,dpsgd parameters.0.every=4' seed=0,1,2
     hocket sweep mine.yaml optimizer.lr=0.1,0.2 batch_size=32,64 --jobs 2
     """
     from hocket.cli.sweeping import sweep_command

@@ -24,6 +24,7 @@ from hocket.errors import UserError
 from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
+from hocket.training.provenance import describe_start
 from hocket.training.run import RunConfig, build_engine, load_run, resolved
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
@@ -145,7 +146,7 @@ def _carry_out(
         _show_length(run, data)
         return 0
     status = 1
-    with prepared(folder, run, resume):
+    with prepared(folder, run, describe_start(), resume):
         try:
             status = _start(run, folder, resume, starter, options)
         finally:
@@ -255,8 +256,9 @@ def _join(
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_per_rank(found.local_size))
+    start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
     first = join(transport).rank == 0
-    with prepared(folder, run, resume) if first else contextlib.nullcontext():
+    with prepared(folder, run, start, resume) if first else contextlib.nullcontext():
         run_rank(run, folder, resume=resume, display=options.display)
     if first:
         _show_results(folder, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,16 +28,16 @@ from hocket.cli.wanted_ranks import WantedRanks
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
-from hocket.training import CHECKPOINTS, CONFIG, SUMMARY
+from hocket.training import CHECKPOINTS, CONFIG, SUMMARY, SWEPT_CONFIG
 from hocket.training.observer import text_of_metrics
+from hocket.training.provenance import add_start, describe_start
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import threads_per_rank
 
 __all__ = ["sweep_command"]
 
-#: What a run is started from, and what it prints, in its folder.
-_FILE = "run.yaml"
+#: What a run prints, in its folder.
 _OUTPUT = "output.txt"
 _LOCK = ".sweep.lock"
 
@@ -83,6 +84,7 @@ def sweep_command(
         runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:
             run.check_folder()
+        add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
         failed = _carry_out(runs, jobs, lock)
         ended = [run.folder for run in runs if run not in failed]
@@ -102,13 +104,17 @@ def sweep_command(
 
 @dataclass(eq=False)
 class _Run:
-    """A combination, its folder, and the options that its ranks are started with."""
+    """A combination, its folder, and the options that its ranks are started with.
+
+    Attributes:
+        is_ended: whether it was asked to save itself and to end, or never to start.
+    """
 
     combination: Combination
     folder: Path
     options: Sequence[str]
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _is_ended: bool = field(default=False, init=False)
+    is_ended: bool = field(default=False, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -135,7 +141,7 @@ class _Run:
     def carry_out(self, lock: int, jobs: int) -> int:
         """Run it, or what is left of it, in processes of its own, and return the exit status."""
         with self._starting:
-            if self._is_ended:
+            if self.is_ended:
                 return -signal.SIGTERM
             self._process = self._start(lock, jobs)
         return self._process.wait()
@@ -147,7 +153,7 @@ class _Run:
         if resumes:
             command += ["resume", str(self.folder)]
         else:
-            file = self.folder / _FILE
+            file = self.folder / SWEPT_CONFIG
             file.write_text(yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
             command += ["run", str(file), "--out", str(self.folder)]
         command += self.options
@@ -167,7 +173,7 @@ class _Run:
     def end(self) -> None:
         """Ask it to save itself and to end, or never to start."""
         with self._starting:
-            self._is_ended = True
+            self.is_ended = True
             if self._process is not None:
                 self._process.terminate()
 
@@ -190,15 +196,21 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int) -> list[_Run]:
     for run in runs:
         if run not in left:
             print(f"{run.folder.name}: has ended before", flush=True)
-    failed = []
+    places = itertools.count(len(runs) - len(left) + 1)
+    telling = threading.Lock()
+
+    def carry_out(run: _Run) -> bool:
+        status = run.carry_out(lock, jobs)
+        if run.is_ended:
+            return False
+        with telling:  # here, so that a run's result stands before the run that takes its place begins
+            print(f"[{next(places)}/{len(runs)}] {run.folder.name}: {run.told(status)}", flush=True)
+        return status == 0 and run.has_ended
+
     with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:
-        futures: dict[Future[int], _Run] = {pool.submit(run.carry_out, lock, jobs): run for run in left}
+        futures = [pool.submit(carry_out, run) for run in left]
         try:
-            for place, future in enumerate(as_completed(futures), start=len(runs) - len(left) + 1):
-                run, status = futures[future], future.result()
-                print(f"[{place}/{len(runs)}] {run.folder.name}: {run.told(status)}", flush=True)
-                if status != 0 or not run.has_ended:
-                    failed.append(run)
+            wait(futures)
         except BaseException:
             print(
                 "the runs save themselves and end; the same command goes on with them",
@@ -208,7 +220,7 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int) -> list[_Run]:
             for run in left:
                 run.end()
             raise
-    return failed
+    return [run for run, future in zip(left, futures, strict=True) if not future.result()]
 
 
 @contextlib.contextmanager

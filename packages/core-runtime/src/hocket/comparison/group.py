@@ -8,11 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from hocket.comparison.record import Record
 from hocket.config.settings import DESCRIPTIVE
 
-__all__ = ["Curve", "Group", "Spread", "group_by_seed"]
+__all__ = ["MEANING", "Curve", "Group", "Spread", "group_by_seed"]
+
+#: What a group's numbers are.
+MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
 
 #: What does not change a run's numbers, as keys of its configuration.
 _REPORTING = (
@@ -61,6 +65,12 @@ class Group:
     label: str
     records: Sequence[Record]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the runs were made with, without what changes no number; `seed` is all of theirs."""
+        seeds = ", ".join(str(record.config["seed"]) for record in self.records)
+        return {**_settings(self.records[0]), "seed": seeds}
+
     def spread(self, measure: Callable[[Record], float | None]) -> Spread | None:
         """Return a measure's mean and spread over the runs; None where no run has it."""
         values = [value for value in map(measure, self.records) if value is not None]
@@ -104,7 +114,7 @@ def group_by_seed(records: Sequence[Record]) -> list[Group]:
     found: dict[str, list[Record]] = {}
     for record in records:
         # A mean over a whole run and a part of one would be the mean of nothing.
-        key = _settings(record) if record.summary is not None else str(record.folder)
+        key = _key(record) if record.summary is not None else str(record.folder)
         found.setdefault(key, []).append(record)
     labels = _distinct([_label(members) for members in found.values()])
     return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
@@ -117,9 +127,12 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(mean, math.sqrt(squares / max(1, len(values) - 1)), len(values))
 
 
-def _settings(record: Record) -> str:
-    settings = {key: value for key, value in record.config.items() if key not in _REPORTING}
-    return json.dumps(settings, sort_keys=True, default=str)
+def _settings(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record.config.items() if key not in _REPORTING}
+
+
+def _key(record: Record) -> str:
+    return json.dumps(_settings(record), sort_keys=True, default=str)
 
 
 def _label(records: Sequence[Record]) -> str:

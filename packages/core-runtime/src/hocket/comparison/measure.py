@@ -25,6 +25,7 @@ _PERCENT: _Units = (("%", 0.01),)
 _SECONDS: _Units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 _BYTES: _Units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
+_NEVER = "never"
 _DIGITS = 4
 # Beyond these, numbers are written with exponents.
 _SMALLEST, _LARGEST = 1e-4, 1e7
@@ -38,17 +39,19 @@ class Measure:
         name: its header.
         of: a run's number; None where it has none.
         units: what it is written in.
+        absent: what is written of a group of which no run has a number.
     """
 
     name: str
     of: Callable[[Record], float | None]
     units: _Units = _PLAIN
+    absent: Callable[[Group], str] = lambda group: "-"
 
     def cell(self, group: Group) -> str:
         """Return a group's mean as text, with the standard deviation over its seeds."""
         found = group.spread(self.of)
         if found is None:
-            return "-"
+            return self.absent(group)
         of = len(group.records)
         return self._write(found) + ("" if found.count == of else f" ({found.count} of {of})")
 
@@ -88,6 +91,14 @@ class Target:
             if value >= self.value if self.rising else value <= self.value:
                 return float(row[key])
         return None
+
+    def best(self, group: Group) -> str:
+        """Return the best value that a group's runs have reached, as text."""
+        values = [value for record in group.records for _, value in record.series(self.name)]
+        values = [value for value in values if not math.isnan(value)]
+        if not values:
+            return _NEVER
+        return f"{_NEVER} (best {max(values) if self.rising else min(values):.{_DIGITS}g})"
 
 
 def parse_target(text: str, records: Sequence[Record]) -> Target:
@@ -153,8 +164,10 @@ def _common(records: Sequence[Record]) -> list[str]:
 
 def _to(target: Target) -> list[Measure]:
     return [
-        Measure("time to target", lambda record: target.first(record, "seconds"), _SECONDS),
-        Measure("bytes to target", lambda record: target.first(record, "bytes_sent"), _BYTES),
+        Measure("time to target", lambda record: target.first(record, "seconds"), _SECONDS, target.best),
+        Measure(
+            "bytes to target", lambda record: target.first(record, "bytes_sent"), _BYTES, lambda group: _NEVER
+        ),
     ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import plotly.graph_objects as go
 import yaml
@@ -13,9 +16,10 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from hocket.comparison.group import Curve, Group
+from hocket.comparison.group import MEANING, Curve, Group
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.record import Record
+from hocket.session.ranks import flattened
 from hocket.training.history import is_number, metric_names
 
 __all__ = ["comparison_page", "run_page"]
@@ -35,16 +39,27 @@ _SPACING = 0.07
 _RANK_MARKER = {"size": 8, "color": qualitative.Plotly[0]}
 # With so many points or more, lines go without markers.
 _FEW = 60
+_TARGET_LINE = {"color": "#666", "width": 1, "dash": "dot"}
 _DASHES = ("solid", "dash", "dot")
-_CONFIG = {"displaylogo": False, "displayModeBar": False, "responsive": True}
+_HTML: dict[str, Any] = {
+    "include_plotlyjs": False,
+    "full_html": False,
+    "config": {"displaylogo": False, "displayModeBar": False, "responsive": True},
+}
+# Where a long name goes on in the next line.
+_BREAK_AFTER = re.compile(r"([.,_/=])")
 
 _STYLE = """
 body { font-family: system-ui, sans-serif; margin: 2em auto; max-width: 1280px; padding: 0 1em; color: #222; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 0.85em; }
-th, td { padding: 0.4em 0.6em; border-bottom: 1px solid #ddd; text-align: right; }
+th, td { padding: 0.4em 0.6em; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
+th { vertical-align: bottom; }
 td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-.wide { overflow-x: auto; }
+td small { display: block; color: #666; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; max-width: 16em;
+  min-width: 8em; white-space: normal; overflow-wrap: break-word; }
+.figure { min-width: 1000px; }
+.wide { overflow-x: auto; scrollbar-width: thin; }
 .note { background: #fff3cd; padding: 0.6em 1em; }
 pre { background: #f6f6f6; padding: 1em; overflow-x: auto; }
 """
@@ -81,15 +96,21 @@ def comparison_page(
         notes: what a reader has to know.
     """
     records = [record for group in groups for record in group.records]
-    told = [f"Target: {target}."] if target else []
+    told = []
+    if target is not None:
+        told.append(
+            f"Target: {target}; time and bytes are those of the first line of metrics that reaches it."
+        )
     if len(records) > len(groups):
-        told.append("Lines are means over seeds; bands reach one standard deviation to both sides.")
+        told.append(
+            f"In the table {MEANING}; lines in figures are these means, and bands reach one deviation to both sides."
+        )
 
     def lines(name: str, over: str) -> list[_Line]:
         return [_Line(g.label, place, g.curve(name, over)) for place, g in enumerate(groups)]
 
-    figures = _figures(records, lines, "step")
-    return _page("Comparison of runs", told, _table(groups, columns), figures, notes=notes)
+    figures = _figures(records, lines, "step", target)
+    return _page("Comparison of runs", told, _table(groups, columns), figures, _settings(groups), notes)
 
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
@@ -108,24 +129,37 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
     return _page(title, told, _table([group], columns), figures, f"<h2>Configuration</h2><pre>{config}</pre>")
 
 
-def _figures(records: Sequence[Record], lines: _Lines, cost_over: str) -> list[go.Figure]:
+def _figures(
+    records: Sequence[Record], lines: _Lines, cost_over: str, target: Target | None = None
+) -> list[go.Figure]:
     """Return what communication cost, and each metric over steps, seconds and bytes."""
     names = dict.fromkeys(["train_loss", *(name for record in records for name in metric_names(record.rows))])
     costs = [name for name in _COST if any(value for r in records for _, value in r.series(name))]
     panels = [(_COST[name], name, cost_over) for name in costs]
     return [
         *([_figure("What communication cost", panels, lines)] if panels else []),
-        *(_figure(name, [(name, name, over) for over in _OVER], lines) for name in names),
+        *(
+            _figure(
+                name,
+                [(name, name, over) for over in _OVER],
+                lines,
+                target.value if target is not None and target.name == name else None,
+            )
+            for name in names
+        ),
     ]
 
 
-def _figure(title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines) -> go.Figure:
+def _figure(
+    title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines, target: float | None = None
+) -> go.Figure:
     """Return a row of panels.
 
     Args:
         title: of all of them.
         panels: each one's y axis, what it shows, and the key of rows over which.
         lines: what is drawn.
+        target: a value that is marked; None for none.
     """
     figure = make_subplots(cols=len(panels), horizontal_spacing=_SPACING)
     for column, (label, name, over) in enumerate(panels, start=1):
@@ -136,6 +170,8 @@ def _figure(title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines) -
         figure.update_yaxes(title_text=label, row=1, col=column)
         if name in _COST:
             figure.update_yaxes(rangemode="tozero", row=1, col=column)
+    if target is not None:
+        figure.add_hline(target, line=_TARGET_LINE, annotation_text="target", annotation_position="top left")
     figure.update_layout(title=title, height=_HEIGHT, template="plotly_white", margin={"t": 60, "b": 60})
     figure.update_layout(legend={"orientation": "h", "y": -0.25})
     return figure
@@ -202,14 +238,50 @@ def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> g
 
 
 def _table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
-    lines = [["run", *(column.name for column in columns)]]
-    lines += [[group.label, *(column.cell(group) for column in columns)] for group in groups]
-    head, *rows = (
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line)
-        for tag, line in zip(["th", *("td" for _ in groups)], lines, strict=True)
+    """Return a row for each group; deviations stand below their means, so that more columns find room."""
+    head = ["run", *(column.name for column in columns)]
+    rows = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
+    return _wide(head, [[label, *map(_cell, cells)] for label, *cells in rows])
+
+
+def _cell(text: str) -> str:
+    mean, _, rest = text.partition(" ± ")
+    if not rest:
+        return escape(text)
+    deviation, _, unit = rest.partition(" ")
+    return f"{escape(f'{mean} {unit}'.rstrip())}<small>± {escape(deviation)}</small>"
+
+
+def _settings(groups: Sequence[Group]) -> str:
+    """Return what the groups' runs were made with: a row for each key in which they differ, and all other keys."""
+    made_with = [flattened(group.settings) for group in groups]
+    keys = sorted({key for settings in made_with for key in settings}, key=lambda key: (key != "seed", key))
+    differing = [key for key in keys if any(each.get(key) != made_with[0].get(key) for each in made_with)]
+    rows = [[key, *(escape(_plain(settings, key)) for settings in made_with)] for key in differing]
+    table = _wide(["", *(group.label for group in groups)], rows)
+    shared = "\n".join(f"{key}: {_plain(made_with[0], key)}" for key in keys if key not in differing)
+    title = "What all have in common" if rows else "All"
+    return (
+        f"<h2>Settings</h2>{table if rows else ''}"
+        f"<details><summary>{title}</summary><pre>{escape(shared)}</pre></details>"
     )
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _plain(settings: Mapping[str, object], key: str) -> str:
+    if key not in settings:
+        return "-"
+    return json.dumps(settings[key], default=str).strip('"')
+
+
+def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table that can be scrolled where it is too wide; cells of `rows` are HTML, their first ones text."""
+    lines = [
+        ("th", list(map(escape, head))),
+        *(("td", [_BREAK_AFTER.sub(r"\1<wbr>", escape(row[0])), *row[1:]]) for row in rows),
+    ]
+    first, *others = ("".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in lines)
+    body = "".join(f"<tr>{row}</tr>" for row in others)
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _page(
@@ -223,7 +295,7 @@ def _page(
     head = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     head += "".join(f"<p>{escape(text)}</p>" for text in told)
     drawn = "\n".join(
-        to_html(figure, include_plotlyjs=False, full_html=False, config=_CONFIG) for figure in figures
+        f'<div class="wide"><div class="figure">{to_html(figure, **_HTML)}</div></div>' for figure in figures
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from hocket.errors import UserError, suggest
-from hocket.training import CONFIG, METRICS, SUMMARY, VALID
+from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows
 
-__all__ = ["Record", "is_run", "read_record", "read_records"]
+__all__ = ["Record", "read_record", "read_records"]
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,17 @@ class Record:
         )
 
 
-def read_records(folders: Sequence[Path]) -> list[Record]:
+def read_records(folders: Sequence[Path]) -> tuple[list[Record], list[Path]]:
     """Read runs, and label each by what its path does not have in common with the others'.
 
     Args:
         folders: of runs, or folders with runs in them.
 
+    Returns:
+        The runs, and the folders of those that have no metrics yet.
+
     Raises:
-        UserError: a folder holds no run, or is named twice.
+        UserError: a folder holds no run, or is named twice; or no run has metrics.
     """
     folders = [run for folder in folders for run in _runs_in(folder)]
     paths = [Path(os.path.abspath(folder)) for folder in folders]
@@ -108,10 +111,13 @@ def read_records(folders: Sequence[Path]) -> list[Record]:
         if paths.count(path) > 1:
             raise UserError(f"{os.path.relpath(path)} is named {paths.count(path)} times")
     shared = os.path.commonpath([path.parent for path in paths])
-    return [
-        read_record(folder, os.path.relpath(path, shared))
-        for folder, path in zip(folders, paths, strict=True)
+    found = [
+        _read(folder, os.path.relpath(path, shared)) for folder, path in zip(folders, paths, strict=True)
     ]
+    records = [record for record in found if record is not None]
+    if not records:
+        raise UserError(_without_metrics(folders[0]))
+    return records, [folder for folder, record in zip(folders, found, strict=True) if record is None]
 
 
 def read_record(folder: Path, label: str) -> Record:
@@ -120,8 +126,22 @@ def read_record(folder: Path, label: str) -> Record:
     Raises:
         UserError: it holds no run, or one that has no metrics yet.
     """
-    if not is_run(folder):
+    record = _read(folder, label)
+    if record is None:
+        raise UserError(_without_metrics(folder))
+    return record
+
+
+def _read(folder: Path, label: str) -> Record | None:
+    """Read a run's folder; return None where the run has no metrics yet.
+
+    Raises:
+        UserError: it holds no run, or what is there cannot be read.
+    """
+    if not _was_started(folder):
         raise UserError(f"{folder} holds no run: {_reason(folder)}")
+    if not ((folder / METRICS).is_file() and (folder / CONFIG).is_file()):
+        return None
     try:
         rows = read_rows(folder / METRICS)
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
@@ -130,21 +150,23 @@ def read_record(folder: Path, label: str) -> Record:
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UserError(f"{folder}: cannot be read: {told}") from error
-    if not rows:
-        raise UserError(f"{folder}: the run has no metrics: it was interrupted before its first line of them")
-    return Record(folder, label, config, rows, summary)
+    return Record(folder, label, config, rows, summary) if rows else None
 
 
-def is_run(folder: Path) -> bool:
-    """Say whether a folder holds a run, ended or not."""
-    return (folder / METRICS).is_file() and (folder / CONFIG).is_file()
+def _without_metrics(folder: Path) -> str:
+    return f"{folder}: the run has no metrics: it was interrupted before its first line of them"
+
+
+def _was_started(folder: Path) -> bool:
+    """Say whether a folder holds a run, though nothing may have come of it yet."""
+    return any((folder / name).is_file() for name in (CONFIG, NEXT_CONFIG, SWEPT_CONFIG))
 
 
 def _runs_in(folder: Path) -> list[Path]:
     """Return a run's folder, or the runs in a folder of runs."""
-    if is_run(folder) or not folder.is_dir():
+    if (folder / CONFIG).is_file() or not folder.is_dir():
         return [folder]
-    return [each for each in sorted(folder.iterdir()) if is_run(each)] or [folder]
+    return [each for each in sorted(folder.iterdir()) if _was_started(each)] or [folder]
 
 
 def _reason(folder: Path) -> str:
@@ -152,4 +174,4 @@ def _reason(folder: Path) -> str:
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file"
-    return f"it has no {METRICS if (folder / CONFIG).is_file() else CONFIG}"
+    return f"it has no {CONFIG}"

@@ -50,10 +50,14 @@ class Document:
         return Location(self, (), self.tree)
 
     def lay(self, layer: Mapping[str, Any], origin: Origin) -> None:
-        """Lay a mapping of plain values over the tree."""
+        """Lay a mapping of plain values over the tree; a key with dots at its root is a path, as for `assign`.
+
+        Raises:
+            ConfigError: a path that leads nowhere, as in `assign`.
+        """
         self._origins[()] = origin
         for key, value in layer.items():
-            self.tree[key] = self._merged(self.tree.get(key), value, (key,), origin)
+            self.assign(key.split("."), value, origin)
 
     def assign(self, keys: Sequence[str], value: Any, origin: Origin) -> None:
         """Lay one value over the tree at a path whose list indices are written as text.
@@ -156,6 +160,11 @@ class Location:
         return self.document.origin_of(self.path).label
 
     @property
+    def key(self) -> str:
+        """The way to this place, as its source writes it."""
+        return _written(self.path, self.document.origin_of(self.path))
+
+    @property
     def given(self) -> str:
         """What stands here, as YAML writes it."""
         words = {None: "null", True: "true", False: "false"}
@@ -176,9 +185,8 @@ class Location:
         self, problem: str, allowed: str = "", hint: str = "", kind: type[ConfigError] = ConfigError
     ) -> ConfigError:
         """Return an error that names the source and the key of this place."""
-        origin = self.document.origin_of(self.path)
-        key = _written(self.path, origin)
-        where = f"{origin.label}: {key}" if key else origin.label
+        key = self.key
+        where = f"{self.source}: {key}" if key else self.source
         ending = f"; allowed: {allowed}" if allowed else ""
         return kind(f"{where}: {problem}{ending}{hint and '.'}{hint}")
 

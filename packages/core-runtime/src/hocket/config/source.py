@@ -93,8 +93,8 @@ def parse_override(text: str) -> Override:
 def load_document(target: Target, overrides: Sequence[str], registry: Registry) -> Document:
     """Read a target, what it is based on and the overrides into one document, in the form of a run's file.
 
-    The order is base recipe (the one that an override names, else the target's), target, overrides. A
-    strategy alone (a mapping with slots at its root) is put below `strategy`.
+    The order is base recipe (the one that an override names, else the target's), target, overrides. A recipe
+    may be a file, too. A strategy alone (a mapping with slots at its root) is put below `strategy`.
 
     Raises:
         ConfigError: unreadable or malformed, an unknown recipe, or an override that leads nowhere.
@@ -102,7 +102,7 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     parsed = [parse_override(text) for text in overrides]
     layers = [_read(target, registry)]
     named = next((o.value for o in reversed(parsed) if o.keys == ("recipe",)), None)
-    base = named or layers[0][0].get("recipe") or (None if "strategy" in layers[0][0] else DEFAULT_RECIPE)
+    base = named or _base(layers[0][0])
     seen: list[Any] = []
     while base is not None:
         if base in seen:
@@ -111,7 +111,7 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
             )
         seen.append(base)
         layers.append(_read_recipe(base, layers[-1][1], registry))
-        base = layers[-1][0].get("recipe")
+        base = _base(layers[-1][0])
     document = Document(layers[0][1])
     document.lay(DEFAULTS, Origin("defaults"))
     for layer, origin in reversed(layers):
@@ -122,8 +122,13 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     return document
 
 
+def _base(layer: Mapping[str, Any]) -> Any:
+    """Return what a layer is based on; None for nothing."""
+    return layer.get("recipe") or (None if "strategy" in layer else DEFAULT_RECIPE)
+
+
 def based_on(target: str, recipe: str, registry: Registry) -> Target:
-    """Return a target with another recipe: in place of a recipe, or below what a file says beside its strategy.
+    """Return a target with another recipe or file: in place of it, or below what a file says beside its strategy.
 
     Raises:
         ConfigError: the file is unreadable or malformed.
@@ -131,7 +136,7 @@ def based_on(target: str, recipe: str, registry: Registry) -> Target:
     if not _is_file(target):
         return recipe
     layer, _ = _read(target, registry)
-    kept = {key: value for key, value in layer.items() if key not in _OF_STRATEGIES}
+    kept = {key: value for key, value in layer.items() if key.partition(".")[0] not in _OF_STRATEGIES}
     return {**kept, "recipe": recipe, "name": recipe}
 
 
@@ -169,7 +174,9 @@ def _of_omegaconf(config: DictConfig) -> Mapping[str, Any]:
 def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> tuple[dict[str, Any], Origin]:
     prefix = f"{asked_by.label}: recipe: " if asked_by else ""
     if not isinstance(name, str):
-        raise ConfigError(f"{prefix}got {name!r}; allowed: a recipe's name")
+        raise ConfigError(f"{prefix}got {name!r}; allowed: a recipe's name, or a file's")
+    if _is_file(name):
+        return _as_run(_read_yaml(FilePath(name), f"{prefix}{name}"), name)
     try:
         path = registry.recipe_file(name).path
     except ConfigError as error:
@@ -206,13 +213,16 @@ def _parse_yaml(text: str, label: str) -> Any:
 
 
 def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
-    """Put the slots of a strategy that stands alone below `strategy`."""
-    slots = {key: layer[key] for key in SLOTS if key in layer}
-    if not slots:
+    """Put the slots of a strategy that stands alone, and paths to what they hold, below `strategy`."""
+    of_slots = [key for key in layer if key.partition(".")[0] in SLOTS]
+    if not of_slots:
         return layer, Origin(label)
     if "strategy" in layer:
-        raise ConfigError(f"{label}: {next(iter(slots))} stands beside strategy; allowed: below it")
-    return {**{k: v for k, v in layer.items() if k not in slots}, "strategy": slots}, Origin(label, bare=True)
+        raise ConfigError(f"{label}: {of_slots[0]} stands beside strategy; allowed: below it")
+    slots = {key: layer[key] for key in SLOTS if key in layer}
+    paths = {f"strategy.{key}": layer[key] for key in of_slots if key not in slots}
+    others = {key: value for key, value in layer.items() if key not in of_slots}
+    return {**others, **({"strategy": slots} if slots else {}), **paths}, Origin(label, bare=True)
 
 
 def _plain(value: object, label: str, path: str) -> Any:

@@ -115,9 +115,24 @@ def read_slot(slot: str, where: Location, registry: Registry) -> tuple[Exchange,
     places = [where.child(index) for index in range(len(where.value))]
     for place in places:
         _refuse_delayed(place)
+        _refuse_part(place, registry)
     return tuple(
         build_record(Exchange, place, registry, slot=slot, index=index) for index, place in enumerate(places)
     )
+
+
+def _refuse_part(exchange: Location, registry: Registry) -> None:
+    """Say how a file changes one key of its recipe's exchange, where it has a list with that key alone."""
+    if not isinstance(exchange.value, Mapping) or "collective" in exchange.value:
+        return
+    known = [key for key in exchange.value if key in Exchange.__dataclass_fields__]
+    if known and exchange.document.tree.get("recipe"):
+        place = exchange.child(known[0])
+        raise exchange.child("collective").error(
+            "missing",
+            ", ".join(registry.names(Kind.COLLECTIVE)),
+            f" A list replaces the recipe's: to change one key of that, write {place.key}: {place.given}",
+        )
 
 
 def _refuse_delayed(exchange: Location) -> None:

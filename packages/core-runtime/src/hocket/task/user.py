@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 from hocket.task.api import Task
 
-__all__ = ["call_user_function", "load_user_object", "load_user_task"]
+__all__ = ["call_user_function", "load_user_object", "load_user_task", "user_file"]
 
 # Where a task is named.
 _KEY = "task.name"
@@ -101,6 +101,14 @@ def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
         return function()
     except Exception as error:
         raise ConfigError(f"{key}: {name} failed: {_locate(error)}") from error
+
+
+def user_file(module_name: str) -> Path | None:
+    """Return the file of an imported module; None where it has none, or is an installed package's."""
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if file is None or file.startswith(_INSTALLED_FOLDERS) or not os.path.isfile(file):
+        return None
+    return Path(file)
 
 
 def _import(module_name: str, key: str) -> ModuleType:

@@ -32,6 +32,7 @@ from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
+from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "steps_per_epoch", "train"]
@@ -90,7 +91,8 @@ def train(
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
-    results = Results(out, run.trace, run.loggers) if peer.rank == 0 else None
+    host_names = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
+    results = Results(out, run.trace, host_names, run.loggers) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
     with (
         contextlib.closing(results) if results else contextlib.nullcontext(),

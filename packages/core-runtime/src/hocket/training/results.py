@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hocket.loggers import JsonLines, Log, Logger
-from hocket.training import CONFIG, MODEL, NEXT_CONFIG, PICTURE, REPORT, SUMMARY, TRACE_FILE
+from hocket.training import CONFIG, MODEL, NEXT_CONFIG, NEXT_START, PICTURE, REPORT, SUMMARY, TRACE_FILE
+from hocket.training.provenance import add_start, keep_user_modules, ranks_by_host
 
 __all__ = ["Results"]
 
@@ -18,16 +20,21 @@ class Results:
     """What rank 0 writes of a run while it goes on.
 
     Args:
-        folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`.
+        folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`, and what started it,
+            as `NEXT_START`.
         traces: whether the run writes a trace.
+        host_names: of all ranks.
         loggers: to which rows of metrics go, besides `metrics.jsonl`.
 
     Raises:
         UserError: a library that a logger needs is not installed.
     """
 
-    def __init__(self, folder: Path, traces: bool, loggers: Sequence[Logger] = ()) -> None:
+    def __init__(
+        self, folder: Path, traces: bool, host_names: Sequence[str], loggers: Sequence[Logger] = ()
+    ) -> None:
         self._folder = folder
+        self._host_names = host_names
         self._traces = traces
         self._loggers = (JsonLines(), *(each for each in loggers if not isinstance(each, JsonLines)))
         for each in self._loggers:
@@ -51,7 +58,18 @@ class Results:
             next_config.replace(self._folder / CONFIG)
         config = self._folder / CONFIG
         told = yaml.safe_load(config.read_text()) if config.exists() else {}
+        self._tell_start(told)
         self._logs = [logger.open(self._folder, told, self._resumed_after) for logger in self._loggers]
+
+    def _tell_start(self, config: Mapping[str, Any]) -> None:
+        path = self._folder / NEXT_START
+        if not path.exists():
+            return
+        start = json.loads(path.read_text(encoding="utf-8"))
+        start["hosts"] = ranks_by_host(self._host_names)
+        start["sources"] = keep_user_modules(config, self._folder)
+        add_start(self._folder, start, anew=self._resumed_after is None)
+        path.unlink()
 
     def write(self, row: dict[str, Any]) -> None:
         """Add a row of metrics."""

@@ -1,0 +1,98 @@
+"""What a run's folder says of where the run comes from, and the same run made of that folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hocket.training.provenance import ranks_by_host
+
+TASK = """
+from hocket.task import Digits
+
+
+class Scaled(Digits):
+    def loss(self, output, target):
+        return SCALE * super().loss(output, target)
+"""
+OPTIMIZER = "import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n"
+GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
+
+
+def hocket(*words: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "mine").mkdir(parents=True)
+    (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "3.0"))
+    (home / "optimizers.py").write_text(OPTIMIZER)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*GIT, *words], cwd=home, check=True)
+    run = ["task=mine.tasks:Scaled", "optimizer={name: optimizers:Plain, lr: 0.05}", "checkpoint.every=4"]
+    ranks = ["-n", "2", "--transport", "virtual"]
+    hocket("run", "sgd", *run, *ranks, "steps=4", "--out", "out", "-q", folder=home)
+    out = home / "out"
+    [start] = starts(out)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=home, capture_output=True, text=True, check=True
+    )
+    assert start["git"] == {"commit": commit.stdout.strip(), "dirty": False}
+    assert start["directory"] == str(home)
+    assert start["command"].startswith("hocket run sgd task=mine.tasks:Scaled 'optimizer={name: opt")
+    assert start["python"] == platform.python_version()
+    assert {name: start["packages"][name] for name in ("torch", "hocket-core")} == {
+        name: version(name) for name in ("torch", "hocket-core")
+    }
+    assert start["hosts"] == {platform.node(): "0-1"}
+    assert start["sources"] == ["mine/tasks.py", "optimizers.py"]
+    for name in start["sources"]:
+        assert (out / "source" / name).read_bytes() == (home / name).read_bytes()
+
+    (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "9.0"))
+    hocket("run", "../config.yaml", "--out", "../../again", "-q", folder=out / "source")
+    assert (home / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+    hocket("resume", "out", "steps=6", "-q", folder=home)
+    first, second = starts(out)
+    assert first == start
+    assert (second["command"], second["git"]["dirty"]) == ("hocket resume out steps=6 -q", True)
+    assert not list(out.glob("*.next.*"))
+
+
+def test_ranks_by_host_are_those_of_a_plain_count() -> None:
+    generator = np.random.default_rng(0)
+    for size in (1, 2, 7, 40):
+        names = [f"host{number}" for number in generator.integers(0, 3, size)]
+        found = ranks_by_host(names)
+        read = {}
+        for host, text in found.items():
+            for part in text.split(", "):
+                first, _, last = part.partition("-")
+                read.update(dict.fromkeys(range(int(first), int(last or first) + 1), host))
+        assert [read[rank] for rank in range(size)] == names
+    assert ranks_by_host(["a", "a", "b", "a", "b", "b"]) == {"a": "0-1, 3", "b": "2, 4-5"}
