@@ -29,7 +29,7 @@ from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
-NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=8e6)
 
 
 class Mixed(nn.Module):

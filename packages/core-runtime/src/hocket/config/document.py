@@ -95,6 +95,17 @@ class Document:
                 return self._origins[path[:length]]
         return self._origins[()]
 
+    def remove(self, path: Path) -> None:
+        """Take a key out of a mapping.
+
+        Args:
+            path: of a key that is there.
+        """
+        node: Any = self.tree
+        for key in path[:-1]:
+            node = node[key]
+        del node[path[-1]]
+
     def interpolate(self) -> None:
         """Replace `${key}` by the value at that key and `${oc.env:NAME}` by the environment's.
 
@@ -156,6 +167,13 @@ class Location:
         return self.document.origin_of(self.path).label
 
     @property
+    def written(self) -> str:
+        """The source and the key of this place, as errors begin with them."""
+        origin = self.document.origin_of(self.path)
+        key = _written(self.path, origin)
+        return f"{origin.label}: {key}" if key else origin.label
+
+    @property
     def given(self) -> str:
         """What stands here, as YAML writes it."""
         words = {None: "null", True: "true", False: "false"}
@@ -176,11 +194,8 @@ class Location:
         self, problem: str, allowed: str = "", hint: str = "", kind: type[ConfigError] = ConfigError
     ) -> ConfigError:
         """Return an error that names the source and the key of this place."""
-        origin = self.document.origin_of(self.path)
-        key = _written(self.path, origin)
-        where = f"{origin.label}: {key}" if key else origin.label
         ending = f"; allowed: {allowed}" if allowed else ""
-        return kind(f"{where}: {problem}{ending}{hint and '.'}{hint}")
+        return kind(f"{self.written}: {problem}{ending}{hint and '.'}{hint}")
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return `error`, of its own type, with the source and the key of this place before its message."""
@@ -194,9 +209,10 @@ class Location:
         """
         for key in self.value:
             if key not in allowed:
-                raise self.child(key).error(
-                    "unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed)
-                )
+                child = self.child(key)
+                error = child.error("unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed))
+                error.unknown = child.path
+                raise error
 
 
 def _is_resolved(tree: object) -> bool:

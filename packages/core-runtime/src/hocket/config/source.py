@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             if key_node.tag == "tag:yaml.org,2002:int":
@@ -49,6 +49,12 @@ class _Loader(yaml.SafeLoader):
                 problem = "stands twice" if isinstance(key, str) else "is not text"
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key!r} {problem}", problem_mark=key_node.start_mark
+                )
+            word, colon, text = key.partition(":")
+            if colon and value_node.value == "" and word.isidentifier():
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key!r} lacks a blank after its colon: write {word}: {text}",
+                    problem_mark=key_node.start_mark,
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -101,10 +107,17 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     """
     parsed = [parse_override(text) for text in overrides]
     layers = [_read(target, registry)]
-    named = next((o.value for o in reversed(parsed) if o.keys == ("recipe",)), None)
-    base = named or layers[0][0].get("recipe") or (None if "strategy" in layers[0][0] else DEFAULT_RECIPE)
+    of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
+    if of_recipe is not None and isinstance(target, str) and not _is_file(target):
+        raise ConfigError(
+            f"{of_recipe.origin.label}: recipe {target} would be laid over it: name {of_recipe.value} in place of "
+            f"{target}, or write recipe: {of_recipe.value} in a file"
+        )
+    named = of_recipe and of_recipe.value
+    base = named or layers[0][0].get("recipe")
     seen: list[Any] = []
-    while base is not None:
+    while base is not None or not any("strategy" in layer for layer, _ in layers):
+        base = base or DEFAULT_RECIPE
         if base in seen:
             raise ConfigError(
                 f"{layers[-1][1].label}: recipe: {' -> '.join([*seen, base])} is based on itself"
