@@ -36,7 +36,7 @@ def seconds(text: str, longest_s: float = _LONGEST_S) -> float:
         raise ValueError(f"got {text!r}; allowed: {SECONDS}")
     number, unit = float(found[1]), found[2].replace("µ", "u")
     if not unit and number > longest_s:
-        smaller = ("us", "ms") if longest_s < 1 else ("ms",)
+        smaller = ("us", "ms") if longest_s <= 1 else ("ms",)
         likely = ", ".join(f"{found[1]}{each}" for each in smaller)
         raise ValueError(f"got {text!r}, which would be {found[1]} seconds: write {likely} or {found[1]}s")
     return number / _PER_SECOND[unit or "s"]

@@ -37,7 +37,7 @@ def test_a_number_that_is_of_another_unit_is_asked_about() -> None:
     with pytest.raises(ValueError, match=r"^got '200', which would be 200 seconds: write 200ms or 200s$"):
         seconds("200")
     with pytest.raises(ValueError, match=r"which would be 50 seconds: write 50us, 50ms or 50s$"):
-        seconds("50", 0.5)
+        seconds("50", 1.0)
 
 
 @pytest.mark.parametrize("text", ["1GB", "100", "0gbit", "fast"])

@@ -395,15 +395,16 @@ def _show_costs(shown: Sequence[_Candidate]) -> None:
 
 
 def _cost(each: _Candidate) -> str:
-    changes = f"{each.name}: {each.run.changes or 'see its paper'}"
+    run = each.run
     if each.is_recipe:
-        return (
-            f"{changes}; measured: {each.run.accuracy}" if each.test and not each.loses_nothing else changes
-        )
-    to_set = f"; set {each.override}" if each.override else ""
-    known = f". Its recipe {each.run.strategy.name}: {each.run.accuracy}" if each.run.measured_on else ""
-    of_recipe = f", {each.run.measured_on}" if known else ""
-    return f"{changes}{to_set}{known}{of_recipe}"
+        measured = f"; measured: {run.accuracy}" if each.test and not each.loses_nothing else ""
+        return f"{each.name}: {run.changes or 'see its paper'}{measured}"
+    told = [f"set {each.override}"] if each.override else []
+    if run.changes:
+        told.append(f"the recipe that it is based on: {run.changes}")
+    if run.measured_on:
+        told.append(f"measured of that: {run.accuracy} ({run.measured_on})")
+    return f"{each.name}: {'; '.join(told) or 'your own'}"
 
 
 def _assumptions(asked: Asked, delays: Delays | None, shown: Sequence[_Candidate]) -> list[str]:
