@@ -46,7 +46,8 @@ class ConfigError(UserError):
     """A key, a type or a value that the configuration does not allow.
 
     Attributes:
-        unknown: the path from the root to a key that is not allowed where it stands; empty for other mistakes.
+        unknown: the path from the root to a key that is not allowed where it stands, nor a slip of one that is; empty
+            for other mistakes.
     """
 
     unknown: tuple[str | int, ...] = ()

@@ -241,10 +241,10 @@ def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
     bandwidths = least_bandwidths(planned, step_s, _SHARES, held_up_s=held_up_s)
     told = []
     for bandwidth, shares in groupby(zip(bandwidths, _SHARES, strict=True), key=lambda pair: pair[0]):
-        reached = f"{max(share for _, share in shares):.0%}"
-        least = "or less" if bandwidth == BANDWIDTHS[0] else "on"
+        least, *_, most = 2 * [share for _, share in shares]
+        further = "or less" if bandwidth == BANDWIDTHS[0] else "on"
         told.append(
-            f"{reached} from {bandwidth / 1e9:.3g} Gbit/s {least}" if bandwidth else f"{reached} never"
+            f"{most:.0%} from {bandwidth / 1e9:.3g} Gbit/s {further}" if bandwidth else f"{least:.0%} never"
         )
     late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -13,6 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 
 __all__ = ["Document", "Location", "Origin", "Path"]
+
+#: How alike two keys are of which one is a slip of the other, and not looked for elsewhere; 0 to 1.
+_SLIP = 0.8
 
 #: The way from the root to a value: keys of mappings and indices of lists.
 Path = tuple[str | int, ...]
@@ -211,7 +215,8 @@ class Location:
             if key not in allowed:
                 child = self.child(key)
                 error = child.error("unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed))
-                error.unknown = child.path
+                if not get_close_matches(str(key), allowed, cutoff=_SLIP):
+                    error.unknown = child.path
                 raise error
 
 
