@@ -100,3 +100,7 @@ def test_recommend_counts_the_synchronous_steps_of_the_test() -> None:
 def test_sgd_is_taken() -> None:
     for target in TARGETS:
         check_run(load_run(target, ("optimizer={name: sgd, lr: 0.1, momentum: 0.9}",)))
+
+
+def test_a_file_on_a_recipe_without_a_strategy_is_that_recipe() -> None:
+    assert load_run({"recipe": "eapipe"}).strategy == load_run("eapipe").strategy

@@ -161,6 +161,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         (["sgd", "sed=0,1"], "override 'sed=0': sed: unknown key; allowed: "),
         (["sgd", "sed=0,1"], "Did you mean 'seed'?"),
         (["sgd", "strategy=sgd,dspgd"], "there is no recipe 'dspgd'; there are: "),
+        (["sgd", "recipe=sgd,agd"], "recipe=sgd,agd: a sweep takes recipes by strategy=sgd,agd"),
         (["sgd", "seed"], "override 'seed': not of the form KEY=VALUE"),
         (["sgd", "seed=0,,1"], "'seed=0,,1': a value is missing before or after a comma"),
         (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 stands twice"),

@@ -51,11 +51,10 @@ def combinations(
     load_run(target)  # what is wrong with a file is said with its name
     choices = [_choices(argument) for argument in arguments]
     keys = [key for key, _ in choices]
-    for key, values in choices:
+    for key, given in choices:
         if key == "recipe":
-            raise ConfigError(
-                f"recipe={','.join(values)}: a sweep takes recipes by {_RECIPE_KEY}={','.join(values)}"
-            )
+            asked = ",".join(given)
+            raise ConfigError(f"recipe={asked}: a sweep takes recipes by {_RECIPE_KEY}={asked}")
         if keys.count(key) > 1:
             raise ConfigError(f"{key} stands twice; allowed: once, its values with commas between them")
     swept = [key for key, values in choices if len(values) > 1]
