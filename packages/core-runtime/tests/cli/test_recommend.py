@@ -152,11 +152,11 @@ def test_it_ranks_recipes_and_says_what_they_cost() -> None:
         letter = rows[name]["costs"]
         [listed] = re.findall(rf"^{letter}: (.*\n(?:.*\n)*?)(?=\w+: |\n)", slow, re.M)
         assert re.search(rf"^  - {re.escape(name)}: (?:.*\n)*?.*measured:", listed, re.M), name
-        assert rows[name]["and up to"] == "never" or int(rows[name]["and up to"].split()[0]) <= 1024
+        assert rows[name]["and up to"] == "never" or int(rows[name]["and up to"].split()[0]) <= 128
     assert rows["agd"]["agd is level from"] == ""
     assert rows["sgd"]["agd is level from"] == "0.1 Gbit/s or less"
     assert 0.1 < float(rows["periodic_average"]["agd is level from"].split()[0]) < 100
-    assert {row["and up to"] for row in table(fast).values()} == {"", "1024 hosts or more"}
+    assert {row["and up to"] for row in table(fast).values()} == {"", "128 hosts or more"}
 
 
 def test_plain_allreduce_is_level_with_a_row_as_the_row_says() -> None:

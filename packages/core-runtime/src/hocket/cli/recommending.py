@@ -38,7 +38,7 @@ __all__ = ["recommend_command"]
 
 _TEXT_WIDTH = 110
 #: The numbers of hosts that are looked at for what plain allreduce is good for.
-_HOSTS = tuple(2**power for power in range(1, 11))
+_HOSTS = tuple(2**power for power in range(1, 8))
 _SYNCHRONOUS = "sgd"
 _UNKNOWN, _NOTHING = "not measured", "nothing"
 
