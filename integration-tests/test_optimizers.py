@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from matrix import recipes
 from trial import Toy, batches, loss_of
 
 import hocket
 from hocket.cli.checking import check_run
+from hocket.cli.main import cli
 from hocket.cli.planning import plan_command
 from hocket.errors import AttachError
 from hocket.training.run import load_run
@@ -61,6 +63,7 @@ def test_the_override_that_is_offered_works(target: Any) -> None:
         message,
     )
     assert offered, message
+    assert offered[2] == caught.value.override
     if isinstance(target, str):
         with pytest.raises(AttachError, match=re.escape(message)):
             plan_command(target, (ADAMW,), 4)
@@ -71,6 +74,33 @@ def test_the_override_that_is_offered_works(target: Any) -> None:
     hocket.virtual(4).run(attached, mended.strategy)
 
 
+def test_recommend_predicts_a_recipe_with_what_its_optimizer_asks_for() -> None:
+    situation = ["--params", "1M", "--hosts", "4x1", "--bandwidth", "100mbit", "--step", "100ms"]
+    told = CliRunner().invoke(cli, ["recommend", *situation, "--optimizer", "AdamW"], catch_exceptions=False)
+    assert re.search(r"^redsync, correct_momentum=false .* not measured$", told.output, re.M)
+    assert "set gradients.0.compressor.correct_momentum=false" in " ".join(told.output.split())
+    assert "Not possible here" not in told.output
+    own = CliRunner().invoke(cli, ["recommend", *situation], catch_exceptions=False)
+    assert re.search(r"^redsync  +", own.output, re.M)
+
+
+def test_recommend_counts_the_synchronous_steps_of_the_test() -> None:
+    situation = ["--params", "10M", "--hosts", "4x1", "--bandwidth", "100mbit", "--step", "100ms"]
+    told = CliRunner().invoke(cli, ["recommend", *situation], catch_exceptions=False).output
+
+    def seconds_of(name: str) -> list[float]:
+        [line] = re.findall(rf"^{re.escape(name)}  +(.*)$", told, re.M)
+        units = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+        return [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (s|ms|us)\b", line)]
+
+    [plain, *_], [own, tested, *_] = seconds_of("sgd"), seconds_of("diloco")
+    assert tested == pytest.approx(own + 240 / 900 * (plain - own), rel=0.02)
+
+
 def test_sgd_is_taken() -> None:
     for target in TARGETS:
         check_run(load_run(target, ("optimizer={name: sgd, lr: 0.1, momentum: 0.9}",)))
+
+
+def test_a_file_on_a_recipe_without_a_strategy_is_that_recipe() -> None:
+    assert load_run({"recipe": "eapipe"}).strategy == load_run("eapipe").strategy

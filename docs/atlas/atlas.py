@@ -65,7 +65,7 @@ def run_file(task: str, out: Path, network: str = ATLAS["trained_on"], **changes
     model = check_run(load_run(settings)).model()
     share = sum(parameter.numel() for parameter in model.parameters()) / ATLAS["parameters"]
     rate = share * ATLAS["networks"][network]
-    settings["network"] = {"latency_s": ATLAS["latency_s"], "bandwidth_bytes_per_s": rate}
+    settings["network"] = {"latency_s": ATLAS["latency_s"], "bandwidth_bits_per_s": rate}
     out.mkdir(parents=True, exist_ok=True)
     file = out / "run.yaml"
     file.write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -94,7 +94,7 @@ def test_every_component_and_its_keys_are_in_the_configuration(site: Path) -> No
     ]
     assert not missing
     assert "](#" not in text, "a link that is none"
-    for key in ("checkpoint", "every", "bandwidth_bytes_per_s", "on_nonfinite", "density"):
+    for key in ("checkpoint", "every", "bandwidth_bits_per_s", "on_nonfinite", "density"):
         assert f'<span class="pre">{key}</span>' in page
 
 

@@ -1,7 +1,7 @@
 """What `hocket recommend` predicts, against what steps take on hosts with slow links.
 
     sudo tools/netlab --hosts 4 --rate 1gbit run --env -- \\
-        .venv/bin/python packages/core-runtime/benchmarks/recommended.py --bandwidth 1gbit [--late 1x0.3]
+        .venv/bin/python packages/core-runtime/benchmarks/recommended.py --bandwidth 1gbit [--late 1x300ms]
 
 24 layers, 1.2 M parameters in all, on emulated accelerators that compute for 100 ms a step, as the hosts share this
 machine's cores. Each strategy's steps are measured over whole periods, and predicted from the network's nominal rate.
@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 import hocket
-from hocket.cli.situation import bandwidth_of, delays_of
+from hocket.cli.situation import delays_of
 from hocket.delays import Delays
 from hocket.plan.advice import predict
 from hocket.plan.lateness import held_up_seconds
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.plan import plan
+from hocket.quantities import bits_per_second
 from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
@@ -50,13 +51,13 @@ DIFFERENT = 1.15
 
 def predicted(name: str, ranks: int, bandwidth: float, delays: Delays | None) -> float:
     """Return the predicted seconds of a step."""
-    network = NetworkModel(latency_s=LATENCY_S, bandwidth_bytes_per_s=bandwidth)
+    network = NetworkModel(latency_s=LATENCY_S, bandwidth_bits_per_s=bandwidth)
     with torch.device("meta"):
         layers = (torch.nn.Linear(MACHINE.numel, 1, bias=False) for _ in range(MACHINE.layers))
         model = torch.nn.Sequential(*layers)
     planned = plan(hocket.compose(name), model, Placement(tuple(range(ranks))), network)
     held_up_s = 0.0 if delays is None else held_up_seconds(planned, MACHINE.compute_s, delays)
-    return predict(name, planned, MACHINE.compute_s, held_up_s, packing_seconds(planned)).step_s
+    return predict(planned, MACHINE.compute_s, held_up_s, packing_seconds(planned)).step_s
 
 
 def report(found: dict[str, float], told: dict[str, float]) -> None:
@@ -88,7 +89,7 @@ def main() -> None:
         for name in options.sides:
             found[name] = _measured(peer, name, delays)
         if peer.rank == 0:
-            bandwidth = bandwidth_of(options.bandwidth)
+            bandwidth = bits_per_second(options.bandwidth)
             report(found, {name: predicted(name, peer.size, bandwidth, delays) for name in found})
 
 

@@ -12,7 +12,7 @@ from hocket.transport.network import NetworkModel
 LAYERS, WIDTH, STEPS, RANKS = 5, 64, 6, 8
 FORWARD_S = 0.010
 # A layer's message (4,160 floats) takes about 5 ms.
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=3.4e6)
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=27.2e6)
 LAYER_S = NETWORK.message_seconds(4 * (WIDTH * WIDTH + WIDTH))
 
 

@@ -30,7 +30,7 @@ from emulated import Machine, Timing, measure, measure_ddp
 MACHINE = Machine(layers=24, numel=125_000, compute_s=0.5)
 PERIOD = 16
 #: TCP's payload over a link of 100 Mbit/s.
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=93.8e6 / 8)
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=93.8e6)
 PORT = 29_421
 
 _EVERY = f"parameters.0.every={PERIOD}"

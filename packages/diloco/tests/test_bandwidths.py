@@ -61,7 +61,7 @@ def needed(strategy: dict[str, Any], numel: float, step_s: float) -> list[float]
         return plan(composed, model, 2, NetworkModel(0.0, bandwidth))
 
     found = partial(least_bandwidths, planned, step_s, hidden_s=2 / 3 * step_s)(SHARES)
-    return [each * 8 / 1e9 for each in found if each is not None]
+    return [each / 1e9 for each in found if each is not None]
 
 
 @pytest.mark.parametrize("row", STREAMING)

@@ -81,7 +81,7 @@ def main() -> None:
     numel = round(given.exchange * given.compute_s * given.bandwidth / 4 / LAYERS)
     machine = Machine(LAYERS, numel, given.compute_s)
     if given.virtual:
-        network = NetworkModel(latency_s=given.latency, bandwidth_bytes_per_s=given.bandwidth)
+        network = NetworkModel(latency_s=given.latency, bandwidth_bits_per_s=8 * given.bandwidth)
         world = hocket.virtual(given.virtual, network=network)
         found = world.run(lambda: measured(hocket.join(), machine, given))[0]
     else:

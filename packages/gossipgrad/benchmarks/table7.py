@@ -49,7 +49,7 @@ def efficiency(strategy: tuple[str, ...], ranks: int, steps: int) -> float:
     """Return a strategy's efficiency in per cent."""
     network = NetworkModel(
         latency_s=1e-5,
-        bandwidth_bytes_per_s=exchanged_bytes(MACHINE) / EXCHANGE_S,
+        bandwidth_bits_per_s=8 * exchanged_bytes(MACHINE) / EXCHANGE_S,
         poll_s=_RING_POLL_S if _RING in strategy else _POLL_S,
     )
     world = hocket.virtual(ranks, network=network)

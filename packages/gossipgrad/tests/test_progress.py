@@ -165,7 +165,7 @@ def test_a_collective_with_progress_of_its_own_is_refused() -> None:
 LAYERS, WIDTH, COMPUTE_S, EXCHANGE_S = 48, 8, 0.096, 0.027
 #: A layer's weights and biases, padded; what a gradient's trailing numbers add is within the tolerances.
 _LAYER_BYTES = 4 * (64 + 16)
-NETWORK = NetworkModel(1e-5, bandwidth_bytes_per_s=LAYERS * _LAYER_BYTES / EXCHANGE_S, poll_s=1e-7)
+NETWORK = NetworkModel(1e-5, bandwidth_bits_per_s=8 * LAYERS * _LAYER_BYTES / EXCHANGE_S, poll_s=1e-7)
 
 
 @pytest.mark.parametrize("progress", ["inline", "thread"])

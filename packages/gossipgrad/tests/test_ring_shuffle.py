@@ -177,7 +177,7 @@ def test_a_data_loader_with_workers() -> None:
 # ------------------------------------------------------------------------------------------------ overlap
 
 BATCH_BYTES, BATCHES, RANKS, EPOCHS = 64_000, 10, 4, 5
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=BATCH_BYTES / 8e-3)  # a batch takes 8 ms
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=8 * BATCH_BYTES / 8e-3)  # a batch takes 8 ms
 
 
 def timed(compute_s: float, batches: int = BATCHES) -> tuple[float, float, int]:

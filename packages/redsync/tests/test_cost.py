@@ -87,7 +87,7 @@ def test_dense_is_better_from_where_the_formula_says() -> None:
 
 def test_calibration_finds_the_networks_constants() -> None:
     """On virtual ranks the network is known: 1 ms and 10 MB/s."""
-    network = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e7)
+    network = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=8e7)
     found = hocket.virtual(4, network=network).run(lambda: calibrate(hocket.join(), torch.device("cpu")))
     assert found == [found[0]] * 4
     costs = found[0]

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from hocket.task.api import Task as Task
     from hocket.task.api import TaskData as TaskData
     from hocket.task.classification import Classification as Classification
+    from hocket.task.classification import ImageClassification as ImageClassification
     from hocket.task.samples import BatchedSamples as BatchedSamples
     from hocket.task.samples import Scaling as Scaling
     from hocket.task.samples import TensorSamples as TensorSamples
@@ -206,6 +207,7 @@ _HOMES = {
     "Task": "hocket.task.api",
     "TaskData": "hocket.task.api",
     "Classification": "hocket.task.classification",
+    "ImageClassification": "hocket.task.classification",
     "BatchedSamples": "hocket.task.samples",
     "Scaling": "hocket.task.samples",
     "TensorSamples": "hocket.task.samples",

@@ -43,7 +43,14 @@ class UserError(HocketError):
 
 
 class ConfigError(UserError):
-    """A key, a type or a value that the configuration does not allow."""
+    """A key, a type or a value that the configuration does not allow.
+
+    Attributes:
+        unknown: the path from the root to a key that is not allowed where it stands, nor a slip of one that is; empty
+            for other mistakes.
+    """
+
+    unknown: tuple[str | int, ...] = ()
 
 
 class CompositionError(ConfigError):
@@ -55,7 +62,15 @@ class MissingPluginError(ConfigError):
 
 
 class AttachError(UserError):
-    """A model or an optimizer that a session cannot carry."""
+    """A model or an optimizer that a session cannot carry.
+
+    Attributes:
+        override: `KEY=VALUE` with which it could; empty where there is none.
+    """
+
+    def __init__(self, message: str, override: str = "") -> None:
+        super().__init__(message)
+        self.override = override
 
 
 class DisagreementError(UserError):
@@ -109,7 +124,12 @@ def suggest(given: str, allowed: Iterable[str]) -> str:
 
 def near_words(given: str, allowed: Iterable[str]) -> list[str]:
     """Return the three allowed words that are nearest to `given`, the nearest first, or those that are near at all."""
-    near = difflib.get_close_matches(given, list(allowed), n=3, cutoff=0.6)
+    words = list(allowed)
+    near = difflib.get_close_matches(given, words, n=3, cutoff=0.6)
+    if not near:  # bandwidth stands for bandwidth_bits_per_s
+        length = given.count("_") + 1
+        shortened = {"_".join(word.split("_")[:length]): word for word in reversed(words)}
+        near = [shortened[each] for each in difflib.get_close_matches(given, shortened, n=3, cutoff=0.6)]
     # Letters in another order are the likelier slip: sdg means sgd rather than sgp.
     return sorted(near, key=lambda word: sorted(word) != sorted(given))
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import hocket
 from hocket.cli.listing import plugins_command
-from hocket.cli.main import cli
+from hocket.cli.main import cli, main
 from hocket.errors import UserError
 from hocket.training.observer import Display, observer_for
 from hocket.training.run import load_run, resolved
@@ -80,6 +80,17 @@ def test_a_dry_run_says_what_would_be_started(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
     invoke("run", *words, "epochs=1", "--out", "out", "-q")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 8
+
+
+def test_a_dry_run_that_refuses_says_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hocket", "run", "sgd", "optimizer.lrr=1", "--dry-run"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "optimizer.lrr: unknown argument of sgd" in shown.err
 
 
 def test_more_is_shown_and_less(tmp_path: Path) -> None:

@@ -109,9 +109,9 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["recipe=crossover"], "recipe sgd: recipe: plugin 'crossover' is not installed: "
-         + how_to_install("hocket-crossover")),
-        (["recipe=crossover.flat"], "recipe sgd: recipe: plugin 'crossover' is not installed: pip install"),
+        (["recipe=crossover"], "recipe sgd would be laid over it: name crossover in place of sgd"),
+        (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
+        (["timeout_s=soon"], "timeout_s: got 'soon'; allowed: a number, or a number with s, ms or us, such as 200ms"),
         (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: "
          + how_to_install("hocket-tasks")),
         (["task=my_task"], "there is no task 'my_task'; there are: digits. One of your own is "

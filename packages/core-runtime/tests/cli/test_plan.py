@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hocket
+from hocket.cli.main import cli
 from hocket.cli.planning import plan_command
 from hocket.cli.planning_several import plan_several
 from hocket.collective.gossip import GossipChannel
@@ -29,7 +31,7 @@ from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
-NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=8e6)
 
 
 class Mixed(nn.Module):
@@ -349,3 +351,45 @@ def test_nothing_is_cut_on_80_columns(
     assert max(map(len, drawn.splitlines())) <= 80
     assert words <= {*drawn.split()}
     assert "…" not in drawn
+
+
+def test_a_plan_takes_what_recommend_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(
+        cli,
+        ["plan", "sgd", "-n", "4", "--params", "25M", "--bandwidth", "1gbit", "--latency", "50us"],
+        catch_exceptions=False,
+    )
+    assert "4 ranks; 24 equal matrices: 25,018,584 trainable parameters" in result.output
+    assert "for a latency of 50 us and 1 Gbit/s per rank" in " ".join(result.output.split())
+    # A ring's 2 (p - 1) / p of 100 MB at 125 MB a second.
+    assert "1.2 s" in result.output
+    several = CliRunner().invoke(
+        cli, ["plan", "sgd", "agd", "-n", "4", "--params", "25M"], catch_exceptions=False
+    )
+    assert "24 equal matrices" in several.output
+    with pytest.raises(UserError, match=r"^--bandwidth: got '100'; allowed: a number with kbit"):
+        CliRunner().invoke(cli, ["plan", "sgd", "--bandwidth", "100"], catch_exceptions=False)
+
+
+def test_the_share_of_computing_counts_who_is_late(capsys: pytest.CaptureFixture[str]) -> None:
+    late = "delays={name: fixed, ranks: [0], seconds: 300ms}"
+    plan_command("sgd", ("compute.step_s=100ms", late), 4)
+    told = " ".join(capsys.readouterr().out.split())
+    # 0.1 s of 0.4 s, and the messages of the digits take next to nothing.
+    assert re.search(
+        r"2[45]\.\d% of a rank's time, a step of 40\d ms, 300 ms of them held up by late ranks", told
+    )
+    assert "; 50% never, per rank" in told
+    plan_command("agd", ("compute.step_s=100ms",), 4)
+    assert "99% from 0.1 Gbit/s or less, per rank" in " ".join(capsys.readouterr().out.split())
+    plan_several(("sgd", "agd"), ("compute.step_s=100ms", late), 4, ())
+    assert re.search(r"sgd .* 25%", capsys.readouterr().out)
+
+
+def test_the_first_exchange_that_takes_place_has_the_buffers() -> None:
+    net = nn.Linear(100, 100)
+    hierarchical, plain = (
+        plan(hocket.compose(name), net, Placement.of_counts([1] * 4), NETWORK).memory_bytes
+        for name in ("hierarchical_sgd", "sgd")
+    )
+    assert hierarchical == plain > 0

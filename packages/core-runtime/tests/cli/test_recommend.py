@@ -15,15 +15,15 @@ import hocket
 from hocket.cli.main import cli
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
-from hocket.plan.advice import Prediction, least_bandwidth_for_plain, most_hosts_for_plain, predict
+from hocket.plan.advice import least_bandwidth, most_hosts, predict
 from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
 from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 
 RANKS, STEP_S = 4, 0.1
-NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=2e5)
-SITUATION = ["--params", "25M", "--hosts", "8x1", "--bandwidth", "1gbit", "--step", "0.1"]
+NETWORK = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=1.6e6)
+SITUATION = ["--params", "25M", "--hosts", "8x1", "--bandwidth", "1gbit", "--step", "100ms"]
 
 
 def model() -> nn.Module:
@@ -93,28 +93,20 @@ def test_it_predicts_what_simulated_ranks_take(recipe: str, late: Delays | None)
 
     taken = hocket.virtual(RANKS, network=NETWORK).run(train)
     held_up_s = 0.0 if late is None else held_up_seconds(planned(recipe), STEP_S, late)
-    predicted = predict(recipe, planned(recipe), STEP_S, held_up_s).step_s
+    predicted = predict(planned(recipe), STEP_S, held_up_s).step_s
     assert predicted == pytest.approx(np.mean(taken), rel=0.1)
 
 
-def test_plain_allreduce_is_good_from_where_it_is_within_five_per_cent() -> None:
-    def at(bandwidth: float) -> list[Prediction]:
-        return [
-            Prediction(name, STEP_S + nbytes / bandwidth, 0.0, 0.0, 0.0, nbytes, 0)
-            for name, nbytes in (("agd", 2e6), ("other", 1e6))
-        ]
-
-    least = least_bandwidth_for_plain(at)
-    exact = (2e6 - 1.05e6) / (0.05 * STEP_S)
+def test_plain_allreduce_is_level_from_some_bandwidth_on_and_up_to_some_hosts() -> None:
+    exact = 8e6 / STEP_S
+    least = least_bandwidth(lambda bandwidth: bandwidth >= exact)
     assert least is not None
     assert exact <= least < 1.3 * exact
-    assert least_bandwidth_for_plain(lambda _: at(1.0)) is None
-
-    def among(hosts: int) -> list[Prediction]:
-        return [Prediction(*each, 0.0, 0.0, 0.0, 0.0, 0) for each in (("agd", 0.01 * hosts), ("other", 0.08))]
-
-    assert most_hosts_for_plain(among, (2, 4, 8, 16)) == 8
-    assert most_hosts_for_plain(among, (16, 32)) is None
+    # What holds again further down is not from there on.
+    assert least_bandwidth(lambda bandwidth: bandwidth >= exact or bandwidth < 0.5 * exact) == least
+    assert least_bandwidth(lambda _: False) is None
+    assert most_hosts(lambda hosts: hosts <= 9 or hosts == 32, (2, 4, 8, 16, 32)) == 8
+    assert most_hosts(lambda hosts: hosts >= 32, (16, 32)) is None
 
 
 def recommend(*arguments: str) -> str:
@@ -123,22 +115,94 @@ def recommend(*arguments: str) -> str:
     return result.output
 
 
-def ranked(told: str) -> list[str]:
-    lines = told[told.index("strategy") :].splitlines()
-    return [line.split()[0] for line in lines[1 : lines.index("")]]
+def table(told: str) -> dict[str, dict[str, str]]:
+    """Return the table's cells by row and column."""
+    lines = told[told.index("strategy  ") :].splitlines()
+    starts = [(match.start(), match.end(), match[0]) for match in re.finditer(r"\S+(?: \S+)*", lines[0])]
+    rows = {}
+    for line in lines[1 : lines.index("")]:
+        cells = {header: "" for *_, header in starts}
+        for match in re.finditer(r"\S+(?: \S+)*", line):
+            # Numbers end where their header does, text begins there.
+            [header] = [name for start, end, name in starts if match.end() == end or match.start() == start]
+            cells[header] = match[0]
+        rows[cells["strategy"]] = cells
+    return rows
+
+
+def seconds_of(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit]
 
 
 def test_it_ranks_recipes_and_says_what_they_cost() -> None:
     slow, fast = (recommend(*SITUATION, "--bandwidth", each) for each in ("100mbit", "1tbit"))
-    names = ranked(slow)
-    assert names.index("periodic_average") < names.index("agd") <= names.index("sgd")
-    assert set(names) == set(ranked(fast))
+    rows = table(slow)
+    names = list(rows)
+    # What changes nothing comes first, and both parts go by time.
+    assert names[:3] == sorted(
+        ["agd", "hierarchical_sgd", "sgd"], key=lambda name: seconds_of(rows[name]["step"])
+    )
+    assert {rows[name]["costs"] for name in names[:3]} == {"nothing"}
+    times = [seconds_of(rows[name]["step"]) for name in names[3:]]
+    assert times == sorted(times)
+    assert set(names) == set(table(fast))
     assert "local" not in names
-    for name in names:
-        assert re.search(rf"^- {re.escape(name)}: .*\n?(.*\n)*?.*Measured:", slow, re.M), name
-    assert "Plain allreduce (agd) is within 5 %" in slow
-    assert "with any number of such hosts" in slow
-    assert re.search(r"up to 1024\s+such hosts", fast)
+    for name in names[3:]:
+        letter = rows[name]["costs"]
+        [listed] = re.findall(rf"^{letter}: (.*\n(?:.*\n)*?)(?=\w+: |\n)", slow, re.M)
+        assert re.search(rf"^  - {re.escape(name)}: (?:.*\n)*?.*measured:", listed, re.M), name
+        assert rows[name]["and up to"] == "never" or int(rows[name]["and up to"].split()[0]) <= 128
+    assert rows["agd"]["agd is level from"] == ""
+    assert rows["sgd"]["agd is level from"] == "0.1 Gbit/s or less"
+    assert 0.1 < float(rows["periodic_average"]["agd is level from"].split()[0]) < 100
+    assert {row["and up to"] for row in table(fast).values()} == {"", "128 hosts or more"}
+
+
+def test_plain_allreduce_is_level_with_a_row_as_the_row_says() -> None:
+    told = table(recommend(*SITUATION))["periodic_average"]["agd is level from"]
+    gbits = float(told.split()[0])
+    for factor, holds in ((1.02, True), (0.8, False)):
+        rows = table(recommend(*SITUATION, "--bandwidth", f"{factor * gbits:.4f}gbit"))
+        plain, other = (seconds_of(rows[name]["step"]) for name in ("agd", "periodic_average"))
+        # The table has three digits.
+        assert (plain <= 1.052 * other) is holds
+
+
+def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
+    exchange = "{collective: allreduce, every: 20}"
+    (tmp_path / "mine.yaml").write_text(f"strategy: {{parameters: [{exchange}]}}\n")
+    rows = table(recommend(str(tmp_path / "mine.yaml"), *SITUATION))
+    assert rows["mine.yaml"]["costs"] == "not measured"
+    assert seconds_of(rows["mine.yaml"]["step"]) < seconds_of(rows["periodic_average"]["step"])
+    rows = table(recommend("periodic_average", "parameters.0.every=20", *SITUATION))
+    assert (
+        rows["periodic_average, every=20"]["step"]
+        == table(recommend(str(tmp_path / "mine.yaml"), *SITUATION))["mine.yaml"]["step"]
+    )
+    # A recipe as it is has its row already.
+    assert len(table(recommend("periodic_average", *SITUATION))) == len(rows) - 1
+    phases = (
+        "strategy: {gradients: [{collective: allreduce}]}\nphases: {100: {gradients: [], parameters: [%s]}}\n"
+    )
+    (tmp_path / "later.yaml").write_text(phases % exchange)
+    assert "later.yaml, from step 100 on" in recommend(str(tmp_path / "later.yaml"), *SITUATION)
+
+
+def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("strategy: {parameters: [{collective: allreduce, every: 3}]}\n")
+    assert "mine" in table(recommend(str(folder), *SITUATION))
+
+
+def test_ranks_that_are_late_now_and_then_hold_up_less() -> None:
+    always, seldom = (
+        seconds_of(table(recommend(*SITUATION, "--late", late))["sgd"]["held up"])
+        for late in ("1x300ms", "1x0.3s@10%")
+    )
+    assert always == pytest.approx(0.3)
+    assert 0.01 < seldom < 0.06
 
 
 def test_it_takes_a_task_a_function_a_file_and_an_optimizer(
@@ -153,7 +217,7 @@ def test_it_takes_a_task_a_function_a_file_and_an_optimizer(
     file.write_text("recipe: dpsgd\nranks: 4\ncompute: {step_s: 0.2}\n")
     assert "a step computes 200 ms" in recommend(str(file))
     adamw = recommend("task=digits", *given, "--optimizer", "adamw", "--late", "1x0.3", "--all")
-    assert "RandomSubset" in adamw
+    assert "late ranks: random_subset {count: 1, seconds: 0.3" in " ".join(adamw.split())
 
 
 def test_it_measures_a_task_s_step_and_compressors() -> None:
@@ -176,8 +240,28 @@ def test_it_measures_a_task_s_step_and_compressors() -> None:
         (["--hosts", "2x1", "--model", "no_such_module:net"], "no_such_module"),
         (["--hosts", "2x1", "--model", "os:getcwd"], "returned str, no torch.nn.Module"),
         (["--hosts", "2x1", "--bandwidth", "fast"], "--bandwidth: got 'fast'"),
-        (["--hosts", "2x1", "--latency", "5"], "--latency: got '5'"),
-        (["--hosts", "2x1", "--late", "often"], "--late: got 'often'"),
+        (
+            ["--hosts", "2x1", "--latency", "5"],
+            "--latency: got '5', which would be 5 seconds: write 5us, 5ms or 5s",
+        ),
+        (["--hosts", "2x1", "--late", "often"], "--late: got 'often'; allowed: 1x300ms"),
+        (
+            ["--hosts", "2x1", "--late", "1x300"],
+            "--late 1x300: got '300', which would be 300 seconds: write 300ms",
+        ),
+        (["--hosts", "2x1", "--late", "1x3s@120%"], "--late 1x3s@120%: fraction is 1.2; allowed: 0 to 1"),
+        (
+            ["--hosts", "2x1", "--params", "1M", "--step", "200"],
+            "--step: got '200', which would be 200 seconds: write",
+        ),
+        (["--hosts", "2x1", "--params", "1M", "--step", "0"], "--step: a step computes for more than 0 s"),
+        (["--hosts", "8", "--params", "1M"], "hosts '8': 8 hosts of one rank are 8x1"),
+        (
+            ["parameters.0.every=30", "--hosts", "2x1"],
+            "parameters.0.every=30 changes one strategy: name it, such as",
+        ),
+        (["periodic_avarage", "--hosts", "2x1"], "Did you mean 'periodic_average'?"),
+        (["sgd", "--hosts", "2x1"], "which model is missing"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "--late among 2 ranks"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--optimizer", "adamv"], "adamv"),
         (["nowhere", "--hosts", "2x1"], "neither a YAML file nor the folder of a run"),
@@ -188,3 +272,9 @@ def test_a_mistake_is_told_in_a_line(arguments: list[str], said: str) -> None:
         recommend(*arguments)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_number_of_ranks_is_answered_with_hosts() -> None:
+    result = CliRunner().invoke(cli, ["recommend", "-n", "8", "--params", "1M"])
+    assert result.exit_code == 2
+    assert "--hosts 8x1 for 8 hosts of one rank" in " ".join(result.output.split())

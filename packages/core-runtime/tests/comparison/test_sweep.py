@@ -207,6 +207,7 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         ),
         (["sgd", "strategy=sgd,mine.yaml"], "mine.yaml: cannot read the file: No such file or directory"),
         (["sgd", "strategy="], "strategy: got null; allowed: a mapping of samples, gradients, parameters"),
+        (["sgd", "recipe=sgd,agd"], "recipe=sgd,agd: a sweep takes recipes by strategy=sgd,agd"),
         (["sgd", "seed"], "override 'seed': not of the form KEY=VALUE"),
         (["sgd", "seed=0,,1"], "'seed=0,,1': a value is missing before or after a comma"),
         (["sgd", "seed=0,1,0"], "'seed=0,1,0': the value 0 stands twice"),

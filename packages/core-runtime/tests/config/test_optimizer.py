@@ -10,7 +10,7 @@ import torch
 from hocket.config.optimizer import build_optimizer, build_optimizers, complete_arguments
 from hocket.config.reference import Reference
 from hocket.errors import ConfigError
-from hocket.training.run import load_run
+from hocket.training.run import load_run, resolved
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -23,6 +23,13 @@ def test_an_optimizer_is_torchs_own_with_the_arguments_given() -> None:
     assert type(optimizer) is torch.optim.AdamW
     assert optimizer.defaults["lr"] == 1e-3
     assert optimizer.defaults["betas"] == (0.8, 0.9)
+
+
+def test_a_name_is_understood_in_any_case() -> None:
+    run = load_run("sgd", ["optimizer={name: Muon, rest: {name: AdamW}}"])
+    assert type(build_optimizer(run.optimizer.nested("rest"), parameters())) is torch.optim.AdamW
+    written = resolved(run)["optimizer"]
+    assert (written["name"], written["rest"]["name"]) == ("muon", "adamw")
 
 
 def test_parameter_groups_are_passed_on() -> None:

@@ -39,6 +39,19 @@ def test_a_random_subset_has_as_many_ranks_as_asked_for(
     np.testing.assert_array_equal(RandomSubset(count, 0.3).of_step(step, size, seed), found)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 1.0])
+def test_a_random_subset_is_late_in_a_fraction_of_the_steps(fraction: float) -> None:
+    steps = 2000
+    late = np.array([RandomSubset(2, 0.3, fraction).of_step(step, 5, 7) for step in range(steps)])
+    assert set(np.count_nonzero(late, axis=1)) <= {0, 2}
+    # Four standard deviations of a binomial.
+    assert np.count_nonzero(late.any(axis=1)) / steps == pytest.approx(
+        fraction, abs=4 * (fraction * (1 - fraction) / steps) ** 0.5
+    )
+    with pytest.raises(ValueError, match=r"^fraction is 1\.5; allowed: 0 to 1"):
+        RandomSubset(2, 0.3, 1.5)
+
+
 def test_random_subsets_are_uniform_and_depend_on_the_seed() -> None:
     """All 28 pairs of 8 ranks come as often, within 5 standard deviations; steps and seeds are independent."""
     num_steps = 5600

@@ -20,7 +20,7 @@ from hocket.cli.main import main
 from hocket.delays import ComputeModel, Delays, RandomSubset, Recorded, ShiftingSkew
 
 #: Exchanges take no time. 1442 samples make 12 steps of 4 ranks.
-FREE = "network={latency_s: 0, bandwidth_bytes_per_s: .inf}"
+FREE = "network={latency_s: 0, bandwidth_bits_per_s: .inf}"
 STEPS, RANKS = 12, 4
 
 

@@ -64,7 +64,7 @@ def test_allreduce_among_any_number(kind: str, size: int) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_virtual_seconds_are_the_model_s(kind: str) -> None:
-    network = NetworkModel(latency_s=1e-3, bandwidth_bytes_per_s=1e7)
+    network = NetworkModel(latency_s=1e-3, bandwidth_bits_per_s=8e7)
 
     def seconds(count: int) -> float:
         peer, progress = join(), InlineProgress()

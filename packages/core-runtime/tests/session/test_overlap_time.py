@@ -12,7 +12,7 @@ from hocket.transport.network import NetworkModel
 LAYERS, WIDTH, STEPS, RANKS = 5, 64, 3, 4
 BACKWARD_S = 0.010
 # An allreduce of a layer (4,160 floats, padding and trailer beside) takes about 8 ms.
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=3.4e6)
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=27.2e6)
 
 
 def charging(layer: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.api import CollectiveTraits, Ends
 from hocket.collective.rooted import Broadcast
-from hocket.errors import CompositionError
+from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import default_registry
 from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement, Strategy, World, compose
 from hocket.topology import Complete
@@ -149,7 +149,8 @@ def test_overrides_are_laid_in_order_and_null_empties() -> None:
     assert compose("agd", "gradients.0.overlap=none", "gradients.0.overlap=backward") == compose("agd")
     assert compose("sgd", "gradients=null") == compose("local")
     assert compose("sgd", "gradients.0.topology=null") == compose("sgd")
-    assert compose("sgd", "recipe=agd") == compose("sgd")
+    with pytest.raises(ConfigError, match="recipe sgd would be laid over it: name agd in place of sgd"):
+        compose("sgd", "recipe=agd")
 
 
 def test_an_override_leaves_the_callers_mapping_alone() -> None:

@@ -227,6 +227,28 @@ def test_fields_are_checked(write: Write, fields: dict[str, Any], message: str) 
         load_user_task("line_k:Line", fields)
 
 
+def test_a_classification_with_a_model_of_its_own_has_no_network(write: Write) -> None:
+    write(
+        "own",
+        """
+        from dataclasses import dataclass
+        from torch import nn
+        from hocket.api import Classification
+
+        @dataclass(frozen=True)
+        class Own(Classification):
+            width: int = 3
+            def data(self, seed): raise NotImplementedError
+            def model(self): return nn.Linear(self.width, 2)
+        """,
+    )
+    assert load_user_task("own:Own", {"width": 5}).model().in_features == 5
+    with pytest.raises(
+        ConfigError, match=r"task\.network: no such field .*; allowed: label_smoothing, width"
+    ):
+        load_user_task("own:Own", {"network": "cnn"})
+
+
 def test_only_a_class_takes_fields(write: Write) -> None:
     write("line_l", TASK + "\n    steep = Line(slope=9.0)\n")
     with pytest.raises(

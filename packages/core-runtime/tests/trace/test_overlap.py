@@ -19,7 +19,7 @@ from hocket.trace.transport import TracedLane, TracedPeer, TracedRequest
 from hocket.transport.network import NetworkModel
 
 STEPS, WIDTH, RANKS = 3, 64, 2
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=3.4e6)
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=27.2e6)
 EXCHANGE_S = NETWORK.allreduce_seconds(4 * (WIDTH * WIDTH + WIDTH), RANKS)
 
 

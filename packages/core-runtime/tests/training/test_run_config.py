@@ -60,13 +60,13 @@ def test_every_key_has_a_default() -> None:
 def test_defaults_then_recipe_then_file_then_overrides(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("recipe: agd\nepochs: 7\nseed: 1\noptimizer: {lr: 0.5}\nnetwork: {latency_s: 1}\n")
-    run = load_run(path, ["seed=2", "network.bandwidth_bytes_per_s=1e6", "gradients.0.overlap=none"])
+    run = load_run(path, ["seed=2", "network.bandwidth_bits_per_s=8e6", "gradients.0.overlap=none"])
     assert run.batch_size == 32
     assert run.recipe == "agd"
     assert run.optimizer == Reference("sgd", {"lr": 0.5, "momentum": 0.9})
     assert run.epochs == 7
     assert run.seed == 2
-    assert run.network == NetworkModel(1.0, 1e6)
+    assert run.network == NetworkModel(1.0, 8e6)
     assert run.strategy == compose("agd", "gradients.0.overlap=none")
 
 

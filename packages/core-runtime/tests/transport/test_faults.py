@@ -98,7 +98,7 @@ class TestDelays:
                 lane.irecv(word, 0, 0).wait()
             return peer.clock.now() - start_s
 
-        network = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=8.0)
+        network = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=64.0)
         assert World(2, network=network).run(body)[1] == 2.0
         assert world(2, Faults(delay_s=(5.0, 5.0)), network=network).run(body)[1] == 7.0
 
@@ -146,7 +146,7 @@ class TestDelays:
             requests[1].wait()
             return [requests[0].done()]
 
-        network = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=8.0)
+        network = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=64.0)
         assert world(2, Faults(), network=network).run(body)[1] == [True]
         assert world(2, Faults(first, reorder=0.5), network=network).run(body)[1] == [False]
 

@@ -55,6 +55,7 @@ def test_a_hostfile_of_either_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("a:0", "hosts 'a:0': a host has 1 rank or more"),
         ("0x8", "hosts '0x8': a host has 1 rank or more"),
         ("a:4,a:4", "hosts 'a:4,a:4': a is named twice: give it one number"),
+        ("8", "hosts '8': 8 hosts of one rank are 8x1, 8 ranks on one host are 1x8"),
         ("a:b", "hosts 'a:b': 'a:b' is no host; write a:8,b:8, or 4x8"),
         ("a,,b", "hosts 'a,,b': '' is no host"),
         ("./hosts", "hosts './hosts': './hosts' is no host, and there is no such file"),

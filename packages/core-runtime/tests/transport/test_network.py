@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hocket.transport.reduction import tree_sum
 from hocket.transport.virtual import NetworkModel
 
-NETWORK = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=10.0)
+NETWORK = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=80.0)
 
 
 def test_messages() -> None:
@@ -73,7 +73,7 @@ def test_collectives_cost_at_least_a_latency_and_more_bytes_cost_more(nbytes: in
     [
         {"latency_s": -1.0},
         {"latency_s": math.nan},
-        {"bandwidth_bytes_per_s": 0.0},
+        {"bandwidth_bits_per_s": 0.0},
         {"poll_s": 0.0},
         {"poll_s": math.inf},
     ],
@@ -84,7 +84,7 @@ def test_numbers_that_cannot_be(numbers: dict[str, float]) -> None:
 
 
 def test_a_model_is_a_value() -> None:
-    assert dataclasses.replace(NETWORK, latency_s=2.0) == NetworkModel(2.0, 10.0)
+    assert dataclasses.replace(NETWORK, latency_s=2.0) == NetworkModel(2.0, 80.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13])

@@ -24,7 +24,7 @@ from hocket.testing.transport.messages import exchange_at_random
 from hocket.transport.virtual import NetworkModel, VirtualPeer, World, current_peer
 
 #: Numbers that are exact in binary: 1 s of latency, 8 bytes a second.
-SLOW = NetworkModel(latency_s=1.0, bandwidth_bytes_per_s=8.0, poll_s=0.25)
+SLOW = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=64.0, poll_s=0.25)
 
 
 def me() -> VirtualPeer:
@@ -401,7 +401,7 @@ class TestWaiting:
             else:
                 lane.irecv(words(1), 0, 0).wait(2.0)
 
-        run(2, body, network=NetworkModel(1.0, 8.0))
+        run(2, body, network=NetworkModel(1.0, 64.0))
 
     def test_the_default_timeout_counts_while_others_compute(self) -> None:
         def body(peer: VirtualPeer) -> float:

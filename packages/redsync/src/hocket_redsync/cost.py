@@ -56,7 +56,7 @@ class CostModel:
     @staticmethod
     def of_network(network: NetworkModel) -> CostModel:
         """Return the model of a network that is only described, as `plan` has it."""
-        byte_s = 1 / network.bandwidth_bytes_per_s
+        byte_s = network.link_seconds(1)
         return CostModel(network.latency_s, byte_s, network.latency_s, byte_s)
 
     def sparse_seconds(self, numel: float, sent: float, message_bytes: float, size: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.api import Classification, Scaling, TaskData, TensorSamples, UserError
+from hocket.api import ImageClassification, Scaling, TaskData, TensorSamples, UserError
 from hocket_tasks.idx import read_idx
 from hocket_tasks.saved_datasets import columns_of, is_saved
 
@@ -37,14 +37,14 @@ _SCALING = Scaling(offset=0.2860 * 255, divisor=0.3530 * 255)
 
 
 @dataclass(frozen=True)
-class FashionMNIST(Classification):
+class FashionMNIST(ImageClassification):
     """Inputs float32 [1, 28, 28] of zero mean and unit variance, targets int64 from 0 to 9.
 
     The data set's own test split (10 000 samples) is held out. Files of the same names and shapes, such as
     MNIST's, do as well.
 
     Attributes:
-        network, hidden, label_smoothing: as in `Classification`.
+        network, hidden, label_smoothing: as in `ImageClassification`.
         folder: where the four IDX files are, compressed (`.gz`) or plain, themselves or in `FashionMNIST/raw` below it,
             as torchvision has them; or what the library datasets has saved to disk, with splits train and test.
         train_samples: how many samples to train with, the first in the file's (shuffled) order; all where

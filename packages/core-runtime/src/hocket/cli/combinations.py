@@ -52,7 +52,10 @@ def combinations(
     load_run(target)  # what is wrong with a file is said with its name
     choices = [_choices(argument) for argument in arguments]
     keys = [key for key, _ in choices]
-    for key in keys:
+    for key, given in choices:
+        if key == "recipe":
+            asked = ",".join(given)
+            raise ConfigError(f"recipe={asked}: a sweep takes recipes by strategy={asked}")
         if keys.count(key) > 1:
             raise ConfigError(f"{key} stands twice; allowed: once, its values with commas between them")
     swept = [key for key, values in choices if len(values) > 1]

@@ -12,13 +12,13 @@ import click
 
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
-from hocket.cli.recommend_options import Asked, recommend_options
+from hocket.cli.recommend_options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
 from hocket.training.startup import defer_dynamo
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]
 
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
 _FIRST_SPEAKS_S = 2.0
@@ -168,6 +168,7 @@ def resume(
 )
 @_ranks("the hosts', the file's, or 4")
 @click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are; default: on one.")
+@network_options
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
 @click.option(
     "--compare",
@@ -188,6 +189,9 @@ def plan(
     words: tuple[str, ...],
     ranks: int | None,
     hosts: str | None,
+    params: str | None,
+    bandwidth: str | None,
+    latency: str | None,
     analysis: bool,
     compare: tuple[str, ...],
     picture: Path,
@@ -197,6 +201,7 @@ def plan(
     \b
     hocket plan agd -n 8
     hocket plan sgd hierarchical_sgd dpsgd --hosts 4x8 task.network=cnn
+    hocket plan sgd diloco -n 8 --params 25M --bandwidth 1gbit compute.step_s=200ms
     hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
     """
     from hocket.cli.planning import plan_command
@@ -206,15 +211,16 @@ def plan(
     # A file's name may have an = in it.
     targets = [word for word in words if "=" not in word or Path(word).is_file()]
     overrides = tuple(word for word in words if word not in targets)
+    overrides += tuple(network_overrides(bandwidth, latency))
     places = parse_hosts(hosts) if hosts else ()
     if not targets:
         raise click.UsageError("Missing argument 'RECIPE|FILE.yaml'.")
     if len(targets) > 1:
         if analysis:
             raise click.UsageError("--analysis is of one strategy: name one recipe or file.")
-        plan_several(targets, overrides, ranks, places)
+        plan_several(targets, overrides, ranks, places, params)
         return
-    run, placement = plan_command(targets[0], overrides, ranks, places)
+    run, placement = plan_command(targets[0], overrides, ranks, places, params)
     if analysis:
         from hocket.cli.analysis import analysis_command
 
@@ -226,10 +232,13 @@ def plan(
 def recommend(asked: Asked) -> None:
     """Rank strategies by what a step is predicted to take, with what each changes and what that cost.
 
+    A strategy of your own, a file's, a run's or a recipe with other settings, is one of the rows.
+
     \b
-    hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 0.1
+    hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
     hocket recommend task=fashion_mnist --hosts 4x1 --bandwidth 100mbit --measure
-    hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 0.1 --late 1x0.3
+    hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 100ms --late 1x300ms@10%
+    hocket recommend diloco parameters.0.every=30 --params 25M --hosts 8x1 --step 100ms
     """
     from hocket.cli.recommending import recommend_command
 

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.outer.merge import Add
+from hocket.quantities import count, read
 from hocket.strategy.exchange import Buffers
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, build_engine, load_run
@@ -32,7 +34,23 @@ if TYPE_CHECKING:
     from hocket.strategy.strategy import Strategy
     from hocket.task.api import Task
 
-__all__ = ["DEFAULT_RANKS", "HOSTS", "model_of", "plan_command", "planned_for", "planned_run", "ranks_of"]
+__all__ = [
+    "DEFAULT_RANKS",
+    "HOSTS",
+    "MATRICES",
+    "held_up",
+    "model_of",
+    "model_of_size",
+    "plan_command",
+    "planned_for",
+    "planned_run",
+    "ranks_of",
+    "size_of",
+    "title",
+]
+
+#: A model of which nobody knows more than its parameters is taken for so many equal matrices.
+MATRICES = 24
 
 #: For how many ranks a plan is made where nobody says.
 DEFAULT_RANKS = 4
@@ -66,7 +84,11 @@ _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
 
 def plan_command(
-    target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host] = ()
+    target: str,
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    hosts: Sequence[Host] = (),
+    params: str | None = None,
 ) -> tuple[RunConfig, Placement]:
     """Carry out `hocket plan`, and return what was planned, with its number of ranks, and where its replicas are.
 
@@ -74,6 +96,7 @@ def plan_command(
         target, overrides: as `load_run` takes them.
         ranks: how many; None for as many as the hosts have places, or the file says.
         hosts: where the ranks are; none for one host.
+        params: how many parameters the model has, such as 25M; None for the task's model.
 
     Raises:
         UserError: whatever is wrong with what was asked for, the number of ranks included.
@@ -85,16 +108,20 @@ def plan_command(
 
     task = check_run(run)
 
-    model = model_of(task)
+    model = model_of(task) if params is None else model_of_size(params)
     engine = build_engine(run)
     stages = stages_of(run, engine, task)
+    if stages and params is not None:
+        raise UserError(
+            f"--params: engine {run.engine.name} cuts the task's own model into stages: leave it out"
+        )
     for step, strategy in [
         (0, run.strategy.at(0)),
         *((p.step, p.strategy) for p in run.strategy.phases if p.step),
     ]:
         if run.strategy.phases:
             print(f"From step {step} on:")
-        _show(run, placement, partial(planned_for, run, strategy, model, placement), bool(stages))
+        _show(run, placement, partial(planned_for, run, strategy, model, placement), bool(stages), params)
     if stages:
         show_stages(stages, placement.size)
     return run, placement
@@ -126,12 +153,12 @@ def planned_run(
 def planned_for(
     run: RunConfig, strategy: Strategy, model: nn.Module, placement: Placement, bandwidth: float
 ) -> Plan:
-    """Plan for links of `bandwidth` bytes a second."""
+    """Plan for links of `bandwidth` bits a second."""
     from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
     shared_bytes = math.inf if run.transport is TransportName.VIRTUAL else SMALLEST_BYTES
-    network = replace(run.network, bandwidth_bytes_per_s=bandwidth)
+    network = replace(run.network, bandwidth_bits_per_s=bandwidth)
     return plan(strategy, model, placement, network, shared_bytes=shared_bytes)
 
 
@@ -145,15 +172,46 @@ def model_of(task: Task) -> nn.Module:
     return task.model()
 
 
-def _show(run: RunConfig, placement: Placement, planned: Callable[[float], Plan], shared_out: bool) -> None:
+def model_of_size(params: str) -> nn.Module:
+    """Build a model without memory of about as many parameters as a text such as 25M says.
+
+    Raises:
+        UserError: it says none.
+    """
+    import torch
+    from torch import nn
+
+    width = max(1, round((read("--params", count, params) / MATRICES) ** 0.5))
+    with torch.device("meta"):
+        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(MATRICES)))
+
+
+def size_of(run: RunConfig, plan: Plan, params: str | None) -> str:
+    """Write which model is planned for, and how large it is."""
+    model = f"task {run.task.name}" if params is None else f"{MATRICES} equal matrices"
+    return f"{model}: {plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
+
+
+def held_up(run: RunConfig, plan: Plan) -> float:
+    """Return the seconds of a step in which a rank is held up by the run's delays, on average."""
+    from hocket.plan.lateness import held_up_seconds
+
+    return 0.0 if run.delays is None else held_up_seconds(plan, run.compute.step_s, run.delays, run.seed)
+
+
+def _show(
+    run: RunConfig,
+    placement: Placement,
+    planned: Callable[[float], Plan],
+    shared_out: bool,
+    params: str | None,
+) -> None:
     assert run.ranks is not None
-    plan = planned(run.network.bandwidth_bytes_per_s)
+    plan = planned(run.network.bandwidth_bits_per_s)
     name = run.strategy.name or "own strategy"
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
     print(textwrap.fill(f"{name}: {run.description}" if run.description else name, width))
-    ranks = ranks_of(run, placement)
-    size = f"{plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
-    print(f"{ranks}; task {run.task.name}: {size}")
+    print(f"{ranks_of(run, placement)}; {size_of(run, plan, params)}")
     print()
     if shared_out and (not plan.exchanges or plan.ranks == 1):
         return
@@ -172,21 +230,27 @@ def _show(run: RunConfig, placement: Placement, planned: Callable[[float], Plan]
 
 def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
     """Say how much of their time ranks compute, where the run says how long a step takes."""
-    from hocket.plan.utilisation import computing_share, least_bandwidths
+    from hocket.plan.utilisation import BANDWIDTHS, computing_share, least_bandwidths
 
     step_s = run.compute.step_s
     if not step_s:
         return []
-    share = computing_share(planned(run.network.bandwidth_bytes_per_s), step_s)
-    bandwidths = least_bandwidths(planned, step_s, _SHARES)
-    told = (
-        f"{of:.0%} {f'from {each * 8 / 1e9:.3g} Gbit/s' if each else 'never'}"
-        for of, each in zip(_SHARES, bandwidths, strict=True)
-    )
+    plan = planned(run.network.bandwidth_bits_per_s)
+    held_up_s = held_up(run, plan)
+    share = computing_share(plan, step_s, held_up_s=held_up_s)
+    bandwidths = least_bandwidths(planned, step_s, _SHARES, held_up_s=held_up_s)
+    told = []
+    for bandwidth, shares in groupby(zip(bandwidths, _SHARES, strict=True), key=lambda pair: pair[0]):
+        least, *_, most = 2 * [share for _, share in shares]
+        further = "or less" if bandwidth == BANDWIDTHS[0] else "on"
+        told.append(
+            f"{most:.0%} from {bandwidth / 1e9:.3g} Gbit/s {further}" if bandwidth else f"{least:.0%} never"
+        )
+    late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     return [
-        f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time; "
-        f"{', '.join(told)} per rank. Hidden are two thirds of a step by overlap backward, a third by forward, "
-        "and as many steps as a delay has."
+        f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time, a step of "
+        f"{format_seconds(step_s / share)}{late}; {', '.join(told)}, per rank. Hidden are two thirds of a step by "
+        "overlap backward, a third by forward, and as many steps as a delay has."
     ]
 
 
@@ -199,7 +263,7 @@ def _row(plan: Plan, planned: ExchangePlan) -> tuple[str, ...]:
         exchange.name,
         _collective(planned),
         _among(planned),
-        f"{len(sizes)} ({_title(exchange.segments)})",
+        f"{len(sizes)} ({title(exchange.segments)})",
         size,
         _every(planned),
         _overlap(planned),
@@ -211,12 +275,12 @@ def _row(plan: Plan, planned: ExchangePlan) -> tuple[str, ...]:
 
 def _collective(planned: ExchangePlan) -> str:
     exchange = planned.exchange
-    text = _title(exchange.collective)
+    text = title(exchange.collective)
     if exchange.topology is not None:
-        text += f", {_title(exchange.topology)}"
+        text += f", {title(exchange.topology)}"
     if exchange.compressor is not None:
-        text += f", {_title(exchange.compressor)}"
-    return text if exchange.outer is None else f"{text}, outer {_title(exchange.outer)}"
+        text += f", {title(exchange.compressor)}"
+    return text if exchange.outer is None else f"{text}, outer {title(exchange.outer)}"
 
 
 def _every(planned: ExchangePlan) -> str:
@@ -227,16 +291,16 @@ def _every(planned: ExchangePlan) -> str:
 
 def _overlap(planned: ExchangePlan) -> str:
     exchange = planned.exchange
-    merge = "" if exchange.merge == Add() else f", {_title(exchange.merge)}"
+    merge = "" if exchange.merge == Add() else f", {title(exchange.merge)}"
     return (f"delay {exchange.delay}" if exchange.delay else exchange.overlap.value) + merge
 
 
 def _among(planned: ExchangePlan) -> str:
     sizes = sorted({len(scope) for scope in planned.scopes})
     ranks = " or ".join(map(str, sizes)) + " rank" + "s" * (sizes != [1])
-    title = _title(planned.exchange.over)
+    over = title(planned.exchange.over)
     num_scopes = len(planned.scopes)
-    return f"{title}: {ranks}" if num_scopes == 1 else f"{title}: {num_scopes} times {ranks}"
+    return f"{over}: {ranks}" if num_scopes == 1 else f"{over}: {num_scopes} times {ranks}"
 
 
 def ranks_of(run: RunConfig, placement: Placement) -> str:
@@ -246,14 +310,14 @@ def ranks_of(run: RunConfig, placement: Placement) -> str:
 
 
 def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
-    bandwidth = run.network.bandwidth_bytes_per_s
-    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{format_bytes(bandwidth)} a second per rank"
+    bandwidth = run.network.bandwidth_bits_per_s
+    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per rank"
     lines = [
         "Sent: by a rank, on average over ranks and steps, by a ring (allreduce), a tree (broadcast) or to "
         "each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
         "counts in the same way.",
         f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
-        "network.bandwidth_bytes_per_s), nothing else on the network, one segment after the other; what an "
+        "network.bandwidth_bits_per_s), nothing else on the network, one segment after the other; what an "
         "overlap hides is not taken off.",
         "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
         "parameters' size. Parameters move into flat memory of the same size. Where gradients are exchanged, "
@@ -264,7 +328,7 @@ def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
         lines.append(HOSTS)
     if plan.strategy.samples is not None:
         lines.append(
-            f"Samples travel, too, by {_title(plan.strategy.samples)}: how large they are is not known here, and they "
+            f"Samples travel, too, by {title(plan.strategy.samples)}: how large they are is not known here, and they "
             "are not counted."
         )
     if run.delays is not None:
@@ -278,7 +342,7 @@ def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
         topology = exchange.topology
         if topology is not None and not topology.columns_sum_to_one:
             lines.append(
-                f"{exchange.name}: averaging over {_title(topology)} does not keep the replicas' mean, as some "
+                f"{exchange.name}: averaging over {title(topology)} does not keep the replicas' mean, as some "
                 "ranks are heard by more others than they hear."
             )
         if exchange.outer is not None:
@@ -309,12 +373,12 @@ def _delays(delays: Delays, run: RunConfig, size: int) -> str:
     seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
     mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
     return (
-        f"Injected delays, {_title(delays)}: a rank is held up for {mean} per step on average; all of them, where they "
+        f"Injected delays, {title(delays)}: a rank is held up for {mean} per step on average; all of them, where they "
         f"wait for each other in every step, for {longest}."
     )
 
 
-def _title(component: object) -> str:
+def title(component: object) -> str:
     """Name a component as a config does, with its numbers and what it was told."""
     return _named({"name": component_name(component), **telling_fields(component)})
 

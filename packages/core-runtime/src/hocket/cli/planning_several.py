@@ -5,11 +5,25 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from hocket.cli.planning import HOSTS, model_of, planned_for, planned_run, ranks_of
+from hocket.cli.planning import (
+    HOSTS,
+    held_up,
+    model_of,
+    model_of_size,
+    planned_for,
+    planned_run,
+    ranks_of,
+    size_of,
+)
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.config.component import component_name
+from hocket.training.run import RunConfig
 from hocket.transport.hosts import Host
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
 
 __all__ = ["plan_several"]
 
@@ -19,7 +33,11 @@ _TEXT_WIDTH = 110
 
 
 def plan_several(
-    targets: Sequence[str], overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host]
+    targets: Sequence[str],
+    overrides: tuple[str, ...],
+    ranks: int | None,
+    hosts: Sequence[Host],
+    params: str | None = None,
 ) -> None:
     """Print a row for each of several recipes or files, with the same overrides, one for each of their phases.
 
@@ -28,15 +46,15 @@ def plan_several(
     planned = [planned_run(target, overrides, ranks, hosts) for target in targets]
 
     from hocket.cli.checking import check_run
-    from hocket.plan.utilisation import computing_share
 
     # Where any says how long a step computes, the share of the time in which ranks do is known.
     with_share = any(run.compute.step_s for run, _ in planned)
     rows = []
     titles = set()
     for target, (run, placement) in zip(targets, planned, strict=True):
-        model = model_of(check_run(run))
-        step_s, bandwidth = run.compute.step_s, run.network.bandwidth_bytes_per_s
+        task = check_run(run)
+        model = model_of(task) if params is None else model_of_size(params)
+        bandwidth = run.network.bandwidth_bits_per_s
         begun = [(0, run.strategy.at(0)), *((p.step, p.strategy) for p in run.strategy.phases if p.step)]
         for step, strategy in begun:
             costs = planned_for(run, strategy, model, placement, bandwidth)
@@ -49,18 +67,17 @@ def plan_several(
                     format_bytes(costs.bytes_per_step),
                     format_seconds(costs.seconds_per_step),
                     f"{costs.in_models(costs.memory_bytes):.2f} x",
-                    *([f"{computing_share(costs, step_s):.0%}" if step_s else ""] * with_share),
+                    *([_computing(run, costs)] * with_share),
                 )
             )
-        size = f"{costs.num_parameters:,} trainable parameters, {format_bytes(costs.model_bytes)}"
-        titles.add(f"{ranks_of(run, placement)}; task {run.task.name}: {size}")
+        titles.add(f"{ranks_of(run, placement)}; {size_of(run, costs, params)}")
     print("\n".join(sorted(titles)))
     print()
     headers = (*_HEADERS, *((_COMPUTING,) * with_share))
     show_table(headers, rows, numbers=headers[3:])
     print()
     lines = [
-        "Sent, on average by a rank; time, by the model network.latency_s and network.bandwidth_bytes_per_s, whether "
+        "Sent, on average by a rank; time, by the model network.latency_s and network.bandwidth_bits_per_s, whether "
         "or not computing overlaps it; memory of buffers, in multiples of the parameters' size. `hocket plan RECIPE` "
         "shows one with its exchanges.",
         *([HOSTS] if len(set(placement.hosts)) > 1 else []),
@@ -68,3 +85,10 @@ def plan_several(
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
     for line in lines:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
+
+
+def _computing(run: RunConfig, costs: Plan) -> str:
+    from hocket.plan.utilisation import computing_share
+
+    step_s = run.compute.step_s
+    return f"{computing_share(costs, step_s, held_up_s=held_up(run, costs)):.0%}" if step_s else ""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["Asked", "recommend_options"]
+from hocket.config.source import SLOTS, parse_override
+from hocket.quantities import bits_per_second, read, seconds
+
+__all__ = ["Asked", "network_options", "network_overrides", "recommend_options"]
+
+#: A latency without a unit that is longer is one in ms or us, more likely.
+_LONGEST_LATENCY_S = 1.0
+_STRATEGY_KEYS = (*SLOTS, "strategy", "phases", "recipe")
 
 
 @dataclass(frozen=True)
@@ -18,27 +25,28 @@ class Asked:
     """What a user says of what is to be trained, and where.
 
     Attributes:
-        target: a run's folder or file; None for the defaults.
+        target: a recipe, or a run's file or folder; None for the defaults.
         overrides: of the run's file.
         params: how many parameters the model has, such as 25M; None where a task or `model` says.
         model: `module:function` that returns it.
         hosts: where ranks are, as `parse_hosts` reads it; None for what the run says, on hosts of their own.
         bandwidth, latency: of a rank's link, such as 1gbit and 50us.
-        step_s: seconds that a step computes.
-        late: `1x0.3`: so many ranks, others in each step, are late by so many seconds; or a mapping of `delays`.
+        step: how long a step computes, such as 200ms.
+        late: `1x300ms`: so many ranks, others in each step, are late by so much, with `@10%` in a tenth of the steps;
+            or a mapping of `delays`.
         optimizer: by name.
         measure: whether to measure what this machine computes.
         all: whether to rank recipes, too, whose accuracy nobody has measured.
     """
 
-    target: Path | None
+    target: str | None
     overrides: tuple[str, ...]
     params: str | None
     model: str | None
     hosts: str | None
     bandwidth: str | None
     latency: str | None
-    step_s: float | None
+    step: str | None
     late: str | None
     optimizer: str | None
     measure: bool
@@ -47,27 +55,59 @@ class Asked:
     @property
     def names_task(self) -> bool:
         """Whether a run, or an override, says what is trained."""
-        return self.target is not None or any(each.startswith("task") for each in self.overrides)
+        is_run = self.target is not None and Path(self.target).exists()
+        return is_run or any(each.startswith("task") for each in self.overrides)
+
+    @property
+    def of_strategy(self) -> tuple[str, ...]:
+        """The overrides that change a strategy, and are of one row alone."""
+        return tuple(each for each in self.overrides if parse_override(each).keys[0] in _STRATEGY_KEYS)
+
+    @property
+    def of_run(self) -> tuple[str, ...]:
+        """All other overrides, which every row has."""
+        return tuple(each for each in self.overrides if each not in self.of_strategy)
 
 
-_OPTIONS = (
-    click.argument("words", nargs=-1, metavar="[RUN|FILE.yaml] [KEY=VALUE]..."),
-    click.option("--params", metavar="25M", help="How many parameters the model has."),
-    click.option("--model", metavar="MODULE:FUNCTION", help="What returns the model, in place of --params."),
-    click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are."),
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say of the model's size and the network, handed to it by their names."""
+    for option in reversed(_NETWORK_OPTIONS):
+        command = option(command)
+    return command
+
+
+def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
+    """Return `--bandwidth` and `--latency` as overrides of a run's file.
+
+    Raises:
+        UserError: one is none; says which, and what to write.
+    """
+    overrides = []
+    if bandwidth is not None:
+        overrides.append(f"network.bandwidth_bits_per_s={read('--bandwidth', bits_per_second, bandwidth)!r}")
+    if latency is not None:
+        latency_s = read("--latency", partial(seconds, longest_s=_LONGEST_LATENCY_S), latency)
+        overrides.append(f"network.latency_s={latency_s!r}")
+    return overrides
+
+
+_NETWORK_OPTIONS = (
+    click.option("--params", metavar="25M", help="How many parameters the model has, in place of a task's."),
     click.option("--bandwidth", metavar="1gbit", help="Of each rank's link; default: the run's, 10gbit."),
     click.option("--latency", metavar="50us", help="Of a message; default: the run's, 20us."),
-    click.option(
-        "--step",
-        "step_s",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help="How long a step computes.",
-    ),
+)
+
+_OPTIONS = (
+    click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
+    *_NETWORK_OPTIONS,
+    click.option("--model", metavar="MODULE:FUNCTION", help="What returns the model, in place of --params."),
+    click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are."),
+    click.option("-n", "-np", "--np", "ranks", hidden=True),
+    click.option("--step", metavar="200ms", help="How long a step computes."),
     click.option(
         "--late",
-        metavar="1x0.3",
-        help="So many ranks, others in each step, are late by so many seconds; or delays.",
+        metavar="1x300ms[@10%]",
+        help="So many ranks, others in each step (or in 10 % of them), are late by so much; or delays.",
     ),
     click.option("--optimizer", metavar="NAME", help="For all of them; default: each recipe's own."),
     click.option(
@@ -81,12 +121,17 @@ def recommend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command these options, handed to it as `asked`, an Asked."""
 
     @wraps(command)
-    def with_options(words: tuple[str, ...], **given: Any) -> Any:
+    def with_options(words: tuple[str, ...], ranks: str | None, **given: Any) -> Any:
+        if ranks is not None:
+            raise click.UsageError(
+                f"-n: on which hosts the ranks are is what counts here: --hosts {ranks}x1 for {ranks} hosts of one "
+                f"rank, --hosts 1x{ranks} for one host"
+            )
         targets = [word for word in words if "=" not in word or Path(word).exists()]
         if len(targets) > 1:
             raise click.UsageError(f"Got {len(targets)} runs: name one, or none.")
         overrides = tuple(word for word in words if word not in targets)
-        return command(Asked(target=Path(targets[0]) if targets else None, overrides=overrides, **given))
+        return command(Asked(target=targets[0] if targets else None, overrides=overrides, **given))
 
     for option in reversed(_OPTIONS):
         with_options = option(with_options)

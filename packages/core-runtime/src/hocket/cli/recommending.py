@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hocket.cli.planning import MATRICES, title
 from hocket.cli.recommend_options import Asked
 from hocket.cli.situation import (
-    MATRICES,
     base_of,
     based_on_asked,
     delays_among,
+    file_or_recipe,
     model_asked,
     placement_of,
     step_seconds,
 )
 from hocket.cli.table import format_bytes, format_seconds, show_table
-from hocket.errors import HocketError
+from hocket.errors import AttachError, HocketError, UserError
+from hocket.plan.advice import CLOSE, PLAIN, Prediction, least_bandwidth, most_hosts, predict
 from hocket.plugin import Registry, default_registry
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, load_run
@@ -29,37 +31,118 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hocket.delays import Delays
-    from hocket.plan.advice import Prediction
     from hocket.plan.plan import Plan
     from hocket.strategy.strategy import Strategy
 
 __all__ = ["recommend_command"]
 
-_HEADERS = ("strategy", "step", "computing", "waiting", "held up", "sent per step", "memory")
-_PACKING = "compressing"
 _TEXT_WIDTH = 110
 #: The numbers of hosts that are looked at for what plain allreduce is good for.
-_HOSTS = tuple(2**power for power in range(1, 11))
+_HOSTS = tuple(2**power for power in range(1, 8))
+_SYNCHRONOUS = "sgd"
+_UNKNOWN, _NOTHING = "not measured", "nothing"
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A recipe that could be taken.
+    """A strategy that could be taken.
 
     Attributes:
+        name: a recipe's, with what of it is changed; or the file's.
         run: with all that was asked for.
         strategy: its last phase's.
+        override: what has to be set for it to work here; empty for nothing.
+        is_recipe: whether it is a recipe as it stands, for which its accuracy was told.
         packing_s: seconds of a step that its compressors compute; 0 where that is not measured.
     """
 
+    name: str
     run: RunConfig
     strategy: Strategy
+    override: str = ""
+    is_recipe: bool = True
     packing_s: float = 0.0
 
     @property
-    def name(self) -> str:
-        assert self.run.strategy.name is not None
-        return self.run.strategy.name
+    def loses_nothing(self) -> bool:
+        """Whether a step gives the mean of all gradients, as it is known."""
+        return self.is_recipe and self.run.changes.startswith("nothing")
+
+    @property
+    def test(self) -> str:
+        """What says how accurate it is; empty where nothing does."""
+        return self.run.measured_on if self.is_recipe else ""
+
+    @property
+    def synchronous_fraction(self) -> float:
+        """Of the steps of that test, how many were a plain allreduce's."""
+        return self.run.synchronous_fraction if self.is_recipe else 0.0
+
+
+class _Predictions:
+    """What candidates are predicted to take, in this situation and in others; each is found once.
+
+    Args:
+        candidates: by name.
+        model: with as many parameters as it has.
+        base: of which the network is that of all.
+        step_s: seconds that a step computes.
+        delays: of late ranks.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[_Candidate],
+        model: nn.Module,
+        base: RunConfig,
+        step_s: float,
+        delays: Delays | None,
+    ) -> None:
+        self.candidates = {each.name: each for each in candidates}
+        self._model, self._base, self._step_s, self._delays = model, base, step_s, delays
+        self._found: dict[tuple[str, Placement, float], Prediction | None] = {}
+        self._held_up: dict[tuple[str, Placement], float] = {}
+
+    def of(self, name: str, where: Placement, bandwidth: float) -> Prediction | None:
+        """Return it for links of so many bits a second; None for ranks among which the candidate is not possible."""
+        key = (name, where, bandwidth)
+        if key not in self._found:
+            self._found[key] = self._predict(*key)
+        return self._found[key]
+
+    def as_tested(self, name: str, where: Placement, bandwidth: float) -> float | None:
+        """Return the seconds of a step on average, with as many of a plain allreduce as where accuracy was measured."""
+        own, plain = (self.of(each, where, bandwidth) for each in (name, _SYNCHRONOUS))
+        fraction = self.candidates[name].synchronous_fraction
+        if own is None or (fraction and plain is None):
+            return None
+        return own.step_s if plain is None else own.step_s + fraction * (plain.step_s - own.step_s)
+
+    def is_level(self, name: str, where: Placement, bandwidth: float) -> bool:
+        """Return whether plain allreduce takes as long as a candidate, or hardly longer."""
+        plain, other = (self.as_tested(each, where, bandwidth) for each in (PLAIN, name))
+        return plain is not None and other is not None and plain <= CLOSE * other
+
+    def _predict(self, name: str, where: Placement, bandwidth: float) -> Prediction | None:
+        from hocket.plan.plan import plan
+
+        network = replace(self._base.network, bandwidth_bits_per_s=bandwidth)
+        try:
+            costs = plan(self.candidates[name].strategy, self._model, where, network)
+        except HocketError:
+            return None
+        held_up_s = self._held_up_seconds(name, where, costs)
+        return predict(costs, self._step_s, held_up_s, self.candidates[name].packing_s)
+
+    def _held_up_seconds(self, name: str, where: Placement, costs: Plan) -> float:
+        """Return it from where it was found with another bandwidth, of which it knows nothing."""
+        from hocket.plan.lateness import held_up_seconds
+
+        if self._delays is None:
+            return 0.0
+        if (name, where) not in self._held_up:
+            self._held_up[name, where] = held_up_seconds(costs, self._step_s, self._delays, self._base.seed)
+        return self._held_up[name, where]
 
 
 def recommend_command(asked: Asked) -> None:
@@ -69,6 +152,11 @@ def recommend_command(asked: Asked) -> None:
         UserError: whatever is wrong with what was asked for.
     """
     registry = default_registry()
+    if asked.of_strategy and asked.target is None:
+        raise UserError(
+            f"{asked.of_strategy[0]} changes one strategy: name it, such as `hocket recommend diloco "
+            "parameters.0.every=30`, or a file"
+        )
     base = base_of(asked, registry)
     placement = placement_of(asked, base)
     model = model_asked(asked, base)
@@ -76,8 +164,6 @@ def recommend_command(asked: Asked) -> None:
     delays = delays_among(base, placement)
     candidates, refused = _candidates(asked, base, registry, placement, model)
 
-    from hocket.plan.advice import least_bandwidth_for_plain, most_hosts_for_plain, predict
-    from hocket.plan.lateness import held_up_seconds
     from hocket.plan.plan import plan
 
     if asked.measure:
@@ -87,53 +173,201 @@ def recommend_command(asked: Asked) -> None:
             replace(each, packing_s=packing_seconds(plan(each.strategy, model, placement, each.run.network)))
             for each in candidates
         ]
-
-    known: dict[tuple[str, Placement], float] = {}
-
-    def held_up(name: str, where: Placement, costs: Plan) -> float:
-        """Return it from where it was found with another bandwidth, of which it knows nothing."""
-        if delays is None:
-            return 0.0
-        if (name, where) not in known:
-            known[name, where] = held_up_seconds(costs, step_s, delays)
-        return known[name, where]
-
-    def predicted(where: Placement, bandwidth: float) -> list[Prediction]:
-        found = []
-        network = replace(base.network, bandwidth_bytes_per_s=bandwidth)
-        for each in candidates:
-            with contextlib.suppress(HocketError):  # not for so many ranks
-                costs = plan(each.strategy, model, where, network)
-                found.append(
-                    predict(each.name, costs, step_s, held_up(each.name, where, costs), each.packing_s)
-                )
-        return sorted(found, key=lambda prediction: prediction.step_s)
-
-    bandwidth = base.network.bandwidth_bytes_per_s
     _show_head(base, placement, plan(base.strategy, model, placement, base.network), step_s, delays)
-    found = predicted(placement, bandwidth)
-    _show(found, step_s, packing=asked.measure)
-    per_host = placement.size // len(set(placement.hosts))
-    grown = [hosts for hosts in _HOSTS if delays is None or _fits(delays, hosts * per_host)]
-    _say(
-        [
-            _said_of_bandwidth(least_bandwidth_for_plain(lambda each: predicted(placement, each))),
-            _said_of_hosts(
-                most_hosts_for_plain(
-                    lambda hosts: predicted(Placement.of_counts([per_host] * hosts), bandwidth), grown
-                ),
-                grown[-1] if grown else 0,
-            ),
-        ]
-    )
-    told = {each.name: each.run for each in candidates}
-    print("\nWhat they change, and what that cost where it was measured:")
-    _say([f"{p.name}: {told[p.name].changes or 'see its paper'}. {_measured(told[p.name])}" for p in found])
+    predictions = _Predictions(candidates, model, base, step_s, delays)
+    shown = _show(predictions, placement, base.network.bandwidth_bits_per_s, delays, packing=asked.measure)
+    _show_costs(shown)
     if refused:
         print("\nNot possible here:")
         _say([f"{name}: {why}" for name, why in refused])
     print()
-    _say(_assumptions(asked, delays))
+    _say(_assumptions(asked, delays, shown))
+
+
+def _candidates(
+    asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
+) -> tuple[list[_Candidate], list[tuple[str, str]]]:
+    """Return the strategies that could be taken, and those that cannot, with the reason."""
+    found: list[_Candidate] = []
+    refused = []
+    registry.load_installed()
+    for recipe in registry.recipes():
+        name = recipe.name
+        try:
+            run = load_run(based_on_asked(asked, name, registry), asked.of_run, registry=registry)
+            if run.engine != base.engine:
+                continue
+            if not (run.accuracy or asked.all) or not run.strategy.exchanges:
+                continue
+            found.append(_checked(_Candidate(name, _here(run, asked, base), run.strategy), placement, model))
+        except HocketError as error:
+            refused.append((name, str(error)))
+    if asked.target is not None:
+        own = _own(asked, base, registry)
+        if own is not None and not any(each.run.strategy == own.run.strategy for each in found):
+            try:
+                found.append(_checked(own, placement, model))
+            except HocketError as error:
+                refused.append((own.name, str(error)))
+    return found, refused
+
+
+def _own(asked: Asked, base: RunConfig, registry: Registry) -> _Candidate | None:
+    """Return the strategy of what the user names; None where that exchanges nothing.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    assert asked.target is not None
+    run = load_run(file_or_recipe(asked.target, registry), asked.overrides, registry=registry)
+    if run.engine != base.engine:
+        raise UserError(
+            f"{asked.target}: engine {run.engine.name} is not compared here: `hocket plan` plans it"
+        )
+    if not run.strategy.exchanges and not run.strategy.phases:
+        return None
+    name = ", ".join([Path(asked.target).name, *map(_last_key, asked.of_strategy)])
+    return _Candidate(name, _here(run, asked, base), run.strategy, is_recipe=False)
+
+
+def _here(run: RunConfig, asked: Asked, base: RunConfig) -> RunConfig:
+    if asked.optimizer is not None:
+        run = replace(run, optimizer=base.optimizer)
+    return replace(run, network=base.network)
+
+
+def _checked(candidate: _Candidate, placement: Placement, model: nn.Module) -> _Candidate:
+    """Return a candidate that is possible here, if need be with an override.
+
+    Raises:
+        HocketError: it is not; says why.
+    """
+    from hocket.cli.checking import check_run
+    from hocket.plan.plan import plan
+    from hocket.strategy.compose import compose
+
+    run = candidate.run
+    try:
+        check_run(run)
+    except AttachError as error:
+        if not error.override or run.strategy.phases:
+            raise
+        strategy = compose(run.strategy, error.override)
+        candidate = replace(
+            candidate,
+            name=f"{candidate.name}, {_last_key(error.override)}",
+            run=replace(run, strategy=strategy),
+            override=error.override,
+            is_recipe=False,
+        )
+        check_run(candidate.run)
+    strategy = candidate.run.strategy
+    last = max((phase.step for phase in strategy.phases), default=0)
+    candidate = replace(candidate, strategy=strategy.at(last))
+    if last:
+        candidate = replace(candidate, name=f"{candidate.name}, from step {last} on")
+    plan(candidate.strategy, model, placement, run.network)
+    return candidate
+
+
+def _last_key(override: str) -> str:
+    """Return an override without what leads to its last key."""
+    path, _, value = override.partition("=")
+    return f"{path.rpartition('.')[2]}={value}"
+
+
+def _show_head(
+    base: RunConfig, placement: Placement, planned: Plan, step_s: float, delays: Delays | None
+) -> None:
+    hosts = len(set(placement.hosts))
+    speed = base.network.bandwidth_bits_per_s
+    late = "" if delays is None else f"; late ranks: {title(delays)}"
+    _say(
+        [
+            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s a rank, latency "
+            f"{format_seconds(base.network.latency_s)}; {planned.num_parameters:,} parameters, "
+            f"{format_bytes(planned.model_bytes)}; a step computes {format_seconds(step_s)}{late}"
+        ],
+        bullet="",
+    )
+    print()
+
+
+def _show(
+    predictions: _Predictions,
+    where: Placement,
+    bandwidth: float,
+    delays: Delays | None,
+    *,
+    packing: bool,
+) -> list[_Candidate]:
+    """Print the table, and return its rows' candidates in its order."""
+    times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
+    shown = sorted(
+        predictions.candidates.values(), key=lambda each: (not each.loses_nothing, times[each.name])
+    )
+    tests = _tests(shown)
+    tested = any(each.synchronous_fraction for each in shown)
+    per_host = where.size // len(set(where.hosts))
+    hosts = [number for number in _HOSTS if delays is None or _fits(delays, number * per_host)]
+    headers = (
+        "strategy",
+        "step",
+        *(("as tested",) * tested),
+        "waiting",
+        *(("held up",) * (delays is not None)),
+        "sent per step",
+        "memory",
+        *(("compressing",) * packing),
+        f"{PLAIN} is level from",
+        "and up to",
+        "costs",
+    )
+    rows = []
+    for each in shown:
+        found = predictions.of(each.name, where, bandwidth)
+        assert found is not None
+        rows.append(
+            (
+                each.name,
+                format_seconds(found.step_s),
+                *((format_seconds(times[each.name]) if each.synchronous_fraction else "",) * tested),
+                format_seconds(found.exposed_s),
+                *((format_seconds(found.held_up_s),) * (delays is not None)),
+                format_bytes(found.bytes_per_step),
+                format_bytes(found.memory_bytes),
+                *((format_seconds(found.packing_s),) * packing),
+                *_level(predictions, each.name, where, bandwidth, hosts),
+                _NOTHING if each.loses_nothing else tests.get(each.test, _UNKNOWN),
+            )
+        )
+    show_table(headers, rows, numbers=headers[1:-1])
+    print()
+    return shown
+
+
+def _level(
+    predictions: _Predictions, name: str, where: Placement, bandwidth: float, hosts: Sequence[int]
+) -> tuple[str, str]:
+    """Return from which bandwidth on, and up to how many hosts, plain allreduce is level with a candidate."""
+    from hocket.plan.utilisation import BANDWIDTHS
+
+    if name == PLAIN:
+        return "", ""
+    per_host = where.size // len(set(where.hosts))
+    least = least_bandwidth(lambda each: predictions.is_level(name, where, each))
+    most = most_hosts(
+        lambda number: predictions.is_level(name, Placement.of_counts([per_host] * number), bandwidth), hosts
+    )
+    lowest = "" if least is None else f"{least / 1e9:.3g} Gbit/s{' or less' * (least == BANDWIDTHS[0])}"
+    reached = "" if most is None else f"{most} hosts{' or more' * (most == hosts[-1])}"
+    return lowest or "never", reached or "never"
+
+
+def _tests(shown: Sequence[_Candidate]) -> dict[str, str]:
+    """Return letters for the tests by which accuracy was measured, in the order of the table."""
+    tests = dict.fromkeys(each.test for each in shown if each.test and not each.loses_nothing)
+    return {test: chr(ord("a") + place) for place, test in enumerate(tests)}
 
 
 def _fits(delays: Delays, ranks: int) -> bool:
@@ -144,102 +378,57 @@ def _fits(delays: Delays, ranks: int) -> bool:
     return True
 
 
-def _candidates(
-    asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
-) -> tuple[list[_Candidate], list[tuple[str, str]]]:
-    """Return the recipes that could be taken, and those that cannot, with the reason."""
-    from hocket.cli.checking import check_run
-    from hocket.plan.plan import plan
-
-    found, refused = [], []
-    registry.load_installed()
-    for recipe in registry.recipes():
-        name = recipe.name
-        try:
-            run = load_run(based_on_asked(asked, name, registry), asked.overrides, registry=registry)
-            if run.engine != base.engine:
-                continue
-            if not (run.accuracy or asked.all) or not run.strategy.exchanges:
-                continue
-            if asked.optimizer is not None:
-                run = replace(run, optimizer=base.optimizer)
-            run = replace(run, network=base.network)
-            last = max((phase.step for phase in run.strategy.phases), default=0)
-            candidate = _Candidate(run, run.strategy.at(last))
-            check_run(run)
-            plan(candidate.strategy, model, placement, base.network)
-        except HocketError as error:
-            refused.append((name, str(error)))
-        else:
-            found.append(candidate)
-    return found, refused
+def _show_costs(shown: Sequence[_Candidate]) -> None:
+    print("What they change, and what that cost; figures of different tests cannot be compared.\n")
+    groups = {
+        f"{_NOTHING}: the mean of all gradients": [each for each in shown if each.loses_nothing],
+        **{
+            f"{letter}: {test}": [each for each in shown if each.test == test and not each.loses_nothing]
+            for test, letter in _tests(shown).items()
+        },
+        f"{_UNKNOWN}": [each for each in shown if not (each.loses_nothing or each.test)],
+    }
+    for heading, members in groups.items():
+        if members:
+            _say([heading], bullet="")
+            _say([_cost(each) for each in members], bullet="  - ")
 
 
-def _show_head(
-    base: RunConfig, placement: Placement, planned: Plan, step_s: float, delays: Delays | None
-) -> None:
-    hosts = len(set(placement.hosts))
-    speed = base.network.bandwidth_bytes_per_s
-    late = "" if delays is None else f", {type(delays).__name__} delays"
-    _say(
-        [
-            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {8 * speed / 1e9:.3g} Gbit/s a rank, latency "
-            f"{format_seconds(base.network.latency_s)}; {planned.num_parameters:,} parameters, "
-            f"{format_bytes(planned.model_bytes)}; a step computes {format_seconds(step_s)}{late}"
-        ],
-        bullet="",
-    )
-    print()
+def _cost(each: _Candidate) -> str:
+    run = each.run
+    if each.is_recipe:
+        measured = f"; measured: {run.accuracy}" if each.test and not each.loses_nothing else ""
+        return f"{each.name}: {run.changes or 'see its paper'}{measured}"
+    told = [f"set {each.override}"] if each.override else []
+    if run.changes:
+        told.append(f"the recipe that it is based on: {run.changes}")
+    if run.measured_on:
+        told.append(f"measured of that: {run.accuracy} ({run.measured_on})")
+    return f"{each.name}: {'; '.join(told) or 'your own'}"
 
 
-def _show(found: Sequence[Prediction], step_s: float, *, packing: bool) -> None:
-    headers = (*_HEADERS, *((_PACKING,) * packing))
-    rows = [
-        (
-            each.name,
-            format_seconds(each.step_s),
-            f"{step_s / each.step_s:.0%}",
-            format_seconds(each.exposed_s),
-            format_seconds(each.held_up_s),
-            format_bytes(each.bytes_per_step),
-            format_bytes(each.memory_bytes),
-            *((format_seconds(each.packing_s),) * packing),
-        )
-        for each in found
-    ]
-    show_table(headers, rows, numbers=headers[1:])
-    print()
-
-
-def _said_of_bandwidth(least: float | None) -> str:
-    from hocket.plan.advice import CLOSE, PLAIN
-
+def _assumptions(asked: Asked, delays: Delays | None, shown: Sequence[_Candidate]) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
-    if least is None:
-        return f"Plain allreduce ({PLAIN}) is behind the best by more than {margin} at any bandwidth."
-    return f"Plain allreduce ({PLAIN}) is within {margin} of the best from {8 * least / 1e9:.3g} Gbit/s a rank on."
-
-
-def _said_of_hosts(most: int | None, last: int) -> str:
-    from hocket.plan.advice import CLOSE
-
-    margin = f"{100 * (CLOSE - 1):.0f} %"
-    if most is None:
-        return "With this network it is behind with any number of such hosts."
-    if most == last:
-        return f"With this network it is within {margin} of the best up to {last} such hosts, the most looked at."
-    return f"With this network it is within {margin} of the best up to {most} such hosts."
-
-
-def _measured(run: RunConfig) -> str:
-    return f"Measured: {run.accuracy}." if run.accuracy else "Not measured."
-
-
-def _assumptions(asked: Asked, delays: Delays | None) -> list[str]:
     lines = [
         "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides two "
         "thirds of a step, overlap forward a third, and a delay so many steps. A fast step is worth nothing by "
         "itself: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`).",
+        "Order: what changes nothing first, then by time.",
+    ]
+    if any(each.synchronous_fraction for each in shown):
+        fractions = {each.test: each.synchronous_fraction for each in shown if each.synchronous_fraction}
+        told = ", ".join(
+            f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
+        )
+        lines.append(
+            f"As tested: accuracy was measured in runs that begin with steps of {_SYNCHRONOUS}, {told}; this is a step "
+            "of such a run on average. docs/choosing.md has the lines of a file that begins so."
+        )
+    lines += [
+        f"{PLAIN} is level: plain allreduce takes at most {margin} longer (than as tested, where that is given), from "
+        "this bandwidth of a rank on, and up to so many such hosts with this network.",
+        "Memory: of buffers for what is sent and what comes back, and of what compressors and outer optimizers keep. "
+        "Parameters that are sent from where they lie need none.",
     ]
     if asked.params is not None:
         lines.append(f"The model is taken for {MATRICES} equal matrices: --model or task= says more.")

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence, Sized
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -138,11 +139,14 @@ def _carry_out(
     folder = folder_of(out, run)
     local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
     transport = starter.transport if starter else TransportName.VIRTUAL
-    _announce(run, folder, transport, local, device, options)
+    announce = partial(_announce, run, folder, transport, local, device, options)
+    if not options.dry_run:
+        announce()
     from hocket.cli.checking import check_run
 
     data = check_run(run).data(run.seed)
     if options.dry_run:
+        announce()
         _show_length(run, data)
         return 0
     status = 1
@@ -240,15 +244,17 @@ def _join(
     run = replace(run, ranks=found.size)
     run.check_size(found.size)
     folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
-    if found.rank == 0:
-        _announce(run, folder, transport, found.local_size, choose_device(run), options)
+    announce = partial(_announce, run, folder, transport, found.local_size, choose_device(run), options)
     if options.dry_run:
         from hocket.cli.checking import check_run
 
         data = check_run(run).data(run.seed)
         if found.rank == 0:
+            announce()
             _show_length(run, data)
         return 0
+    if found.rank == 0:
+        announce()
 
     import torch
 

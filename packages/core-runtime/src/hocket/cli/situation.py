@@ -13,12 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.planning import model_of
-from hocket.cli.recommend_options import Asked
+from hocket.cli.planning import model_of, model_of_size
+from hocket.cli.recommend_options import Asked, network_overrides
 from hocket.config.source import based_on
 from hocket.delays import RandomSubset
-from hocket.errors import UserError
+from hocket.errors import ConfigError, UserError
 from hocket.plugin import Registry, default_registry
+from hocket.quantities import read, seconds
 from hocket.strategy.scope import Placement
 from hocket.task.user import call_user_function, load_user_object
 from hocket.training import CONFIG, METRICS
@@ -31,50 +32,60 @@ if TYPE_CHECKING:
     from hocket.delays import Delays
 
 __all__ = [
-    "MATRICES",
-    "bandwidth_of",
     "base_of",
     "based_on_asked",
     "delays_among",
     "delays_of",
+    "file_or_recipe",
     "model_asked",
     "placement_of",
     "step_seconds",
 ]
 
 _STEPS_MEASURED = 30
-#: A model of which nobody knows more than its parameters is taken for so many equal matrices.
-MATRICES = 24
-
-_NUMBER = r"(\d+(?:\.\d+)?)"
-_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def base_of(asked: Asked, registry: Registry) -> RunConfig:
     """Read what is to be trained, with plain allreduce for a strategy."""
     from hocket.cli.checking import check_run
 
-    overrides = [*asked.overrides]
-    if asked.optimizer is not None:
-        overrides.append(f"optimizer={asked.optimizer}")
-    if asked.bandwidth is not None:
-        overrides.append(f"network.bandwidth_bytes_per_s={bandwidth_of(asked.bandwidth)!r}")
-    if asked.latency is not None:
-        overrides.append(f"network.latency_s={_seconds(asked.latency)!r}")
-    base = load_run(based_on_asked(asked, "sgd", registry), overrides, registry=registry)
+    base = load_run(
+        based_on_asked(asked, "sgd", registry), [*asked.of_run, *_of_options(asked)], registry=registry
+    )
     check_run(base)
     return base if asked.late is None else replace(base, delays=delays_of(asked.late))
 
 
+def _of_options(asked: Asked) -> list[str]:
+    optimizer = [] if asked.optimizer is None else [f"optimizer={asked.optimizer}"]
+    return [*optimizer, *network_overrides(asked.bandwidth, asked.latency)]
+
+
 def based_on_asked(asked: Asked, recipe: str, registry: Registry) -> Any:
-    if asked.target is None:
-        return recipe
-    file = asked.target / CONFIG if asked.target.is_dir() else asked.target
-    if not file.is_file():
-        raise UserError(f"{asked.target}: neither a YAML file nor the folder of a run ({CONFIG} is missing)")
-    return based_on(str(file), recipe, registry)
+    """Return what was named with another recipe in place of its strategy."""
+    return (
+        recipe if asked.target is None else based_on(file_or_recipe(asked.target, registry), recipe, registry)
+    )
+
+
+def file_or_recipe(target: str, registry: Registry) -> str:
+    """Return the run's file in a folder, or the file or the recipe that a word names.
+
+    Raises:
+        UserError: it names none.
+    """
+    path = Path(target)
+    if path.is_dir() and (path / CONFIG).is_file():
+        return str(path / CONFIG)
+    if path.is_file():
+        return target
+    try:
+        registry.recipe_file(target)
+    except ConfigError as error:
+        raise UserError(
+            f"{target}: neither a YAML file nor the folder of a run ({CONFIG} is missing), and {error}"
+        ) from error
+    return target
 
 
 def placement_of(asked: Asked, base: RunConfig) -> Placement:
@@ -91,15 +102,12 @@ def placement_of(asked: Asked, base: RunConfig) -> Placement:
 
 
 def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
-    import torch
     from torch import nn
 
     if asked.params is not None and asked.model is not None:
         raise UserError("--params and --model both say what the model is: leave one out")
     if asked.params is not None:
-        width = max(1, round((_count(asked.params) / MATRICES) ** 0.5))
-        with torch.device("meta"):
-            return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(MATRICES)))
+        return model_of_size(asked.params)
     if asked.model is not None:
         build = load_user_object(asked.model, "--model")
         built = call_user_function(build, asked.model, "--model")
@@ -117,13 +125,16 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
 
 def step_seconds(asked: Asked, base: RunConfig) -> float:
     """Return how long a step computes: as told, as the run says, or measured."""
-    if asked.step_s is not None:
-        return asked.step_s
+    if asked.step is not None:
+        step_s = read("--step", seconds, asked.step)
+        if step_s == 0:
+            raise UserError("--step: a step computes for more than 0 s")
+        return step_s
     if base.compute.step_s:
         return base.compute.step_s
     if not (asked.measure and asked.names_task):
         raise UserError(
-            "--step is missing: the seconds that a step computes; with a task and --measure it is measured here"
+            "--step is missing: how long a step computes, such as 200ms; with a task and --measure it is measured here"
         )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -148,12 +159,12 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
 
 def _target_words(asked: Asked, folder: str) -> list[str]:
     if asked.target is None:
-        return ["local", *asked.overrides]
+        return ["local", *asked.of_run]
     import yaml
 
     file = Path(folder) / "measured.yaml"
     file.write_text(yaml.safe_dump(based_on_asked(asked, "local", default_registry())))
-    return [str(file), *asked.overrides]
+    return [str(file), *asked.of_run]
 
 
 def delays_among(base: RunConfig, placement: Placement) -> Delays | None:
@@ -165,36 +176,8 @@ def delays_among(base: RunConfig, placement: Placement) -> Delays | None:
     return base.delays
 
 
-def _count(text: str) -> float:
-    found = re.fullmatch(_NUMBER + "([kKmMbBgG]?)", text)
-    if found is None or float(found[1]) == 0:
-        raise UserError(f"--params: got {text!r}; allowed: a number such as 25M or 1.3B")
-    return float(found[1]) * _COUNTS[found[2].lower()]
-
-
-def bandwidth_of(text: str) -> float:
-    """Return the bytes a second that a text such as 1gbit means.
-
-    Raises:
-        UserError: it means none.
-    """
-    found = re.fullmatch(_NUMBER + r"\s*([kKmMgGtT]bit)(?:/s)?", text)
-    if found is None or float(found[1]) == 0:
-        raise UserError(
-            f"--bandwidth: got {text!r}; allowed: a number with kbit, mbit, gbit or tbit, such as 1gbit"
-        )
-    return float(found[1]) * _BITS[found[2].lower()] / 8
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(_NUMBER + r"\s*(s|ms|us)", text)
-    if found is None:
-        raise UserError(f"--latency: got {text!r}; allowed: a number with s, ms or us, such as 50us")
-    return float(found[1]) * _SECONDS[found[2]]
-
-
 def delays_of(text: str) -> Delays:
-    """Return the delays that a text such as 1x0.3, or a mapping of `delays`, means.
+    """Return the delays that a text such as 1x300ms@10%, or a mapping of `delays`, means.
 
     Raises:
         UserError: it means none.
@@ -203,10 +186,14 @@ def delays_of(text: str) -> Delays:
         delays = load_run("sgd", [f"delays={text}"]).delays
         assert delays is not None
         return delays
-    found = re.fullmatch(r"(\d+)x" + _NUMBER, text)
+    found = re.fullmatch(r"(\d+)x([^@]+)(?:@(\d+\.?\d*)%)?", text)
     if found is None:
         raise UserError(
-            f"--late: got {text!r}; allowed: 1x0.3 (one rank, another in each step, is late by 0.3 s), or delays such "
-            "as {name: fixed, ranks: [0], seconds: 0.3}"
+            f"--late: got {text!r}; allowed: 1x300ms (one rank, another in each step, is late by 0.3 s), 1x300ms@10% "
+            "(in a tenth of the steps), or delays such as '{name: fixed, ranks: [0], seconds: 300ms}'"
         )
-    return RandomSubset(int(found[1]), float(found[2]))
+    late_s = read(f"--late {text}", seconds, found[2])
+    try:
+        return RandomSubset(int(found[1]), late_s, float(found[3] or 100) / 100)
+    except ValueError as error:
+        raise UserError(f"--late {text}: {error}") from error

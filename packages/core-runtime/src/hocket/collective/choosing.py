@@ -98,7 +98,7 @@ def _network(peer: Peer) -> NetworkModel:
     small_s, large_s = (_trial(peer, ring_allreduce, nbytes) for nbytes in (_SMALL_BYTES, _LARGE_BYTES))
     # Where only latency was seen, a hundredth stands for the link.
     link_s = max(large_s - small_s, large_s / 100)
-    return NetworkModel(small_s / steps, steps / peer.size * (_LARGE_BYTES - _SMALL_BYTES) / link_s)
+    return NetworkModel(small_s / steps, 8 * steps / peer.size * (_LARGE_BYTES - _SMALL_BYTES) / link_s)
 
 
 def _trial(peer: Peer, build: Callable[[int, int, Array], Schedule] | None, nbytes: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Collection, Mapping
@@ -15,6 +16,7 @@ from hocket.configured import allowed_by, optional
 from hocket.errors import ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint
+from hocket.quantities import BITS, bits_per_second, seconds, unit_of_key
 
 __all__ = [
     "build_component",
@@ -200,7 +202,18 @@ def _read_field(hint: object, where: Location, registry: Registry) -> Any:
         return tuple(_read_field(each, where.child(place), registry) for place in places)
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return build_record(inner, where, registry)
-    return read_value(hint, where)
+    unit = unit_of_key(str(where.path[-1])) if inner is float and isinstance(where.value, str) else ""
+    return _read_quantity(hint, unit, where) if unit else read_value(hint, where)
+
+
+def _read_quantity(hint: object, unit: str, where: Location) -> float:
+    """Return the number that a text means: one without a unit, as ${oc.env:NAME} gives it, or with one."""
+    with contextlib.suppress(ValueError):
+        return float(where.value)
+    try:
+        return bits_per_second(where.value) if unit is BITS else seconds(where.value)
+    except ValueError as error:
+        raise where.error(f"got {where.given}", f"{allowed_by(hint)}, or {unit}") from error
 
 
 def _stands_alone(hint: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -13,6 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 
 __all__ = ["Document", "Location", "Origin", "Path"]
+
+#: How alike two keys are of which one is a slip of the other, and not looked for elsewhere; 0 to 1.
+_SLIP = 0.8
 
 #: The way from the root to a value: keys of mappings and indices of lists.
 Path = tuple[str | int, ...]
@@ -99,6 +103,17 @@ class Document:
                 return self._origins[path[:length]]
         return self._origins[()]
 
+    def remove(self, path: Path) -> None:
+        """Take a key out of a mapping.
+
+        Args:
+            path: of a key that is there.
+        """
+        node: Any = self.tree
+        for key in path[:-1]:
+            node = node[key]
+        del node[path[-1]]
+
     def interpolate(self) -> None:
         """Replace `${key}` by the value at that key and `${oc.env:NAME}` by the environment's.
 
@@ -165,6 +180,11 @@ class Location:
         return _written(self.path, self.document.origin_of(self.path))
 
     @property
+    def written(self) -> str:
+        """The source and the key of this place, as errors begin with them."""
+        return f"{self.source}: {self.key}" if self.key else self.source
+
+    @property
     def given(self) -> str:
         """What stands here, as YAML writes it."""
         words = {None: "null", True: "true", False: "false"}
@@ -185,10 +205,8 @@ class Location:
         self, problem: str, allowed: str = "", hint: str = "", kind: type[ConfigError] = ConfigError
     ) -> ConfigError:
         """Return an error that names the source and the key of this place."""
-        key = self.key
-        where = f"{self.source}: {key}" if key else self.source
         ending = f"; allowed: {allowed}" if allowed else ""
-        return kind(f"{where}: {problem}{ending}{hint and '.'}{hint}")
+        return kind(f"{self.written}: {problem}{ending}{hint and '.'}{hint}")
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return `error`, of its own type, with the source and the key of this place before its message."""
@@ -202,9 +220,11 @@ class Location:
         """
         for key in self.value:
             if key not in allowed:
-                raise self.child(key).error(
-                    "unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed)
-                )
+                child = self.child(key)
+                error = child.error("unknown key", ", ".join(allowed) or "none", suggest(str(key), allowed))
+                if not get_close_matches(str(key), allowed, cutoff=_SLIP):
+                    error.unknown = child.path
+                raise error
 
 
 def _is_resolved(tree: object) -> bool:

@@ -83,7 +83,7 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
     if _REST not in reference.arguments:
         return own
     rest = reference.nested(_REST)
-    return {**own, _REST: {"name": rest.name, **complete_arguments(rest)}}
+    return {**own, _REST: {"name": rest.class_name, **complete_arguments(rest)}}
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -88,17 +88,18 @@ class Reference:
         Args:
             what: it is, for errors.
             base: what it has to be a subclass of.
-            named: classes by the names that configs have for them; others are written `module:Class`.
+            named: classes by the names that configs have for them, in lower case, as which any other is taken; what has
+                no such name is written `module:Class`.
 
         Raises:
             ConfigError: there is no such class; names source and key.
         """
         if ":" not in self.name:
-            if self.name not in named:
+            if self.class_name not in named:
                 allowed = f"{', '.join(sorted(named))}, or one of your own as module:Class"
                 problem = f"there is no {what} {self.name!r}"
-                raise self.name_location.error(problem, allowed, suggest(self.name, named))
-            return named[self.name]
+                raise self.name_location.error(problem, allowed, suggest(self.class_name, named))
+            return named[self.class_name]
         try:
             found = import_object(self.name)
         except (ImportError, AttributeError, ValueError) as error:
@@ -108,6 +109,11 @@ class Reference:
                 f"{self.name!r} is no subclass of {base.__module__}.{base.__name__}"
             )
         return found
+
+    @property
+    def class_name(self) -> str:
+        """The name of one of torch's classes in lower case, as configs have them; another's as `module:Class`."""
+        return self.name if ":" in self.name else self.name.lower()
 
     @property
     def name_location(self) -> Location:

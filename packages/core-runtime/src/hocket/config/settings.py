@@ -26,7 +26,15 @@ __all__ = [
 ]
 
 #: Keys that tell of a strategy in words, and change nothing.
-DESCRIPTIVE = ("name", "description", "source", "changes", "accuracy")
+DESCRIPTIVE = (
+    "name",
+    "description",
+    "source",
+    "changes",
+    "accuracy",
+    "measured_on",
+    "synchronous_fraction",
+)
 
 
 class TransportName(StrEnum):
@@ -97,8 +105,11 @@ class RunSettings:
         name: what the run's recipe or file is called.
         description: one line on what it does.
         source: the paper that it comes from.
-        changes: what a step gives other than the mean of all gradients, for `hocket recommend`.
-        accuracy: what that cost where it was measured, and where that is written.
+        changes: what a step gives other than the mean of all gradients, for `hocket recommend`; it begins with
+            `nothing` where that is what it gives.
+        accuracy: what that cost where it was measured.
+        measured_on: the test that says so, and where that is written.
+        synchronous_fraction: of the test's steps that were a plain allreduce's, at its beginning, 0 to 1.
         recipe: what the file is based on; a recipe's name.
         task: data, model and loss.
         optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
@@ -142,6 +153,8 @@ class RunSettings:
     source: str = ""
     changes: str = ""
     accuracy: str = ""
+    measured_on: str = ""
+    synchronous_fraction: float = 0.0
     recipe: str | None = None
     task: Reference = field(default_factory=lambda: Reference("digits"))
     optimizer: Reference = field(default_factory=lambda: Reference("sgd", {"lr": 0.1, "momentum": 0.9}))

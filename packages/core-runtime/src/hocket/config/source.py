@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
-        for key_node, _ in node.value:
+        for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             if key_node.tag == "tag:yaml.org,2002:int":
@@ -49,6 +49,12 @@ class _Loader(yaml.SafeLoader):
                 problem = "stands twice" if isinstance(key, str) else "is not text"
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key!r} {problem}", problem_mark=key_node.start_mark
+                )
+            word, colon, text = key.partition(":")
+            if colon and value_node.value == "" and word.isidentifier():
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key!r} lacks a blank after its colon: write {word}: {text}",
+                    problem_mark=key_node.start_mark,
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -101,17 +107,24 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
     """
     parsed = [parse_override(text) for text in overrides]
     layers = [_read(target, registry)]
-    named = next((o.value for o in reversed(parsed) if o.keys == ("recipe",)), None)
-    base = named or _base(layers[0][0])
+    of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
+    if of_recipe is not None and isinstance(target, str) and not _is_file(target):
+        raise ConfigError(
+            f"{of_recipe.origin.label}: recipe {target} would be laid over it: name {of_recipe.value} in place of "
+            f"{target}, or write recipe: {of_recipe.value} in a file"
+        )
+    named = of_recipe and of_recipe.value
+    base = named or layers[0][0].get("recipe")
     seen: list[Any] = []
-    while base is not None:
+    while base is not None or not any("strategy" in layer for layer, _ in layers):
+        base = base or DEFAULT_RECIPE
         if base in seen:
             raise ConfigError(
                 f"{layers[-1][1].label}: recipe: {' -> '.join([*seen, base])} is based on itself"
             )
         seen.append(base)
         layers.append(_read_recipe(base, layers[-1][1], registry))
-        base = _base(layers[-1][0])
+        base = layers[-1][0].get("recipe")
     document = Document(layers[0][1])
     document.lay(DEFAULTS, Origin("defaults"))
     for layer, origin in reversed(layers):
@@ -120,11 +133,6 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
         document.assign(override.keys, override.value, override.origin)
     document.interpolate()
     return document
-
-
-def _base(layer: Mapping[str, Any]) -> Any:
-    """Return what a layer is based on; None for nothing."""
-    return layer.get("recipe") or (None if "strategy" in layer else DEFAULT_RECIPE)
 
 
 def based_on(target: str, recipe: str, registry: Registry) -> Target:

@@ -54,15 +54,19 @@ class RandomSubset(Delays):
     Attributes:
         count: how many ranks, 0 or more.
         seconds: how long each of them is held up.
+        fraction: of the steps in which that happens, drawn as well, 0 to 1; nobody is held up in the others.
     """
 
     count: int
     seconds: float
+    fraction: float = 1.0
 
     def __post_init__(self) -> None:
         if self.count < 0:
             raise ValueError(f"count is {self.count}; allowed: 0 or more")
         check_seconds("seconds", self.seconds)
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction}; allowed: 0 to 1")
 
     def check_size(self, size: int) -> None:
         if self.count > size:
@@ -70,7 +74,8 @@ class RandomSubset(Delays):
 
     def of_step(self, step: int, size: int, seed: int) -> NDArray[np.float64]:
         delays = np.zeros(size)
-        delays[draws.permutation(size, "delays", seed, step)[: self.count]] = self.seconds
+        if int(draws.words(1, "delayed", seed, step)[0]) < self.fraction * 2.0**64:
+            delays[draws.permutation(size, "delays", seed, step)[: self.count]] = self.seconds
         return delays
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hocket.plan.plan import Plan
 from hocket.plan.utilisation import BANDWIDTHS, exposed_seconds
 
-__all__ = ["CLOSE", "PLAIN", "Prediction", "least_bandwidth_for_plain", "most_hosts_for_plain", "predict"]
+__all__ = ["CLOSE", "PLAIN", "Prediction", "least_bandwidth", "most_hosts", "predict"]
 
 #: The recipe that changes nothing and sends while backward goes on, as DDP does.
 PLAIN = "agd"
 
-#: What takes no longer than this many times the best is as good.
+#: What takes no longer than this many times another is level with it.
 CLOSE = 1.05
 
 
@@ -22,7 +23,6 @@ class Prediction:
     """What a strategy is predicted to take.
 
     Attributes:
-        name: the recipe's.
         step_s: seconds of a step, on average.
         exposed_s: of these, how long a rank waits for messages.
         held_up_s: of these, how long it is held up by late ranks, itself included.
@@ -31,7 +31,6 @@ class Prediction:
         memory_bytes: of the exchanges' buffers on a rank.
     """
 
-    name: str
     step_s: float
     exposed_s: float
     held_up_s: float
@@ -40,13 +39,10 @@ class Prediction:
     memory_bytes: int
 
 
-def predict(
-    name: str, plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0
-) -> Prediction:
+def predict(plan: Plan, step_s: float, held_up_s: float = 0.0, packing_s: float = 0.0) -> Prediction:
     """Predict a strategy's step.
 
     Args:
-        name: the recipe's.
         plan: of its exchanges.
         step_s: seconds of computing in a step.
         held_up_s: of `held_up_seconds`; 0 where nobody is late.
@@ -54,40 +50,28 @@ def predict(
     """
     exposed_s = exposed_seconds(plan, step_s)
     together_s = step_s + exposed_s + held_up_s + packing_s
-    return Prediction(
-        name, together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes
-    )
+    return Prediction(together_s, exposed_s, held_up_s, packing_s, plan.bytes_per_step, plan.memory_bytes)
 
 
-def least_bandwidth_for_plain(predicted: Callable[[float], Sequence[Prediction]]) -> float | None:
-    """Return the least of `BANDWIDTHS` from which on plain allreduce is as good as the best; None for none.
+def least_bandwidth(is_level: Callable[[float], bool]) -> float | None:
+    """Return the least of `BANDWIDTHS` from which on something holds; None where it does not with the largest.
 
     Args:
-        predicted: from bytes a second to the predictions.
+        is_level: from bits a second to whether it holds.
     """
     least = None
     for bandwidth in reversed(BANDWIDTHS):
-        if not _plain_is_good(predicted(bandwidth)):
+        if not is_level(bandwidth):
             break
         least = bandwidth
     return least
 
 
-def most_hosts_for_plain(predicted: Callable[[int], Sequence[Prediction]], most: Sequence[int]) -> int | None:
-    """Return the largest number of hosts up to which plain allreduce is as good as the best; None for none.
+def most_hosts(is_level: Callable[[int], bool], numbers: Sequence[int]) -> int | None:
+    """Return the largest number of hosts up to which something holds; None where it does not with the least.
 
     Args:
-        predicted: from a number of hosts to the predictions.
-        most: the numbers that are looked at, rising.
+        is_level: from a number of hosts to whether it holds.
+        numbers: those that are looked at, rising.
     """
-    found = None
-    for hosts in most:
-        if not _plain_is_good(predicted(hosts)):
-            break
-        found = hosts
-    return found
-
-
-def _plain_is_good(predictions: Sequence[Prediction]) -> bool:
-    [plain] = (each.step_s for each in predictions if each.name == PLAIN)
-    return plain <= CLOSE * min(each.step_s for each in predictions)
+    return max(takewhile(is_level, numbers), default=None)

@@ -143,7 +143,12 @@ def _planned(
         for part in parts:
             _check_segments(exchange, len(cut), len(part))
     # The exchanges of the gradients slot pass each segment on between the first one's buffers.
-    own_buffers = exchange not in strategy.gradients[1:]
+    taking_place = [
+        each
+        for each in strategy.gradients
+        if any(map(each.takes_place, map(len, each.over.parts(placement))))
+    ]
+    own_buffers = exchange not in taking_place[1:]
     costs = {
         size: [_cost(exchange, layout, size, network, own_buffers) for layout in cut]
         for size in {len(part) for part in parts}

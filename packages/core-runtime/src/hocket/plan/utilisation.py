@@ -18,8 +18,8 @@ from hocket.strategy.exchange import GRADIENTS, Overlap
 
 __all__ = ["BANDWIDTHS", "computing_share", "exposed_seconds", "least_bandwidths"]
 
-#: Bytes a second: 50 from 0.1 Gbit/s to 1 Tbit/s, each 1.21 times the one before.
-BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9 / 8).tolist()
+#: Bits a second: 50 from 0.1 Gbit/s to 1 Tbit/s, each 1.21 times the one before.
+BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9).tolist()
 
 # Forward takes one multiplication of each weight, backward two.
 _BACKWARD = 2 / 3
@@ -54,23 +54,34 @@ def _hidden_steps(planned: ExchangePlan) -> float:
     return exchange.delay + (1 - _BACKWARD) * (exchange.overlap is Overlap.FORWARD)
 
 
-def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
-    """Return the share of its time that a rank computes, 0 to 1; see `exposed_seconds`."""
-    return step_s / (step_s + exposed_seconds(plan, step_s, hidden_s))
+def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0, held_up_s: float = 0.0) -> float:
+    """Return the share of its time that a rank computes, 0 to 1.
+
+    Args:
+        plan, step_s, hidden_s: see `exposed_seconds`.
+        held_up_s: of `held_up_seconds`; 0 where nobody is late.
+    """
+    return step_s / (step_s + exposed_seconds(plan, step_s, hidden_s) + held_up_s)
 
 
 def least_bandwidths(
-    planned: Callable[[float], Plan], step_s: float, shares: Sequence[float], hidden_s: float = 0.0
+    planned: Callable[[float], Plan],
+    step_s: float,
+    shares: Sequence[float],
+    hidden_s: float = 0.0,
+    held_up_s: float = 0.0,
 ) -> list[float | None]:
     """Return the least of `BANDWIDTHS` with which a rank computes each share of its time; None where none is enough.
 
     Args:
-        planned: from a bandwidth in bytes a second to the plan.
-        step_s, hidden_s: see `exposed_seconds`.
+        planned: from a bandwidth in bits a second to the plan.
+        step_s, hidden_s, held_up_s: see `computing_share`.
         shares: 0 to 1.
     """
     found = (
-        bisect_left(BANDWIDTHS, share, key=lambda each: computing_share(planned(each), step_s, hidden_s))
+        bisect_left(
+            BANDWIDTHS, share, key=lambda each: computing_share(planned(each), step_s, hidden_s, held_up_s)
+        )
         for share in shares
     )
     return [BANDWIDTHS[at] if at < len(BANDWIDTHS) else None for at in found]

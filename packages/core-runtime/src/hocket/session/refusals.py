@@ -321,10 +321,10 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
         except AttachError as error:
             key = f"{place}{exchange.name}.compressor"
             other = compressor.without_optimizer_terms()
-            advice = (
-                "" if other.traits.applies_optimizer_terms else f", or {_override(key, compressor, other)}"
-            )
-            raise AttachError(f"{key}: by {component_name(compressor)} {error}{advice}") from error
+            override = "" if other.traits.applies_optimizer_terms else _override(key, compressor, other)
+            advice = f", or {override}" if override else ""
+            problem = f"{key}: by {component_name(compressor)} {error}{advice}"
+            raise AttachError(problem, override) from error
 
 
 def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:

@@ -74,7 +74,11 @@ def _build(where: Location, registry: Registry, name: str | None) -> Strategy:
         ConfigError, CompositionError, MissingPluginError: as in `compose`.
     """
     if not isinstance(where.value, Mapping):
-        raise where.error(f"got {where.given}", f"a mapping of {', '.join(SLOTS)}")
+        named = (
+            f". A recipe is named first, `hocket run {where.value}`, or by recipe: {where.value} in a file"
+        )
+        hint = f"{named}; a sweep alone takes strategy=" if isinstance(where.value, str) else ""
+        raise where.error(f"got {where.given}", f"a mapping of {', '.join(SLOTS)}{hint}")
     where.check_keys(SLOTS)
     samples = where.child("samples")
     strategy = Strategy(

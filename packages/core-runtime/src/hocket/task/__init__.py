@@ -2,7 +2,7 @@
 
 from hocket.task.api import Task, TaskData
 from hocket.task.buckets import BucketSampler
-from hocket.task.classification import Classification
+from hocket.task.classification import Classification, ImageClassification
 from hocket.task.digits import Digits
 from hocket.task.loading import Loader, loader
 from hocket.task.samples import BatchedSamples, Scaling, TensorSamples
@@ -13,6 +13,7 @@ __all__ = [
     "Task",
     "TaskData",
     "Classification",
+    "ImageClassification",
     "Digits",
     "BatchedSamples",
     "Scaling",

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from hocket.task.api import TaskData
-from hocket.task.classification import Classification
+from hocket.task.classification import ImageClassification
 from hocket.task.samples import Scaling, TensorSamples
 
 __all__ = ["Digits"]
@@ -27,7 +27,7 @@ _HELD_OUT_EVERY = 5
 
 
 @dataclass(frozen=True)
-class Digits(Classification):
+class Digits(ImageClassification):
     """1797 digits: inputs float32 [1, 8, 8] from -0.305 to 0.695, targets int64 from 0 to 9.
 
     Held out is every fifth sample of each class, in the order of the file: 355 samples, as many of each class

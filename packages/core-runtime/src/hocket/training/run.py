@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hocket.config import scheduler
 from hocket.config.component import build_reference, construct, describe, read_fields
+from hocket.config.document import Document, Path
 from hocket.config.optimizer import complete_arguments
 from hocket.config.settings import ROOT_KEYS, RunSettings
 from hocket.config.source import SLOTS, Target, load_document
-from hocket.errors import CompositionError, ConfigError
+from hocket.errors import CompositionError, ConfigError, HocketError, some
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.compose import build_strategy
 from hocket.strategy.scope import Placement
@@ -68,12 +69,55 @@ def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registr
     """
     registry = registry or default_registry()
     document = load_document(target, overrides, registry)
+    try:
+        return _built(document, registry)
+    except ConfigError as error:
+        elsewhere = _elsewhere(error.unknown, document, registry) if error.unknown else ""
+        if not elsewhere:
+            raise
+        where = document.root
+        for key in error.unknown:
+            where = where.child(key)
+        raise where.error(f"unknown key here; {elsewhere}") from error
+
+
+def _built(document: Document, registry: Registry) -> RunConfig:
     root = document.root
     root.check_keys((*ROOT_KEYS, *SLOTS))
     settings = {key: value for key, value in document.tree.items() if key != "strategy"}
     values = read_fields(RunSettings, dataclasses.replace(root, value=settings), registry)
     strategy = build_strategy(document, registry, values.get("name"))
     return construct(RunConfig, root, {**values, "strategy": strategy})
+
+
+def _elsewhere(path: Path, document: Document, registry: Registry) -> str:
+    """Return where an unknown key would be known: at which full paths of this run, or in which components."""
+    other = document.copy()
+    other.remove(path)
+    try:
+        places = list(_paths(resolved(_built(other, registry), registry), path[-1]))
+    except HocketError:  # something else is wrong, too
+        return ""
+    if places:
+        return f"write {' or '.join(places)}"
+    if len(path) > 1:
+        return ""
+    registry.load_installed()
+    holders = [
+        f"{each.kind} {each.name}"
+        for each in registry.components()
+        if path[-1] in [field.name for field in dataclasses.fields(registry.resolve(each.kind, each.name))]
+    ]
+    return f"it is a key of {some(holders)}, of which this run has none" if holders else ""
+
+
+def _paths(tree: Any, key: object, path: str = "") -> Iterator[str]:
+    """Yield the paths of a plain tree that end in a key, but for its root."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, value in items:
+        if name == key and path:
+            yield f"{path}{name}"
+        yield from _paths(value, key, f"{path}{name}.")
 
 
 def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
@@ -123,9 +167,9 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]
     settings = [setting.name for setting in dataclasses.fields(RunSettings)]
     plain = {name: describe(getattr(run, name), registry) for name in settings}
     plain["recipe"] = None
-    plain["optimizer"] = {"name": run.optimizer.name, **complete_arguments(run.optimizer)}
+    plain["optimizer"] = {"name": run.optimizer.class_name, **complete_arguments(run.optimizer)}
     plain["schedulers"] = [
-        {"name": each.name, **scheduler.complete_arguments(each)} for each in run.schedulers
+        {"name": each.class_name, **scheduler.complete_arguments(each)} for each in run.schedulers
     ]
     plain["engine"] = describe(build_engine(run, registry), registry)
     own = ":" in run.task.name

@@ -50,6 +50,10 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         hosts, where = [Host("", int(grid[2]))] * int(grid[1]), f"hosts {text!r}"
     elif os.path.isfile(text):  # Path.is_file raises for a long name
         hosts, where = _of_file(Path(text)), f"hostfile {text}"
+    elif text.isdecimal():
+        raise UserError(
+            f"hosts {text!r}: {text} hosts of one rank are {text}x1, {text} ranks on one host are 1x{text}"
+        )
     else:
         hosts, where = [_entry(part, f"hosts {text!r}") for part in text.split(",")], f"hosts {text!r}"
     if not hosts or any(host.ranks < 1 for host in hosts):

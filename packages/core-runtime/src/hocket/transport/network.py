@@ -50,7 +50,7 @@ class NetworkModel:
 
     Attributes:
         latency_s: from the moment a byte leaves the sender's link to its arrival, in seconds; at least 0.
-        bandwidth_bytes_per_s: of each rank's link, in each direction; the default is 10 Gbit/s.
+        bandwidth_bits_per_s: of each rank's link, in each direction, in bits a second; more than 0.
         poll_s: what one call of `Request.done` costs its caller, in seconds; more than 0, so that a loop that
             polls sees time pass.
 
@@ -59,20 +59,20 @@ class NetworkModel:
     """
 
     latency_s: float = 20e-6
-    bandwidth_bytes_per_s: float = 1.25e9
+    bandwidth_bits_per_s: float = 10e9
     poll_s: float = 1e-6
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:
             raise ValueError(f"latency_s must be finite and at least 0, not {self.latency_s}")
-        if not self.bandwidth_bytes_per_s > 0:
-            raise ValueError(f"bandwidth_bytes_per_s must be positive, not {self.bandwidth_bytes_per_s}")
+        if not self.bandwidth_bits_per_s > 0:
+            raise ValueError(f"bandwidth_bits_per_s must be positive, not {self.bandwidth_bits_per_s}")
         if not 0 < self.poll_s < math.inf:
             raise ValueError(f"poll_s must be finite and positive, not {self.poll_s}")
 
     def link_seconds(self, nbytes: float) -> float:
         """Return how long `nbytes` bytes occupy a link, in seconds."""
-        return nbytes / self.bandwidth_bytes_per_s
+        return 8 * nbytes / self.bandwidth_bits_per_s
 
     def message_seconds(self, nbytes: float) -> float:
         """Return how long a message of `nbytes` bytes takes between two idle links, in seconds."""

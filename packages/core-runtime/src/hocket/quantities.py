@@ -1,0 +1,90 @@
+"""Quantities as people write them: `200ms`, `1gbit`, `25M`; for the command line and for keys of a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from hocket.errors import UserError
+
+__all__ = ["BITS", "SECONDS", "bits_per_second", "count", "read", "seconds", "unit_of_key"]
+
+_NUMBER = r"(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
+#: A number without a unit that means more seconds than these is one of ms or us, more likely.
+_LONGEST_S = 60.0
+
+#: What is written, for errors.
+SECONDS = "a number with s, ms or us, such as 200ms"
+BITS = "a number with kbit, mbit, gbit or tbit, such as 1gbit"
+
+
+def seconds(text: str, longest_s: float = _LONGEST_S) -> float:
+    """Return the seconds that a text such as `200ms` means; a number without a unit is of seconds.
+
+    Args:
+        text: what was written.
+        longest_s: the most seconds that a number without a unit may mean.
+
+    Raises:
+        ValueError: it means none, or has no unit and is longer than `longest_s`; says what to write.
+    """
+    found = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|)", text.strip())
+    if found is None:
+        raise ValueError(f"got {text!r}; allowed: {SECONDS}")
+    number, unit = float(found[1]), found[2].replace("µ", "u")
+    if not unit and number > longest_s:
+        smaller = ("us", "ms") if longest_s <= 1 else ("ms",)
+        likely = ", ".join(f"{found[1]}{each}" for each in smaller)
+        raise ValueError(f"got {text!r}, which would be {found[1]} seconds: write {likely} or {found[1]}s")
+    return number / _PER_SECOND[unit or "s"]
+
+
+def bits_per_second(text: str) -> float:
+    """Return the bits a second that a text such as `1gbit` means.
+
+    Raises:
+        ValueError: it means none, or has no unit; says what to write.
+    """
+    found = re.fullmatch(_NUMBER + r"\s*([kmgt]?bit)(?:/s)?", text.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"got {text!r}; allowed: {BITS}")
+    return float(found[1]) * _BITS[found[2]]
+
+
+def count(text: str) -> float:
+    """Return the number that a text such as `25M` means.
+
+    Raises:
+        ValueError: it means none; says what to write.
+    """
+    found = re.fullmatch(_NUMBER + "([kmbg]?)", text.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"got {text!r}; allowed: a number such as 25M or 1.3B")
+    return float(found[1]) * _COUNTS[found[2]]
+
+
+def read(option: str, parse: Callable[[str], float], text: str) -> float:
+    """Return the number that the text of a command's option means.
+
+    Args:
+        option: as it is written, such as `--step`.
+        parse: one of this module's functions.
+        text: what was written.
+
+    Raises:
+        UserError: it means none; names the option.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+
+
+def unit_of_key(key: str) -> str:
+    """Return how else a number may be written at a key, by the unit that its name ends with; empty for no way."""
+    if key.endswith("_bits_per_s"):
+        return BITS
+    return SECONDS if key == "seconds" or key.endswith("_s") else ""
