@@ -170,11 +170,7 @@ def test_who_waits_for_buffers_waits() -> None:
     """Ranks that average BatchNorm's statistics alone meet there."""
 
     def body() -> tuple[float, list[str]]:
-        model, peer, notes = (
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)),
-            hocket.join(),
-            Notes(),
-        )
+        model, notes = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)), Notes()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         strategy = hocket.compose("periodic_average", "parameters.0.every=1", "parameters.0.buffers=mean")
         with hocket.attach(model, optimizer, strategy, observer=notes) as session:
