@@ -16,7 +16,7 @@ import yaml
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.comparing import require_plotly
-from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
+from hocket.cli.folders import check_asked, check_free, folder_of, load_resumed, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
@@ -44,14 +44,21 @@ def run_command(
     out: Path | None,
     options: RunOptions,
     resume: bool,
+    overwrite: bool,
 ) -> int:
     """Carry out `hocket run` and return the exit status.
 
     Raises:
         UserError: whatever is wrong with what was asked for.
     """
+    if resume and overwrite:
+        raise UserError("--resume goes on with what --overwrite replaces: leave one of them out")
     if not (resume or _was_restarted(out)):
+        begins = not options.print_config and launched_rank() == 0
+        if out is not None and begins and not overwrite:
+            check_free(out)
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
+        command += ["--overwrite"] if overwrite else []
         run = _with_options(load_run(target, overrides), wanted, options)
         return _carry_out(run, wanted, out, command, options)
     if out is None:
