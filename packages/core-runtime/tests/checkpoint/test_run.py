@@ -275,6 +275,24 @@ def test_a_run_that_was_cut_off_leaves_nothing_of_the_one_before(
     assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
 
 
+def test_a_run_without_checkpoints_is_begun_anew(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*ARGUMENTS[:-1], "steps=2", "--out", "RUN") == 0
+    capfd.readouterr()
+    assert run(*ARGUMENTS, "--out", "RUN", "--resume") == 2
+    [message] = capfd.readouterr().err.splitlines()
+    again = "hocket run RUN/config.yaml --out RUN --overwrite"
+    assert message == (
+        f"hocket: there is no complete checkpoint in RUN/checkpoints. `{again}` begins the run anew"
+    )
+    assert run(*again.split()[2:]) == 0
+
+
 def test_resume_needs_a_folder(run: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(*ARGUMENTS, "--resume") == 2
     assert capfd.readouterr().err == "hocket: --resume continues the run in a folder: name it with --out\n"

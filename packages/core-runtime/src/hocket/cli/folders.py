@@ -62,7 +62,8 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     if not path.exists():
         is_there = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} holds no run to resume: {is_there}")
-    latest_complete(folder / CHECKPOINTS)
+    again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
+    latest_complete(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
     earlier, run = load_run(str(path)), load_run(str(path), overrides)

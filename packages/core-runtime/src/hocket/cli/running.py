@@ -54,12 +54,12 @@ def run_command(
     if resume and overwrite:
         raise UserError("--resume goes on with what --overwrite replaces: leave one of them out")
     if not (resume or _was_restarted(out)):
-        begins = not options.print_config and launched_rank() == 0
-        if out is not None and begins and not overwrite:
-            check_free(out)
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
         command += ["--overwrite"] if overwrite else []
         run = _with_options(load_run(target, overrides), wanted, options)
+        begins = not options.print_config and launched_rank() == 0
+        if out is not None and begins and not overwrite:
+            check_free(out)
         return _carry_out(run, wanted, out, command, options)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")

@@ -268,6 +268,7 @@ class _Run:
             self._begin_row()
         if self._session.rank == 0:
             assert self._results is not None
+            assert resumed.path is not None
             self._results.resume_after(resumed.step)
             if self._display is not Display.QUIET:
                 print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
