@@ -61,7 +61,10 @@ USES: dict[str, Any] = {
     "session.accumulate": lambda s: s.accumulate().__enter__(),
     "session.save": lambda s: s.save("nowhere"),
     "session.load": lambda s: s.load("nowhere"),
-    "settle": lambda s: s.consensus(),
+    "session.settle": lambda s: s.settle(),
+    "session.consensus": lambda s: s.consensus(),
+    "session.replica": lambda s: s.replica(),
+    "session.consensus_distance": lambda s: s.consensus_distance(),
     "session.gather": lambda s: s.gather(1),
 }
 

@@ -279,7 +279,15 @@ def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, option
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += [f"--display={options.display}", *(["--resume"] if resume else [])]
     assert run.ranks is not None
-    return launch_here(starter, run.ranks, program, environment)
+    return launch_here(starter, run.ranks, program, lambda: _again(folder), environment)
+
+
+def _again(folder: Path) -> str:
+    """Return how a run goes on that was cut off."""
+    saved = complete(folder / CHECKPOINTS)
+    if saved:
+        return f"`hocket resume {os.path.relpath(folder)}` goes on from {saved[-1].name}"
+    return "run the same command again; with checkpoint.every=N the run goes on from a checkpoint"
 
 
 def _show_results(folder: Path, options: RunOptions) -> None:

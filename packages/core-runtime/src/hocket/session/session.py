@@ -321,10 +321,11 @@ class Session(TrainingSession):
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self.require("settle")
+        self.require("session.settle")
         self._phases.settle()
 
     def consensus(self) -> AbstractContextManager[None]:
+        self.require("session.consensus")
         self.meet()
         self._end_partial_step()
         self.settle()
@@ -342,10 +343,12 @@ class Session(TrainingSession):
                 self.state = outer
 
     def replica(self) -> AbstractContextManager[None]:
+        self.require("session.replica")
         self.settle()
         return nullcontext()
 
     def consensus_distance(self) -> float:
+        self.require("session.consensus_distance")
         self.meet()
         self.settle()
         self._phases.compare_steps(self.step, self._num_unused)
