@@ -90,7 +90,8 @@ class Endings:
 
     def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
         """End the job with `message`, or without a word where another rank has told why it ends."""
-        digest = f"{type(error).__name__} {zlib.crc32(str(error).encode()):08x}"
+        told = str(error).replace(f"rank {self._peer.rank}", "rank")  # each names itself
+        digest = f"{type(error).__name__} {zlib.crc32(told.encode()):08x}"
         speaks = self._board is None or self._speaks(self._board, error, digest)
         who = "all ranks" if self._board and _fail_alike(self._board, digest) else f"rank {self._peer.rank}"
         self._peer.abort(message.replace(_WHO, who) if speaks else "", code)
