@@ -34,8 +34,8 @@ from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
-from hocket.transport.gathering import gather
 from hocket.training.training_time import TrainingTime
+from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "steps_per_epoch", "train"]
