@@ -82,8 +82,8 @@ def main() -> None:
     strategy = hocket.compose(options.strategy, *options.overrides)
     with hocket.attach(model, optimizer, strategy) as session:
         first = 0
-        if options.out is not None and options.out.exists():
-            first = session.load(options.out).epoch
+        if options.out is not None:
+            first = session.load(options.out, missing="start").epoch
         for epoch in range(first, options.epochs):
             for x, y in session.data(loader):
                 optimizer.zero_grad()

@@ -13,9 +13,12 @@ This module imports no torch: each name is loaded when it is first used.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from hocket.last_resort import LastResort
 
 if TYPE_CHECKING:
     from hocket.session.attach import attach
@@ -45,6 +48,9 @@ __all__ = [
     "loader",
     "virtual",
 ]
+
+_logger = logging.getLogger("hocket")
+_logger.addHandler(LastResort(_logger))
 
 _HOMES = {
     "Exchange": ("hocket.strategy.in_python", "exchange"),

@@ -106,7 +106,10 @@ def test_one_checkpoint_can_be_named(saved: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        assert refused(TRAINING, folder) == f"there is no complete checkpoint in {folder}"
+        assert refused(TRAINING, folder) == (
+            f"there is no complete checkpoint in {folder}. session.load(..., missing='start') begins at step 0 then; "
+            "or name another folder"
+        )
 
 
 def test_other_versions_are_told(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,3 +270,31 @@ def test_another_kind_of_loader(saved: Path) -> None:
     for kind in ("stateful", "generator"):
         with pytest.raises(CheckpointError, match=r"continue with the same kind of loader"):
             on_ranks(2, Training(("dpsgd",), kind), load=saved)
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_session_that_was_never_saved_begins_where_that_is_asked_for(
+    cut_off: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a script does that is started again, also where its first save was cut off."""
+    folder = tmp_path / "checkpoints"
+    if cut_off:
+        (folder / "step-00000003-abc.unfinished").mkdir(parents=True)
+
+    def run(_: int) -> list[Any]:
+        model = model_of()
+        with hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd") as session:
+            begun = session.load(folder, missing="start")
+            session.save(folder)
+            gone_on = session.load(folder, missing="start")
+            return [(each.path, each.step, each.epoch, each.exact) for each in (begun, gone_on)]
+
+    expected = [(None, 0, 0, True), (folder / "step-00000000", 0, 0, True)]
+    assert hocket.virtual(2).run(lambda: run(hocket.join().rank)) == [expected] * 2
+    assert ("is incomplete, a save was cut off: it is left out" in caplog.text) == cut_off
+
+
+def test_what_else_may_be_missing_is_refused(tmp_path: Path) -> None:
+    _, session = attached()
+    with pytest.raises(CheckpointError, match=r"missing is 'ok'; allowed: 'error', 'start'$"):
+        session.load(tmp_path, missing="ok")  # type: ignore[arg-type]

@@ -125,7 +125,9 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, or name"),
+        ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
+        (["--dry-run"], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
+        (["--resume", "--overwrite"], "--resume goes on with what --overwrite replaces: leave one of them out"),
         (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for: a run is"),
         (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for: a run is"),
         (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
@@ -150,6 +152,36 @@ def test_mistakes(
     [message] = capfd.readouterr().err.splitlines()
     assert expected in message
     assert contents(tmp_path / "RUN") == before
+
+
+def test_results_are_replaced_where_that_is_asked_for(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = [*ARGUMENTS[:-1], "steps=7", "--out", "RUN"]
+    assert run(*short) == 0
+    before = contents(tmp_path / "RUN")
+    for more in ([], ["--dry-run"], ["batch_size=16"]):
+        capfd.readouterr()
+        assert run(*short, *more) == 2
+        assert capfd.readouterr().err == (
+            "hocket: --out RUN holds the results of an earlier run: name another folder, or replace it with "
+            "--overwrite\n"
+        )
+    assert contents(tmp_path / "RUN") == before
+    assert run(*short, "--print-config") == 0
+    assert run(*short, "batch_size=16", "--overwrite") == 0
+    assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
+
+
+def test_checkpoints_of_what_is_replaced_are_removed(run: Callable[..., int], tmp_path: Path) -> None:
+    out = tmp_path / "RUN"
+    assert run(*ARGUMENTS, "steps=14", "--out", str(out)) == 0
+    assert run(*ARGUMENTS, "steps=7", "--out", str(out), "--overwrite") == 0
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000007"]
 
 
 def test_another_recipe_than_the_folders_is_refused(
@@ -220,7 +252,7 @@ def test_a_run_that_fails_before_its_first_step_has_replaced_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "failing_task.py").write_text(FAILING)
-    arguments = [*ARGUMENTS[:-1], "steps=5", "--out", "RUN"]
+    arguments = [*ARGUMENTS[:-1], "steps=5", "--overwrite", "--out", "RUN"]
     assert run(*arguments) == 0
     before = contents(tmp_path / "RUN")
     with pytest.raises(ValueError, match="broken on purpose"):
@@ -234,13 +266,31 @@ def test_a_run_that_fails_before_its_first_step_has_replaced_nothing(
 def test_a_run_that_was_cut_off_leaves_nothing_of_the_one_before(
     run: Callable[..., int], cut_after: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [*ARGUMENTS[:-1], "--out", str(tmp_path / "RUN")]
+    arguments = [*ARGUMENTS[:-1], "--overwrite", "--out", str(tmp_path / "RUN")]
     assert run(*arguments, "steps=5") == 0
     cut_after(13)
     with pytest.raises(Cut):
         run(*arguments, "batch_size=16")
     assert contents(tmp_path / "RUN").keys() == {"config.yaml", "metrics.jsonl"}
     assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
+
+
+def test_a_run_without_checkpoints_is_begun_anew(
+    run: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*ARGUMENTS[:-1], "steps=2", "--out", "RUN") == 0
+    capfd.readouterr()
+    assert run(*ARGUMENTS, "--out", "RUN", "--resume") == 2
+    [message] = capfd.readouterr().err.splitlines()
+    again = "hocket run RUN/config.yaml --out RUN --overwrite"
+    assert message == (
+        f"hocket: there is no complete checkpoint in RUN/checkpoints. `{again}` begins the run anew"
+    )
+    assert run(*again.split()[2:]) == 0
 
 
 def test_resume_needs_a_folder(run: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:

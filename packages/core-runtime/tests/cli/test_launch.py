@@ -168,6 +168,24 @@ peer.allgather_bytes(b"")
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["torch.utils.data.DistributedSampler([1, 2])", "torch.distributed.init_process_group('gloo')"],
+)
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_who_looks_for_torchs_process_group_is_told_what_to_use(line: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"import torch.utils.data.distributed\n{line}\n")
+    hocket = [PYTHON, "-m", "hocket", "launch", "-n", "2", "--transport", "mpi", "train.py"]
+    ended = subprocess.run(hocket, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    last = ended.stderr.strip("\0\n").splitlines()[-1]
+    assert last.startswith(
+        "hocket: the script looks for torch.distributed's process group, which sessions do not"
+    )
+    assert "for hocket.loader and hocket.attach" in last
+
+
+@pytest.mark.parametrize(
     "transport",
     [
         "torch",
@@ -204,7 +222,10 @@ def test_a_script_gets_its_ranks_and_arguments_and_a_dead_rank_is_named(
         *(f"rank {rank} of 2 over {transport}: ['-n', '7', '--lr=0.1']" for rank in range(2)),
     ]
     ended = launch("--die")
-    [message] = ended.stderr.strip("\0\n").splitlines()
+    message, advice = ended.stderr.strip("\0\n").splitlines()
+    assert advice.startswith(
+        "hocket: run the same command again; a script goes on from its last checkpoint with"
+    )
     assert message.startswith("hocket: at step 0, rank 0: control (allgather): rank 1 has died; rank 1 on ")
     assert "was killed by SIGKILL" in message
     assert ended.returncode == 128 + signal.SIGKILL

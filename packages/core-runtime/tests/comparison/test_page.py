@@ -155,7 +155,7 @@ def test_a_run(hocket: Hocket, browser: str, tmp_path: Path) -> None:
     for text in ("digits, sgp, 3 ranks", "&lt;b&gt;run", "The ranks at the end", "name: gossip"):
         assert text in dom
     assert "<b>run" not in dom
-    assert hocket("run", "sgp", *arguments, "--out", str(out)).status == 0
+    assert hocket("run", "sgp", *arguments, "--overwrite", "--out", str(out)).status == 0
     assert not page.exists()  # of an earlier run
 
 

@@ -86,7 +86,10 @@ def test_an_exception_on_one_rank(begin: Callable[..., Job]) -> None:
 def test_the_same_exception_on_all_ranks_is_told_once(begin: Callable[..., Job]) -> None:
     ended = begin("fail", "all").end()
     [message] = messages(ended.errors)
-    assert message.endswith(" at step 3: ValueError: broken on purpose; all ranks end")
+    # A rank that is late by more than ranks wait for each other is not known to fail, too.
+    assert re.fullmatch(
+        r"hocket: (all ranks|rank \d) at step 3: ValueError: broken on purpose; all ranks end", message
+    )
     assert ended.errors.count("Traceback") == 1
     assert ended.status == 1
 

@@ -26,7 +26,7 @@ def main(folder: Path, kill: bool) -> None:
     first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     with hocket.attach(model, optimizer, "agd") as session:
         loader = hocket.loader(samples, 4)
-        begin = 0 if first_attempt else session.load(checkpoints).epoch
+        begin = session.load(checkpoints, missing="start").epoch
         for _ in range(begin, _EPOCHS):
             for x, y in session.data(loader):
                 optimizer.zero_grad()

@@ -64,7 +64,10 @@ def test_a_run_names_a_rank_that_was_killed(python_without_mpi: str, tmp_path: P
     of_rank_1 = [pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
     os.kill(int(of_rank_1[0]), signal.SIGKILL)
     _, errors = job.communicate(timeout=60)
-    [message] = errors.splitlines()
+    message, advice = errors.splitlines()
+    assert advice == (
+        "hocket: run the same command again; with checkpoint.every=N the run goes on from a checkpoint"
+    )
     assert message.startswith("hocket: at step ")
     assert ": rank 1 has died; rank 1 on " in message
     assert message.endswith(

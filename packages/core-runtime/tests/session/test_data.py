@@ -74,7 +74,10 @@ def test_the_same_batches_are_told_once(
     with caplog.at_level(logging.WARNING, "hocket"):
         iterated(loaders)
     told = [line for line in caplog.messages if "given the same batches" in line]
-    assert told == ["all 4 ranks are given the same batches: use hocket.loader, or say same_batches=True"]
+    assert told == [
+        "all 4 ranks are given the same batches: use hocket.loader, or session.data(loader, same_batches=True) where "
+        "that is meant"
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

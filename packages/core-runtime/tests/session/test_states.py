@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
-from hocket.errors import AttachError, HocketError, SessionError
+from hocket.errors import AttachError, DisagreementError, HocketError, SessionError
 from hocket.session.phase_opener import PhaseOpener
 
 
@@ -61,7 +61,10 @@ USES: dict[str, Any] = {
     "session.accumulate": lambda s: s.accumulate().__enter__(),
     "session.save": lambda s: s.save("nowhere"),
     "session.load": lambda s: s.load("nowhere"),
-    "settle": lambda s: s.consensus(),
+    "session.settle": lambda s: s.settle(),
+    "session.consensus": lambda s: s.consensus(),
+    "session.replica": lambda s: s.replica(),
+    "session.consensus_distance": lambda s: s.consensus_distance(),
     "session.gather": lambda s: s.gather(1),
 }
 
@@ -294,3 +297,57 @@ def test_no_batch_or_accumulation_within_consensus() -> None:
             assert session.step == 1
 
     on_ranks(2, run)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "without optimizer.step()" in line]
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "agd"])
+@pytest.mark.parametrize("skipping", [(1,), (0, 1)])
+@pytest.mark.parametrize("through_data", [True, False])
+def test_gradients_that_no_step_uses(
+    strategy: str, skipping: tuple[int, ...], through_data: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One rank's `continue` between backward and step is told, and noticed where ranks meet; all ranks' is allowed."""
+
+    def run(rank: int) -> float:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, strategy) as session:
+            loader = batches(rank, 5)
+            for number, (x, y) in enumerate(session.data(loader) if through_data else loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                if number in (1, 3) and rank in skipping:
+                    continue
+                optimizer.step()
+            return session.consensus_distance()
+
+    if skipping == (0, 1):
+        assert on_ranks(2, run) == [0.0, 0.0]
+    else:
+        what = "backwards without optimizer.step[(][)]: 0 on rank 0, 2 on rank 1"
+        with pytest.raises(DisagreementError, match=what):
+            on_ranks(2, run)
+    lines = told(caplog)
+    assert [line[: line.index(" exchanged")] for line in sorted(lines)] == [
+        f"rank {rank}: backward() at step 1" for rank in skipping
+    ]
+
+
+def test_gradients_of_several_backwards_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "agd") as session:
+            for x, y in session.data(batches(rank, 3)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                model(x).square().mean().backward()
+                optimizer.step()
+                with session.accumulate():
+                    F.cross_entropy(model(x), y).backward()
+
+    on_ranks(2, run)
+    assert told(caplog) == []

@@ -131,6 +131,61 @@ def test_time_in_which_several_are_under_way_counts_once() -> None:
     assert hocket.virtual(2).run(body) == [(3.0, 0.0)] * 2
 
 
+RESIDUALS = (
+    "sgd",
+    "gradients.0.collective=sparse_allreduce",
+    "gradients.0.compressor={name: error_feedback, compressor: {name: topk, density: 0.01}}",
+)
+
+
+def test_who_waits_to_agree_waits() -> None:
+    """Ranks that keep residuals agree on weights when backward begins: there the early rank waits for the late one."""
+    world = hocket.virtual(RANKS, network=NETWORK)
+    late = {(1, step): 0.5 for step in range(STEPS)}
+    [(notes, early), (_, delayed)] = world.run(lambda: train(*RESIDUALS, forward_s=0.01, late=late))
+    assert early.exposed_wait_s == pytest.approx(0.5 * STEPS + delayed.exposed_wait_s, rel=1e-9)
+    assert delayed.exposed_wait_s < 0.1
+    agreed = [seconds for name, seconds in notes.waits if name == "gradients.0 weights"]
+    assert agreed == pytest.approx([0.5] * STEPS, abs=1e-3)
+    assert sum(seconds for _, seconds in notes.waits) == pytest.approx(early.exposed_wait_s)
+
+
+def test_who_waits_for_a_batch_waits() -> None:
+    """Loaders without a length have ranks ask before each batch whether one of them has another."""
+
+    def body() -> float:
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer, peer = torch.optim.SGD(model.parameters(), lr=0.01), hocket.join()
+        with hocket.attach(model, optimizer, "local") as session:
+            for x in session.data(iter([torch.randn(2, WIDTH)] * STEPS), same_batches=True):
+                peer.clock.elapse(0.5 * peer.rank)
+                session.train_batch((x, x), nn.functional.mse_loss)
+        return session.counters.exposed_wait_s
+
+    early, late = hocket.virtual(RANKS).run(body)
+    assert early - late == pytest.approx(0.5 * STEPS, rel=1e-6)
+
+
+def test_who_waits_for_buffers_waits() -> None:
+    """Ranks that average BatchNorm's statistics alone meet there."""
+
+    def body() -> tuple[float, list[str]]:
+        model, notes = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)), Notes()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        strategy = hocket.compose("periodic_average", "parameters.0.every=1", "parameters.0.buffers=mean")
+        with hocket.attach(model, optimizer, strategy, observer=notes) as session:
+            for x in session.data([torch.randn(2, WIDTH)] * STEPS, same_batches=True):
+                session.train_batch((x, x), nn.functional.mse_loss)
+        assert session.counters.exposed_wait_s == pytest.approx(sum(seconds for _, seconds in notes.waits))
+        return sum(seconds for name, seconds in notes.waits if "buffers" in name), [
+            e.name for e in notes.over
+        ]
+
+    for waited_s, names in hocket.virtual(RANKS, network=NETWORK).run(body):
+        assert waited_s == pytest.approx(STEPS * NETWORK.allreduce_seconds(2 * 4 * WIDTH, RANKS), rel=1e-3)
+        assert names.count("parameters.0 buffers") == STEPS
+
+
 def test_events_of_a_training() -> None:
     for notes, counters in hocket.virtual(RANKS).run(lambda: train("sgd")):
         assert [(e.name, e.round) for e in notes.begun] == [("gradients.0[0]", r) for r in range(STEPS)]

@@ -109,6 +109,7 @@ def test_a_run_in_the_shell_of_a_job_starts_its_own_ranks(
             tmp_path / "out",
             RunOptions(),
             resume=False,
+            overwrite=False,
         )
     assert begun == [2]
 

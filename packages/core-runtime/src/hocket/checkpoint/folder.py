@@ -44,19 +44,21 @@ def incomplete(folder: Path) -> list[Path]:
     ]
 
 
-def latest_complete(folder: Path) -> Path:
+def latest_complete(folder: Path, advice: str = "") -> Path:
     """Return the newest complete checkpoint of a folder, or the folder itself if it is one.
 
+    Args:
+        folder: with checkpoints.
+        advice: what to do where there is none.
+
     Raises:
-        CheckpointError: there is none; names what is incomplete.
+        CheckpointError: there is none; names what is incomplete, and ends with `advice`.
     """
-    if (folder / MANIFEST).exists():
-        return folder
-    found = complete(folder)
+    found = [folder] if (folder / MANIFEST).exists() else complete(folder)
     if not found:
         left = [path.name for path in incomplete(folder)]
         also = f"; {', '.join(left)} is incomplete: a save was cut off" if left else ""
-        raise CheckpointError(f"there is no complete checkpoint in {folder}{also}")
+        raise CheckpointError(f"there is no complete checkpoint in {folder}{also}{advice and f'. {advice}'}")
     return found[-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,18 @@ import yaml
 from hocket.checkpoint.folder import complete, latest_complete
 from hocket.config.source import SLOTS, parse_override
 from hocket.errors import UserError, some
-from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START
+from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
 from hocket.training.run import RunConfig, load_run, resolved
 
-__all__ = ["check_asked", "differing_keys", "folder_of", "load_resumed", "prepared", "with_ranks"]
+__all__ = [
+    "check_asked",
+    "check_free",
+    "differing_keys",
+    "folder_of",
+    "load_resumed",
+    "prepared",
+    "with_ranks",
+]
 
 #: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
 _FIXED = (
@@ -53,7 +62,8 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     if not path.exists():
         is_there = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} holds no run to resume: {is_there}")
-    latest_complete(folder / CHECKPOINTS)
+    again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
+    latest_complete(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
@@ -94,20 +104,35 @@ def check_asked(target: str, folder: Path) -> None:
         )
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a folder with what a run has left that has ended, or that can go on.
+
+    Raises:
+        UserError: says which, and what to do.
+    """
+    others = "name another folder, or replace it with --overwrite"
+    if complete(folder / CHECKPOINTS):
+        raise UserError(
+            f"--out {folder} holds the checkpoints of an earlier run: continue it with `hocket resume {folder}`, "
+            f"{others}"
+        )
+    if (folder / SUMMARY).exists():
+        raise UserError(f"--out {folder} holds the results of an earlier run: {others}")
+
+
 @contextmanager
 def prepared(folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool) -> Iterator[None]:
     """Keep a run's complete configuration and its start beside an earlier run's, until it begins to train.
 
+    Checkpoints of an earlier run, which is not resumed, are removed.
+
     Raises:
-        UserError: the folder cannot be written, or holds a run that was not to be continued.
+        UserError: the folder cannot be written.
     """
-    if not resume and complete(folder / CHECKPOINTS):
-        raise UserError(
-            f"--out {folder} holds the checkpoints of an earlier run: continue it with `hocket resume {folder}`, or "
-            "name another folder"
-        )
     config, started = folder / NEXT_CONFIG, folder / NEXT_START
     try:
+        if not resume and (folder / CHECKPOINTS).exists():
+            shutil.rmtree(folder / CHECKPOINTS)
         folder.mkdir(parents=True, exist_ok=True)
         config.write_text(yaml.safe_dump(resolved(run), sort_keys=False))
         started.write_text(json.dumps(start))

@@ -13,6 +13,11 @@ from hocket.transport.joining import launched
 
 __all__ = ["launch_command"]
 
+_AGAIN = (
+    "run the same command again; a script goes on from its last checkpoint with "
+    "session.load(folder, missing='start')"
+)
+
 
 def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *, module: bool) -> int:
     """Carry out `hocket launch` and return the exit status.
@@ -35,7 +40,7 @@ def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *
     if wanted.size is None:
         raise UserError("how many ranks? Say -n 4, or --hosts a:4,b:4")
     command = [*_program(script, module), *arguments]
-    return launch_here(wanted.starter(command), wanted.size, command)
+    return launch_here(wanted.starter(command), wanted.size, command, lambda: _AGAIN)
 
 
 def _program(script: str, module: bool) -> list[str]:

@@ -59,6 +59,9 @@ def cli() -> None:
     help="Folder for the results; default: runs/NAME-TIME.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace an earlier run's results and checkpoints in the folder --out."
+)
 @run_options
 def run(
     target: str,
@@ -69,6 +72,7 @@ def run(
     mpi_args: tuple[str, ...],
     out: Path | None,
     resume: bool,
+    overwrite: bool,
     options: RunOptions,
 ) -> None:
     """Train a task, configured by a recipe's name or a YAML file.
@@ -86,7 +90,7 @@ def run(
     from hocket.cli.running import run_command
 
     wanted = WantedRanks.of(ranks, hosts, transport, mpi_args)
-    sys.exit(run_command(target, overrides, wanted, out, options, resume))
+    sys.exit(run_command(target, overrides, wanted, out, options, resume, overwrite))
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -17,7 +17,7 @@ import yaml
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.comparing import require_plotly
-from hocket.cli.folders import check_asked, folder_of, load_resumed, prepared, with_ranks
+from hocket.cli.folders import check_asked, check_free, folder_of, load_resumed, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
@@ -45,15 +45,22 @@ def run_command(
     out: Path | None,
     options: RunOptions,
     resume: bool,
+    overwrite: bool,
 ) -> int:
     """Carry out `hocket run` and return the exit status.
 
     Raises:
         UserError: whatever is wrong with what was asked for.
     """
+    if resume and overwrite:
+        raise UserError("--resume goes on with what --overwrite replaces: leave one of them out")
     if not (resume or _was_restarted(out)):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
+        command += ["--overwrite"] if overwrite else []
         run = _with_options(load_run(target, overrides), wanted, options)
+        begins = not options.print_config and launched_rank() == 0
+        if out is not None and begins and not overwrite:
+            check_free(out)
         return _carry_out(run, wanted, out, command, options)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
@@ -278,7 +285,15 @@ def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, option
     program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += [f"--display={options.display}", *(["--resume"] if resume else [])]
     assert run.ranks is not None
-    return launch_here(starter, run.ranks, program, environment)
+    return launch_here(starter, run.ranks, program, lambda: _again(folder), environment)
+
+
+def _again(folder: Path) -> str:
+    """Return how a run goes on that was cut off."""
+    saved = complete(folder / CHECKPOINTS)
+    if saved:
+        return f"`hocket resume {os.path.relpath(folder)}` goes on from {saved[-1].name}"
+    return "run the same command again; with checkpoint.every=N the run goes on from a checkpoint"
 
 
 def _show_results(folder: Path, options: RunOptions) -> None:

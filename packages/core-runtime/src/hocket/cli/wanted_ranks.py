@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,9 @@ from hocket.transport.own_ranks import OwnRanks
 __all__ = ["WantedRanks", "launch_here", "rank_options"]
 
 _MASTER_PORT = 29500
+
+#: Signals that end a process which nobody has asked to end.
+_CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,10 +131,25 @@ def _lines(hosts: Sequence[Host], command: Sequence[str]) -> list[str]:
 
 
 def launch_here(
-    starter: Starter, ranks: int, program: Sequence[str], environment: Mapping[str, str] | None = None
+    starter: Starter,
+    ranks: int,
+    program: Sequence[str],
+    again: Callable[[], str],
+    environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a program on ranks, with folders for what must not outlive them, and return the exit status."""
+    """Run a program on ranks, with folders for what must not outlive them, and return the exit status.
+
+    Args:
+        starter: starts them.
+        ranks: how many.
+        program: the command of one.
+        again: returns what to do where a rank was killed.
+        environment: variables to add.
+    """
     with job_folder(Path(tempfile.gettempdir())) as folder, shared_job_folder() as variables:
-        return launch(
+        status = launch(
             starter, ranks, program, folder=folder, environment={**variables, **(environment or {})}
         )
+    if status - 128 in _CRASHES:
+        print(f"hocket: {again()}", file=sys.stderr)
+    return status

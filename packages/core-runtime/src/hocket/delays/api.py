@@ -56,8 +56,8 @@ class ComputeModel:
 
     A step takes step_s + element_s n seconds for a batch whose inputs have n elements, padding included.
 
-    So batches of longer sequences take longer, as they do in truth. All of it passes before forward: what an overlap
-    with backward hides is not imitated.
+    So batches of longer sequences take longer, as they do in truth. A third of it is forward's and two thirds are
+    backward's, each layer's share that of its trainable numbers, where the strategy overlaps exchanges with them.
 
     Attributes:
         step_s: seconds of any step; 0 or more.

@@ -16,13 +16,13 @@ import numpy as np
 from hocket.plan.plan import ExchangePlan, Plan
 from hocket.strategy.exchange import GRADIENTS, Overlap
 
-__all__ = ["BANDWIDTHS", "computing_share", "exposed_seconds", "least_bandwidths"]
+__all__ = ["BACKWARD_SHARE", "BANDWIDTHS", "computing_share", "exposed_seconds", "least_bandwidths"]
 
 #: Bits a second: 50 from 0.1 Gbit/s to 1 Tbit/s, each 1.21 times the one before.
 BANDWIDTHS: Sequence[float] = (np.logspace(-1, 3, 50) * 1e9).tolist()
 
-# Forward takes one multiplication of each weight, backward two.
-_BACKWARD = 2 / 3
+#: Of a step's computing: forward takes one multiplication of each weight, backward two.
+BACKWARD_SHARE = 2 / 3
 
 
 def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
@@ -38,7 +38,7 @@ def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
     gradients = [planned for planned in plan.exchanges if planned.exchange.slot == GRADIENTS]
     exposed = 0.0
     if gradients:
-        hides = step_s * _BACKWARD * (gradients[0].exchange.overlap is Overlap.BACKWARD)
+        hides = step_s * BACKWARD_SHARE * (gradients[0].exchange.overlap is Overlap.BACKWARD)
         exposed += max(0.0, sum(sum(each.segment_seconds) for each in gradients) - hides - hidden_s)
     for planned in plan.exchanges:
         if planned not in gradients:
@@ -51,7 +51,7 @@ def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
 
 def _hidden_steps(planned: ExchangePlan) -> float:
     exchange = planned.exchange
-    return exchange.delay + (1 - _BACKWARD) * (exchange.overlap is Overlap.FORWARD)
+    return exchange.delay + (1 - BACKWARD_SHARE) * (exchange.overlap is Overlap.FORWARD)
 
 
 def computing_share(plan: Plan, step_s: float, hidden_s: float = 0.0, held_up_s: float = 0.0) -> float:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -283,7 +283,9 @@ class TrainingSession(SessionCore):
             self._save_point.close(together=together)
             self._save_point = None
 
-    def load(self, folder: str | os.PathLike[str], **more: Any) -> Resumed:
+    def load(
+        self, folder: str | os.PathLike[str], *, missing: Literal["error", "start"] = "error", **more: Any
+    ) -> Resumed:
         """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
 
         With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
@@ -292,6 +294,8 @@ class TrainingSession(SessionCore):
 
         Args:
             folder: what `save` was given, or one checkpoint's directory.
+            missing: what to do where it holds no complete checkpoint, or is not there: with `start` training begins, at
+                step 0, so that the same script begins and goes on.
             more: the same names as were given to `save`; each object's `load_state_dict` is called.
 
         Raises:
@@ -300,7 +304,7 @@ class TrainingSession(SessionCore):
                 left as it was.
         """
         self.require("session.load", training=True)
-        return Checkpoints(self, Path(folder), more).load()
+        return Checkpoints(self, Path(folder), more).load(missing)
 
     # ---- closing -----------------------------------------------------------------------------------------------
 

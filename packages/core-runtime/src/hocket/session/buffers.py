@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,8 @@ class BufferMean:
         for dtype, buffers in alike.items():
             own = torch.cat([buffer.reshape(-1).to("cpu", dtype) for buffer in buffers])
             total = torch.empty_like(own)
-            self._lane.iallreduce(own.numpy(), total.numpy()).wait()
+            send, receive = own.numpy(), total.numpy()
+            self._opened.wait_for(partial(self._lane.iallreduce, send, receive), "buffers", send.nbytes)
             pieces = total.div_(self._lane.size).split([buffer.numel() for buffer in buffers])
             for buffer, piece in zip(buffers, pieces, strict=True):
                 buffer.copy_(piece.view_as(buffer))

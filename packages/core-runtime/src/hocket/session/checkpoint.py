@@ -40,20 +40,24 @@ __all__ = ["Checkpoints", "ReplicaState", "Resumed", "load_into", "tensors_of"]
 
 _log = logging.getLogger("hocket")
 
+#: What `session.load` may do where there is no complete checkpoint.
+_MISSING = ("error", "start")
+_BEGIN_THERE = "session.load(..., missing='start') begins at step 0 then; or name another folder"
+
 
 @dataclass(frozen=True)
 class Resumed:
     """What a session continues from.
 
     Attributes:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory; None where there was none, and the session begins.
         step: how many steps had ended.
         epoch: how many passes over `session.data` had ended: the number of the one to continue, or to begin, from 0.
         exact: whether everything was restored, rank by rank; else the ranks continue from the replicas' mean, and
             the pass that was under way begins again.
     """
 
-    path: Path
+    path: Path | None
     step: int
     epoch: int
     exact: bool
@@ -106,10 +110,13 @@ class Checkpoints:
 
             return folder / on_rank_0(peer, end)
 
-    def load(self) -> Resumed:
+    def load(self, missing: str) -> Resumed:
         """Carry out `session.load`."""
         session, peer = self._session, self._peer
-        path = Path(on_rank_0(peer, lambda: str(folders.latest_complete(self._folder))))
+        found = on_rank_0(peer, lambda: self._find(missing))
+        if found is None:
+            return Resumed(None, session.step, session.epochs.ended, exact=True)
+        path = Path(found)
         with contextlib.ExitStack() as stack:
             files: list[StateFile] = []
 
@@ -133,6 +140,20 @@ class Checkpoints:
             if peer.rank == 0:
                 self._tell(path, manifest, files)
         return Resumed(path, session.step, session.epochs.ended, exact)
+
+    def _find(self, missing: str) -> str | None:
+        """Return the directory to load; None where there is none, and the session is to begin then."""
+        if missing not in _MISSING:
+            raise CheckpointError(
+                f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
+            )
+        try:
+            return str(folders.latest_complete(self._folder, _BEGIN_THERE))
+        except CheckpointError:
+            if missing == "error":
+                raise
+        _tell_incomplete(self._folder)
+        return None
 
     def _state_dict(self) -> dict[str, Any]:
         """Return this rank's state by sections."""
@@ -215,8 +236,7 @@ class Checkpoints:
 
     def _tell(self, path: Path, manifest: Manifest, files: Sequence[StateFile]) -> None:
         """Say what is not as it was."""
-        for left in folders.incomplete(self._folder):
-            _log.warning("%s is incomplete, a save was cut off: it is left out", left)
+        _tell_incomplete(self._folder)
         running = _versions()
         for package, version in manifest.versions.items():
             if running.get(package, version) != version:
@@ -376,6 +396,11 @@ def _state_of_given(name: str, given: Any) -> Any:
         raise CheckpointError(
             f"more/{name}: {type(given).__name__}.state_dict failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def _tell_incomplete(folder: Path) -> None:
+    for left in folders.incomplete(folder):
+        _log.warning("%s is incomplete, a save was cut off: it is left out", left)
 
 
 def _versions() -> dict[str, str]:

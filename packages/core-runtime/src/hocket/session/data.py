@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,9 @@ from hocket.session.loader import (
     warn_of_shares,
 )
 from hocket.session.streams import StreamedSamples
+from hocket.trace.observer import ObservedRequest
 from hocket.transport.peer import gather
-
-if TYPE_CHECKING:
-    pass
+from hocket.transport.request import Request
 
 __all__ = ["SessionData"]
 
@@ -156,10 +155,16 @@ class SessionData:
         send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
         while True:
             send[0] = current.following is not END
-            self._session.control.iallreduce(send, received).wait()
+            self._wait_for(lambda: self._session.control.iallreduce(send, received))
             if received[0] == 0:
                 return
             yield
+
+    def _wait_for(self, start: Callable[[], Request]) -> None:
+        """Meet the other ranks before a batch, which counts as waiting for an exchange."""
+        session = self._session
+        now, overlap = session.peer.clock.now, session.counters.overlap
+        ObservedRequest(start, now, overlap, None, "whether a rank has another batch", 0, 8).wait()
 
     def _lengths(self, current: Cursor) -> list[int | None]:
         """Return every rank's number of batches, None where it is not known; lends a batch to who has none."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Epochs"]
 
 _TOGETHER = (
-    "Every step is all ranks': let them agree when to break or return, for instance by session.gather, or go on to the "
-    "end, as session.data gives all ranks as many batches"
+    "All ranks leave after the same batch, or none: let them agree by session.gather; session.data gives all as many "
+    "batches"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -147,11 +147,8 @@ class ActiveExchange:
         for segment in group:
             segment.begin_stage_out()
         with profiled("start", name):
-            request = ObservedRequest(
+            request = self._observed(
                 lambda: self._begin(group, name),
-                self.peer.clock.now,
-                self.counters.overlap,
-                self.observer,
                 name,
                 self.rounds[group[0].index],
                 sum(map(self._expected_bytes, group)),
@@ -165,6 +162,25 @@ class ActiveExchange:
             else:
                 self.counters.bytes_sent += self._bytes(packing.packed_bytes[segment.index], segment)
         self.counters.exchanges += len(group)
+
+    def _observed(
+        self, start: Callable[[], Request], name: str, round: int, num_bytes: float
+    ) -> ObservedRequest:
+        return ObservedRequest(
+            start, self.peer.clock.now, self.counters.overlap, self.observer, name, round, num_bytes
+        )
+
+    def wait_for(self, start: Callable[[], Request], what: str, num_bytes: int) -> None:
+        """Carry out at once what ranks exchange beside the segments, observed as segments are.
+
+        Args:
+            start: starts it.
+            what: its name, behind the exchange's.
+            num_bytes: of this rank's contribution.
+        """
+        name = f"{self.exchange.name} {what}"
+        with profiled("wait for", name):
+            self._observed(start, name, self.round, num_bytes).wait()
 
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""

@@ -166,6 +166,12 @@ class GradientSync:
             self._send(self._segments[self._next])
             self._next += 1
 
+    @property
+    def dropped(self) -> bool:
+        """Whether parameters hold none of the gradients that they were bound to when the last exchange ended."""
+        gradients = [gradient for state in self._segments for gradient in state.gradients]
+        return not any(gradient.parameter.grad is gradient.result for gradient in gradients)
+
     def _begin_backward(self) -> None:
         if is_nested_backward():
             raise AttachError(

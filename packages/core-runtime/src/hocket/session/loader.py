@@ -286,7 +286,11 @@ def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
         if len(same) > 1:
             everyone = len(same) == len({share for share, _ in told})
             who = f"all {len(told)} ranks" if everyone else f"ranks {', '.join(map(str, same))}"
-            _log.warning("%s are given the same batches: use hocket.loader, or say same_batches=True", who)
+            _log.warning(
+                "%s are given the same batches: use hocket.loader, or session.data(loader, same_batches=True) where "
+                "that is meant",
+                who,
+            )
 
 
 def check_facts(told: Sequence[list[dict[str, object]]]) -> None:

@@ -104,7 +104,8 @@ class NonFiniteSteps:
         if names:
             return NonFiniteError(
                 f"the gradients of rank {self._rank} at step {step} hold NaN or Inf, in "
-                f"{some(names)}. on_nonfinite='skip' leaves such steps out on all ranks"
+                f"{some(names)}. hocket.attach(..., on_nonfinite='skip'), or on_nonfinite=skip of hocket run, leaves "
+                "such steps out on all ranks"
             )
         return NonFiniteElsewhereError(
             f"another rank than {self._rank} contributed NaN or Inf to the gradients of step {step}"

@@ -120,7 +120,7 @@ class PhaseOpener:
             for segment in segments:
                 stages[segment.index].append((opened, segment))
         parameters = self._storage.parameters
-        agreement = self._agreement(scopes, len(parameters))
+        agreement = self._agreement(scopes, len(parameters), exchanges[0])
         terms = None
         compressor = exchanges[0].exchange.compressor
         if compressor is not None and compressor.traits.applies_optimizer_terms:
@@ -138,7 +138,9 @@ class PhaseOpener:
             may_skip=may_skip,
         )
 
-    def _agreement(self, scopes: Sequence[_Scope], num_parameters: int) -> Agreement | None:
+    def _agreement(
+        self, scopes: Sequence[_Scope], num_parameters: int, first: ActiveExchange
+    ) -> Agreement | None:
         """Let ranks agree on what they contribute where compressors remember it."""
         compressors = [scope.exchange.compressor for scope in scopes]
         if not any(
@@ -149,7 +151,8 @@ class PhaseOpener:
         peer = scopes[0].peer if len(scopes) == 1 else self._peer
         assert peer is not None  # the first exchange of gradients has all ranks
         # Otherwise no mean over all ranks has a weight that all of them could know before.
-        return Agreement(peer, num_parameters, weighs=scopes[0].exchange.collective.traits.equal_result)
+        weighs = first.exchange.collective.traits.equal_result
+        return Agreement(peer, num_parameters, weighs=weighs, wait_for=first.wait_for)
 
     def parameters(self, take_values: Callable[[], None], model: nn.Module) -> ParameterSync:
         """Open the parameters slot; `take_values` is called before they are sent, and `model` has the buffers."""

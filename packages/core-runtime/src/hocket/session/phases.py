@@ -161,13 +161,19 @@ class Phases:
         alone = replica.ranks.peer.size == 1
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer)
 
-    def compare_optimizers(self, step: int) -> None:
-        """Notice settings of the optimizers that have become different between ranks; collective.
+    def compare_steps(self, step: int, num_unused: int) -> None:
+        """Notice optimizers whose settings have become different between ranks, or that did not step alike; collective.
+
+        Args:
+            step: how many steps have ended.
+            num_unused: how many times this rank's optimizers did not use gradients that were exchanged.
 
         Raises:
-            DisagreementError: they have, after `step` steps, and replicas are to stay equal.
+            DisagreementError: they have, and replicas are to stay equal.
         """
-        told = differing(self._replica.ranks.peer, {"optimizer": self._replica.optimizers.settings()})
+        settings = self._replica.optimizers.settings()
+        facts = {"optimizer": settings, "backwards without optimizer.step()": num_unused}
+        told = differing(self._replica.ranks.peer, facts)
         if told and self.replicas_equal:
             raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
 
@@ -234,6 +240,11 @@ class ActivePhase:
     def terms(self) -> AppliedTerms | None:
         """What a compressor has taken over from the optimizer."""
         return None if self.gradients is None else self.gradients.terms
+
+    @property
+    def dropped_gradients(self) -> bool:
+        """Whether none of the gradients that came back last is the parameters' any more, within another backward."""
+        return self.gradients is not None and self.gradients.dropped
 
     def lane_of_equal_gradients(self) -> Lane | None:
         """Return the lane of the ranks that get the same gradients as this one; None where each has its own."""

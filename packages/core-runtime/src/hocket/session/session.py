@@ -75,6 +75,8 @@ class Session(TrainingSession):
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = 0
         self._warned_of_skipped_batch = False
+        #: How many backwards have exchanged gradients that no optimizer has stepped with.
+        self._num_unused = 0
         self._phases = Phases(self.strategy, replica, self.counters, self._observer)
         self.stale = self._phases.stale
         # Last, so that what fails above leaves no hook.
@@ -176,6 +178,8 @@ class Session(TrainingSession):
         """Look at what is about to be sent: it has to be what the optimizers step."""
         self._note_phase("backward")
         self.require("backward()", training=True)
+        if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
+            self._note_unused("was followed by zero_grad() and another backward()")
         self._replica.check(take_values=False)  # the step may set them back (SAM)
         self.state = SessionState.BACKWARD
         return self._weights.contribution()
@@ -279,6 +283,8 @@ class Session(TrainingSession):
         if self.step != self._step_of_batch or self.state is SessionState.ACCUMULATED:
             return
         gradients = self.phase.gradients
+        if self.state is SessionState.EXCHANGED:
+            self._note_unused("was followed by the next batch of session.data")
         if gradients is None or self.state is SessionState.EXCHANGED:
             self._end_step()
             return
@@ -292,6 +298,18 @@ class Session(TrainingSession):
         else:
             self.optimizers.step()
 
+    def _note_unused(self, what: str) -> None:
+        self._num_unused += 1
+        if self._num_unused == 1:
+            _log.warning(
+                "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
+                "step with them, replicas drift apart: leave the step out on all ranks, or the batch before "
+                "backward(), so that this rank steps with the others' gradients",
+                self.rank,
+                self.step,
+                what,
+            )
+
     def end_pass(self) -> None:
         self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
 
@@ -303,14 +321,15 @@ class Session(TrainingSession):
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        self.require("settle")
+        self.require("session.settle")
         self._phases.settle()
 
     def consensus(self) -> AbstractContextManager[None]:
+        self.require("session.consensus")
         self.meet()
         self._end_partial_step()
         self.settle()
-        self._phases.compare_optimizers(self.step)
+        self._phases.compare_steps(self.step, self._num_unused)
         return self._within(self._phases.set_to_mean())
 
     @contextmanager
@@ -324,12 +343,15 @@ class Session(TrainingSession):
                 self.state = outer
 
     def replica(self) -> AbstractContextManager[None]:
+        self.require("session.replica")
         self.settle()
         return nullcontext()
 
     def consensus_distance(self) -> float:
+        self.require("session.consensus_distance")
         self.meet()
         self.settle()
+        self._phases.compare_steps(self.step, self._num_unused)
         return self._phases.distance(self.gather)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------

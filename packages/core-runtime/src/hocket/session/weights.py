@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hocket.arrays import Array
 from hocket.session.autograd import at_end_of_backward, current_backward
 from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 __all__ = ["NOTHING", "Agreement", "BatchWeights", "Contribution"]
 
@@ -50,10 +51,19 @@ class Agreement:
         peer: the ranks whose contributions end in one mean; collective.
         num_parameters: those of all segments together.
         weighs: whether they agree on weights.
+        wait_for: carries out what ranks exchange, which has a name and so many bytes, and counts the wait.
     """
 
-    def __init__(self, peer: Peer, num_parameters: int, *, weighs: bool) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        num_parameters: int,
+        *,
+        weighs: bool,
+        wait_for: Callable[[Callable[[], Request], str, int], None],
+    ) -> None:
         self.peer = peer
+        self._wait_for = wait_for
         self._lane = peer.lane("weights")
         self._weighs = weighs
         # Behind the parameters: the weight when backward begins, and whether something is NaN or Inf when it has ended.
@@ -64,7 +74,7 @@ class Agreement:
         if not self._weighs:
             return given
         self._own[-1] = given.weight
-        self._lane.iallreduce(self._own[-1:], self._sum[-1:]).wait()
+        self._exchange(self._own[-1:], self._sum[-1:], "weights")
         mean = float(self._sum[-1]) / self._lane.size
         return replace(given, weight=given.weight / mean, factor=given.factor / mean) if mean else given
 
@@ -81,12 +91,15 @@ class Agreement:
         """
         np.concatenate(present, out=self._own[:-1])
         self._own[-1] = not finite
-        self._lane.iallreduce(self._own, self._sum).wait()
+        self._exchange(self._own, self._sum, "presence")
         start = 0
         for values in anywhere:
             values[:] = self._sum[start : start + len(values)] != 0
             start += len(values)
         return not self._sum[-1]
+
+    def _exchange(self, own: Array, total: Array, what: str) -> None:
+        self._wait_for(lambda: self._lane.iallreduce(own, total), what, own.nbytes)
 
     def close(self) -> None:
         """Give back the lane; collective."""

@@ -19,11 +19,13 @@ from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
 from hocket.session.batch import num_samples, parts_of
+from hocket.session.engine import ReplicaEngine
 from hocket.session.session import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
 from hocket.training import CHECKPOINTS, MODEL, TRACE_FILE, TRAIN_LOSS, VALID
+from hocket.training.computing import Computing
 from hocket.training.devices import device_of, in_precision, moved
 from hocket.training.evaluation import evaluate, evaluate_together
 from hocket.training.meters import Value
@@ -32,6 +34,7 @@ from hocket.training.results import Results
 from hocket.training.run import RunConfig, build_engine, build_task
 from hocket.training.schedules import Schedules
 from hocket.training.split import split
+from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
@@ -48,11 +51,13 @@ class _SinceRow:
     Attributes:
         loss: sum over samples.
         samples: how many.
-        waited_s: how many seconds it had waited until then.
+        seconds: how many it had trained until then.
+        waited_s: how many of these it had waited.
     """
 
     loss: float = 0.0
     samples: int = 0
+    seconds: float = 0.0
     waited_s: float = 0.0
 
     def add(self, loss: float, samples: int) -> None:
@@ -94,6 +99,9 @@ def train(
     host_names = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
     results = Results(out, run.trace, host_names, run.loggers) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
+    engine = build_engine(run)
+    by_layer = device.type == "cpu" and isinstance(engine, ReplicaEngine)
+    computing = Computing(model, run.strategy, peer.clock, by_layer=by_layer)
     with (
         contextlib.closing(results) if results else contextlib.nullcontext(),
         attach(
@@ -104,12 +112,12 @@ def train(
             lanes=run.lanes.value,
             peer=peer,
             observer=observer,
-            engine=build_engine(run),
+            engine=engine,
             make_optimizer=lambda groups: build_optimizer(run.optimizer, groups),
         ) as session,
     ):
         summary = _Run(
-            run, task, data, loss, device, session, results, out / CHECKPOINTS, resume, display
+            run, task, data, loss, computing, device, session, results, out / CHECKPOINTS, resume, display
         ).train()
         with session.consensus():
             if peer.rank == 0:
@@ -129,6 +137,7 @@ class _Run:
         task: Task,
         data: TaskData,
         loss: Loss,
+        computing: Computing,
         device: torch.device,
         session: TrainingSession,
         results: Results | None,
@@ -140,6 +149,7 @@ class _Run:
         self._task = task
         self._data = data
         self._loss = loss
+        self._computing = computing
         self._device = device
         self._session = session
         self._results = results
@@ -151,8 +161,7 @@ class _Run:
         self._per_epoch = steps_per_epoch(run, len(cast(Sized, data.train)), session.data_size)
         self._done_in_epoch = 0
         self._since_row = _SinceRow()
-        self._start_s = session.peer.clock.now()
-        self._pause_s = 0.0
+        self._time = TrainingTime(session)
         self._last_row: dict[str, Any] = {}
         if resume:
             self._resume()
@@ -176,10 +185,16 @@ class _Run:
                     self._observer.step(step)
                 eval_every = self._run.eval_every
                 validate = last_of_epoch or (eval_every is not None and step % eval_every == 0)
+                if validate:
+                    self._session.settle()  # what training has sent is waited for in its time
                 if step % self._run.log_every == 0 or validate:
+                    self._time.pause()
                     self._write_row(epoch, validate)
                 if every is not None and (step % every == 0 or step == self._steps):
+                    self._time.pause()
                     self._session.save(self._checkpoints, keep=self._run.checkpoint.keep, run=self)
+                if not last_of_epoch:  # else ranks meet before the next batch, too
+                    self._time.go_on()
             self._begin_results()  # where nothing was left to do
             return self._summary()
         finally:
@@ -198,7 +213,8 @@ class _Run:
             if session.step >= self._steps:
                 return
             for batch in session.data(batches, weight=lambda batch: num_samples(batch) / per_step):
-                self._pass_time(batch)
+                self._time.go_on()
+                self._hold_up()
                 self._train_step(batch)
                 self._schedules.after_step()
                 self._done_in_epoch += 1
@@ -223,7 +239,9 @@ class _Run:
 
     def _train_batch(self, batch: Any, loss: Loss, share: float = 1.0) -> None:
         session = self._session
+        self._computing.begin(share * self._run.compute.seconds(_num_elements(batch)))
         result = session.train_batch(moved(batch, self._device), loss)
+        self._computing.end()
         if result is not None and session.weight:
             self._since_row.add(float(result.loss) / share, num_samples(batch))
 
@@ -234,15 +252,9 @@ class _Run:
             assert isinstance(session, Session)  # as above
             session.optimizer.register_step_pre_hook(partial(_clip_before, session, norm))
 
-    def _pass_time(self, batch: Any) -> None:
-        """Charge computing to a virtual clock, and hold this rank up as the run's delays say."""
+    def _hold_up(self) -> None:
+        """Hold this rank up as the run's delays say."""
         session, delays = self._session, self._run.delays
-        inputs = tree_leaves(parts_of(batch)[0])
-        seconds = self._run.compute.seconds(
-            sum(each.numel() for each in inputs if isinstance(each, torch.Tensor))
-        )
-        if seconds:
-            session.peer.clock.elapse(seconds)
         if delays is not None:
             own = float(delays.of_step(session.step, session.size, self._run.seed)[session.rank])
             if own:
@@ -253,9 +265,10 @@ class _Run:
         if not resumed.exact:
             # Other ranks read other samples: the epoch begins again.
             self._done_in_epoch = 0
-            self._since_row = _SinceRow(waited_s=self._session.counters.exposed_wait_s)
+            self._begin_row()
         if self._session.rank == 0:
             assert self._results is not None
+            assert resumed.path is not None
             self._results.resume_after(resumed.step)
             if self._display is not Display.QUIET:
                 print(f"resumed after step {resumed.step} from {os.path.relpath(resumed.path)}", flush=True)
@@ -265,7 +278,7 @@ class _Run:
             "done_in_epoch": self._done_in_epoch,
             "since_row": asdict(self._since_row),
             "schedules": self._schedules.state_dict(),
-            "seconds": self._seconds(),
+            "time": self._time.state_dict(),
             "last_row": self._last_row,
         }
 
@@ -273,13 +286,15 @@ class _Run:
         self._done_in_epoch = state["done_in_epoch"]
         self._since_row = _SinceRow(**state["since_row"])
         self._schedules.load_state_dict(state["schedules"])
-        self._start_s = self._session.peer.clock.now() - state["seconds"]
+        self._time.load_state_dict(state["time"])
         self._last_row = state["last_row"]
 
+    def _begin_row(self) -> None:
+        self._since_row = _SinceRow(seconds=self._time.seconds, waited_s=self._time.waited_s)
+
     def _write_row(self, epoch: int, validate: bool) -> None:
-        session, seconds = self._session, self._seconds()
-        row: dict[str, object] = {"epoch": epoch, "step": session.step, "seconds": seconds}
-        row |= self._of_ranks(seconds - self._last_row.get("seconds", 0.0))
+        session = self._session
+        row: dict[str, object] = {"epoch": epoch, "step": session.step, **self._of_ranks()}
         if validate:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
@@ -290,16 +305,20 @@ class _Run:
         if self._observer:
             self._observer.row(row)
 
-    def _of_ranks(self, passed_s: float) -> dict[str, float | None]:
-        """Training loss, bytes and waits: means over samples and over ranks, and the smallest and largest rank's."""
+    def _of_ranks(self) -> dict[str, float | None]:
+        """Seconds of the rank that took longest; training loss, bytes and waits: means over samples and over ranks, and
+        the smallest and largest rank's.
+        """
         counters, own = self._session.counters, self._since_row
-        waited_s = counters.exposed_wait_s
+        seconds, waited_s = self._time.seconds, self._time.waited_s
+        passed_s = seconds - own.seconds
         share = (waited_s - own.waited_s) / passed_s if passed_s > 0 else None
-        told = self._session.gather([own.loss, own.samples, counters.bytes_sent, waited_s, share])
-        self._since_row = _SinceRow(waited_s=waited_s)
-        losses, samples, sent, waits, shares = zip(*told, strict=True)
+        told = self._session.gather([seconds, own.loss, own.samples, counters.bytes_sent, waited_s, share])
+        self._begin_row()
+        times, losses, samples, sent, waits, shares = zip(*told, strict=True)
         means = [loss / count for loss, count in zip(losses, samples, strict=True) if count]
         return {
+            "seconds": max(times),
             **_spread(TRAIN_LOSS, means),
             TRAIN_LOSS: sum(losses) / max(1, sum(samples)),
             **_spread("bytes_sent", sent),
@@ -307,21 +326,15 @@ class _Run:
             **_spread("wait_share", [share for share in shares if share is not None]),
         }
 
-    def _seconds(self) -> float:
-        """Seconds of training so far, without the evaluations."""
-        return self._session.peer.clock.now() - self._start_s - self._pause_s
-
     def _validate(self) -> dict[str, Value]:
-        start_s = self._session.peer.clock.now()
         with self._session.consensus():
             found = evaluate_together(self._session, self._task, self._loss, self._data.valid, self._device)
-        self._pause_s += self._session.peer.clock.now() - start_s
         return {f"{VALID}{name}": value for name, value in found.items()}
 
     def _summary(self) -> dict[str, object]:
-        session, seconds, row = self._session, self._seconds(), self._last_row
-        counters = session.counters
-        told = session.gather([counters.exposed_wait_s, counters.under_way_s, counters.bytes_sent])
+        session, row = self._session, self._last_row
+        seconds, counters = row["seconds"], session.counters
+        told = session.gather([self._time.waited_s, counters.under_way_s, counters.bytes_sent])
         exposed_s, under_way_s, bytes_sent = (
             sum(of_rank) / session.size for of_rank in zip(*told, strict=True)
         )
@@ -366,6 +379,11 @@ class _Run:
             own = {f"{VALID}{name}": value for name, value in found.values().items()}
         told = self._session.gather(own)
         return {f"{name}_ranks": [of_rank[name] for of_rank in told[:_MOST_REPLICAS]] for name in told[0]}
+
+
+def _num_elements(batch: Any) -> int:
+    """Return how many numbers a batch's inputs have, padding included."""
+    return sum(each.numel() for each in tree_leaves(parts_of(batch)[0]) if isinstance(each, torch.Tensor))
 
 
 def _share_of(loss: Loss, share: float, output: Any, target: Any) -> torch.Tensor:

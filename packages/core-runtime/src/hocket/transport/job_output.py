@@ -29,6 +29,11 @@ _REMARK = re.compile(
 _BEGINNINGS = tuple("-=[AYTP\0")
 # How a rank's own begin.
 _OURS = "hocket: "
+_WARNING = "hocket: warning: "
+# What torch.distributed says where nobody has made its process group, or where it does not find what torchrun sets.
+_PROCESS_GROUP = re.compile(
+    r"Default process group has not been initialized|env:// rendezvous: environment variable \w+ expected"
+)
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 _LEFT = re.compile(r"Process name: \[\S+,(\d+)\] Exit code: (\d+)")
 _MPICH = re.compile(r"PID (\d+) RUNNING AT (\S+) = EXIT CODE: (\d+)")
@@ -54,6 +59,7 @@ class Report:
         cause: a sentence; empty where no rank died so.
         told: whether a rank has given a reason of its own.
         noticed: what another rank said of a dead one; empty where none did.
+        wants_process_group: whether a rank has looked for torch.distributed's process group in vain.
         saved: whether the ranks, asked to end, have told what became of it.
         status: the exit status, where a launcher's own may hide it; 0 where not known.
         end: ends the job, where its launcher leaves the others waiting for a rank that has ended.
@@ -64,6 +70,7 @@ class Report:
     cause: str = ""
     told: bool = False
     noticed: str = ""
+    wants_process_group: bool = False
     saved: bool = False
     status: int = 0
     end: Callable[[], None] = lambda: None
@@ -190,7 +197,8 @@ class JobOutput:
             self._report.noticed = noticed[1]
             return
         self._report.saved |= bare.startswith("hocket: asked to end: ")
-        self._report.told |= bare.startswith((_OURS, "Traceback "))
+        self._report.told |= bare.startswith((_OURS, "Traceback ")) and not bare.startswith(_WARNING)
+        self._report.wants_process_group |= bool(_PROCESS_GROUP.search(bare))
         if _LOG.match(bare):
             self._report.hear(bare)
         elif self._in_line:

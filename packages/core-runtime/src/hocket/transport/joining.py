@@ -64,7 +64,7 @@ def _warn_of_strangers() -> None:
     found = looks_launched(os.environ)
     if found:
         _log.warning(
-            "hocket: this process trains alone, but it looks like one of several ranks (%s in the environment): start "
+            "this process trains alone, but it looks like one of several ranks (%s in the environment): start "
             "them with mpiexec, torchrun or srun, or unset these variables",
             ", ".join(found),
         )

@@ -47,6 +47,12 @@ _OUTLIVING_TIMEOUT_S = 20.0
 _STRAGGLING_TIMEOUT_S = 3.0
 _STRAGGLING_POLL_S = 0.1
 
+_NO_PROCESS_GROUP = (
+    "the script looks for torch.distributed's process group, which sessions do not need: leave out init_process_group, "
+    "DistributedSampler and DistributedDataParallel for hocket.loader and hocket.attach, or call init_process_group "
+    "under `hocket launch --transport torch` or torchrun, which set its variables"
+)
+
 
 class Job(Protocol):
     """Ranks that run, as a process is one for `subprocess`."""
@@ -148,6 +154,8 @@ def launch(
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
         print(f"hocket: the ranks ended with exit code {status}, without a word", file=sys.stderr)
+    if status != 0 and report.wants_process_group:
+        print(f"hocket: {_NO_PROCESS_GROUP}", file=sys.stderr)
     return status
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 import traceback
+import zlib
 from types import TracebackType
 from typing import NoReturn
 
@@ -39,6 +40,9 @@ LEAVING_GRACE_S = 5.0
 _STAGGER_S = 0.05
 _GIVING_UP_S = 0.3
 _POLL_S = 0.02
+
+#: In a message: the rank that speaks, or all, where they fail alike.
+_WHO = "\0who\0"
 
 
 def announce(message: str, code: int) -> None:
@@ -73,24 +77,26 @@ class Endings:
             self._previous_hook(kind, error, trace)
             return
         step = self._board.step if self._board else 0
-        where = f"hocket: rank {self._peer.rank} at step {step}"
         if isinstance(error, KeyboardInterrupt):
-            self._end(error, f"{where}: interrupted; all ranks end", 130)
+            self._end(error, f"hocket: {_WHO} at step {step}: interrupted; all ranks end", 130)
         if isinstance(error, UserError):
-            self._end(error, f"{where}: {error}", 2)
+            self._end(error, f"hocket: {_WHO} at step {step}: {error}", 2)
         if isinstance(error, (ExchangeTimeoutError, PeerLostError)):
             self._end(error, f"hocket: at step {step}, {error}; all ranks end", 1)
         if isinstance(error, HocketError):
-            self._end(error, f"{where}: {type(error).__name__}: {error}", 1)
+            self._end(error, f"hocket: {_WHO} at step {step}: {type(error).__name__}: {error}", 1)
         lines = "".join(traceback.format_exception(kind, error, trace))
-        self._end(error, f"{lines}{where}: {kind.__name__}: {error}; all ranks end", 1)
+        self._end(error, f"{lines}hocket: {_WHO} at step {step}: {kind.__name__}: {error}; all ranks end", 1)
 
     def _end(self, error: BaseException | None, message: str, code: int) -> NoReturn:
         """End the job with `message`, or without a word where another rank has told why it ends."""
-        speaks = self._board is None or self._speaks(self._board, error)
-        self._peer.abort(message if speaks else "", code)
+        told = str(error).replace(f"rank {self._peer.rank}", "rank")  # each names itself
+        digest = f"{type(error).__name__} {zlib.crc32(told.encode()):08x}"
+        speaks = self._board is None or self._speaks(self._board, error, digest)
+        who = "all ranks" if self._board and _fail_alike(self._board, digest) else f"rank {self._peer.rank}"
+        self._peer.abort(message.replace(_WHO, who) if speaks else "", code)
 
-    def _speaks(self, board: StatusBoard, error: BaseException | None) -> bool:
+    def _speaks(self, board: StatusBoard, error: BaseException | None, digest: str) -> bool:
         """Return at once on the rank that speaks for all; elsewhere leave it time to end the job.
 
         Where all ranks fail alike (a missing file) the first one speaks. Who has waited too long leaves the
@@ -103,7 +109,7 @@ class Endings:
             seconds = LEAVING_GRACE_S if certain else _GIVING_UP_S
             if not self._announce(board, RankState.GAVE_UP, seconds, row.lane, row.what):
                 return False
-        return self._announce(board, RankState.FAILED, _STAGGER_S)
+        return self._announce(board, RankState.FAILED, _STAGGER_S, what=digest)
 
     def _announce(
         self, board: StatusBoard, state: RankState, seconds: float, lane: str = "", what: str = ""
@@ -168,6 +174,12 @@ class Endings:
             if time.monotonic() - max(row.since_s for row in waiting) > LEAVING_GRACE_S
             else ""
         )
+
+
+def _fail_alike(board: StatusBoard, digest: str) -> bool:
+    """Return whether all other ranks, one at least, have failed with the error that has this digest."""
+    others = board.others()
+    return bool(others) and all(row.state is RankState.FAILED and row.what == digest for row in others)
 
 
 def _has_failed(row: RankStatus) -> bool:

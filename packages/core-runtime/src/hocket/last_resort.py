@@ -1,0 +1,26 @@
+"""Warnings on standard error, as `hocket: warning: ...`, where the application sets up no logging of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["LastResort"]
+
+
+class LastResort(logging.Handler):
+    """Prints what nobody else handles, as `logging.lastResort` does, and says from whom it is.
+
+    Args:
+        logger: whose records it prints.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, unless the logger or the root has a handler of the application's."""
+        if len(self._logger.handlers) > 1 or (self._logger.propagate and logging.getLogger().handlers):
+            return
+        print(f"hocket: {record.levelname.lower()}: {self.format(record)}", file=sys.stderr, flush=True)
