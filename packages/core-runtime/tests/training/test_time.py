@@ -19,7 +19,7 @@ from hocket.transport.network import NetworkModel
 RANKS, STEPS, STEP_S = 4, 24, 0.02
 LAYERS, WIDTH = 5, 64
 #: An allreduce of a layer (4,160 floats, and a trailer) takes about 6 ms, the consensus far longer than a step.
-NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bytes_per_s=4.5e6)
+NETWORK = NetworkModel(latency_s=1e-4, bandwidth_bits_per_s=36e6)
 
 SOURCE = f"""
     from torch import nn
@@ -40,7 +40,7 @@ Train = Callable[..., tuple[list[dict[str, Any]], dict[str, Any]]]
 def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
     monkeypatch.chdir(tmp_path)
     Path("layered.py").write_text(textwrap.dedent(SOURCE))
-    network = f"{{latency_s: {NETWORK.latency_s}, bandwidth_bytes_per_s: {NETWORK.bandwidth_bytes_per_s}}}"
+    network = f"{{latency_s: {NETWORK.latency_s}, bandwidth_bits_per_s: {NETWORK.bandwidth_bits_per_s}}}"
 
     def run(recipe: str, *arguments: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         fixed = (
@@ -118,6 +118,6 @@ def test_forward_hides_what_comes_before_a_layer_is_read(train: Train) -> None:
 
 
 def test_accumulated_batches_take_a_step_together(train: Train) -> None:
-    free = "network={latency_s: 0, bandwidth_bytes_per_s: .inf}"
+    free = "network={latency_s: 0, bandwidth_bits_per_s: .inf}"
     rows, _ = train("agd", "compute={step_s: 0.1}", "epochs=1", "accumulate=3", free)
     assert rows[-1]["seconds"] == pytest.approx(rows[-1]["step"] * 0.1, abs=1e-3)
