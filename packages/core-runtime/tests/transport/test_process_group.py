@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process_group_cases import differences, groups, mistakes, operations, refusals, train
+from process_group_cases import (
+    differences,
+    failed,
+    features,
+    groups,
+    mistakes,
+    no_interface,
+    operations,
+    out_of_reach,
+    refusals,
+    resumed,
+    sessions,
+    train,
+    with_faults,
+)
 
 import hocket
 from hocket.testing.job import Job
+from hocket.transport.host import Failures
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
+from hocket.transport.progress import Progress
 from hocket.transport.single import SinglePeer
+from hocket.transport.torch.peer import TorchPeer
+from hocket.transport.torch.wire import Wire
 from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 HERE = Path(__file__).parent
@@ -49,6 +68,89 @@ def test_sessions_train_as_on_the_host_s_lanes(job: Job, tmp_path: Path) -> None
     far = job.run(differences, ([*SUMS, *GOSSIP], str(tmp_path)))
     assert all(each[len(SUMS) :] == [0.0] * len(GOSSIP) for each in far)
     assert max(max(each[: len(SUMS)]) for each in far) < 1e-6
+
+
+FEATURES = ["scaler", "accumulation", "consensus", "uneven"]
+
+
+def test_features_of_sessions_give_what_they_do_on_the_host_s_lanes(job: Job) -> None:
+    for of_rank in job.run(features, (FEATURES, SUMS)):
+        assert max(map(max, of_rank)) < 1e-6, of_rank
+    for of_rank in job.run(features, (FEATURES, GOSSIP)):
+        assert of_rank == [[0.0] * len(GOSSIP)] * len(FEATURES)
+
+
+def test_steps_with_nan_are_left_out_on_all_ranks(job: Job) -> None:
+    """As on the host's lanes, with as many steps left out; parameters with NaN are refused on both."""
+    for [far] in job.run(features, (["nan"], SUMS[:3])):
+        assert max(far) < 1e-6
+
+
+def test_runs_go_on_from_checkpoints_of_either_lanes(job: Job, tmp_path: Path) -> None:
+    exact, rounded = (
+        job.run(resumed, (strategies, str(tmp_path / name)))
+        for name, strategies in (("gossip", GOSSIP), ("sums", SUMS))
+    )
+    assert all(far == [0.0] * 3 * len(GOSSIP) for far in exact)
+    assert max(map(max, rounded)) < 1e-6
+
+
+def test_operations_that_faults_hold_back_keep_their_order(job: Job) -> None:
+    layers = [
+        f"{name};{slot}.0.segments=layers" for name, slot in (("agd", "gradients"), ("dpsgd", "parameters"))
+    ]
+    assert all(job.run(with_faults, (layers,)))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Job]:
+    """Two ranks, whose process groups no other test has made."""
+    with closing(Job(2, HERE, "torch")) as job:
+        yield job
+
+
+def test_each_session_has_its_own_timeout(pair: Job) -> None:
+    assert all(pair.run(sessions, ()))
+
+
+def test_a_group_in_which_a_wait_has_failed_is_not_taken_again(pair: Job) -> None:
+    (said, works), (_, works_there) = pair.run(failed, ())
+    assert said.startswith(
+        "rank 0 waits for rank 1 in one (an exchange with neighbours): no end after 0.5 s; rank 1 has not arrived: "
+    )
+    assert works
+    assert works_there
+
+
+def test_a_store_out_of_reach_is_refused_on_all_ranks(pair: Job) -> None:
+    told = pair.run(out_of_reach, ())
+    assert {said.partition(" at ")[0] for said, _ in told} == {
+        "rank 1: rank 0's store for lanes on devices is out of reach"
+    }
+    assert all(works for _, works in told)
+
+
+def test_a_rank_that_cannot_connect_is_named(pair: Job) -> None:
+    (there, works), (here, works_here) = pair.run(no_interface, ())
+    assert there.startswith(
+        "rank 0 waits for rank 1 in lanes on cpu (connecting by gloo): no end after 2 s; "
+    )
+    assert here.startswith("rank 1: lanes on cpu (connecting by gloo): ")
+    assert "Unable to find address for: nowhere0: " in here
+    assert "do ranks reach each other by the interface that GLOO_SOCKET_IFNAME names" in here
+    assert works
+    assert works_here
+
+
+def test_each_job_of_a_process_has_groups_of_its_own() -> None:
+    def open_world() -> Any:
+        wire = Wire(0, {}, sys.exit)
+        return TorchPeer(wire, None, [0], "world", Progress(wire.advance), Failures())
+
+    one, other = open_world(), open_world()
+    groups = [peer.on_device("cpu").process_group for peer in (one, other, one)]
+    assert groups[0] is groups[2]
+    assert groups[0] is not groups[1]
 
 
 def test_what_is_not_carried_is_refused() -> None:

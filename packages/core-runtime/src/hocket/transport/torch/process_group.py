@@ -494,8 +494,8 @@ def _explained(held: HostPeer, where: str, error: RuntimeError, hint: str) -> Tr
 
 def _reason(error: RuntimeError) -> str:
     """Return torch's words, without where in its source they come from."""
-    line = (str(error).splitlines() or [""])[0].partition(". ")[0]
-    return line.rpartition("] ")[2] if line.startswith("[") else line
+    line = (str(error).splitlines() or [""])[0].rstrip(". ")
+    return line.partition("] ")[2] if line.startswith("[") else line
 
 
 def _tensor(data: Buffer) -> Tensor:
