@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -37,7 +36,8 @@ from hocket.transport.peer import Memory, Peer, gather
 from hocket.transport.progress import Progress
 from hocket.transport.request import Finished, Request
 from hocket.transport.status import WaitSite
-from hocket.transport.waiting import back_off, back_off_s, wait
+from hocket.transport.threads import ThreadRequest
+from hocket.transport.waiting import wait
 from hocket.transport.wrapper import WrapperPeer
 
 __all__ = ["BACKENDS", "Backend", "ProcessGroupPeer", "open_on_device"]
@@ -134,14 +134,16 @@ def _open(held: HostPeer, backend: Backend, device: str) -> tuple[Store, Process
     """Connect the ranks by a process group of their own; collective."""
     store = _store(held)
     lane, what = f"lanes on {device}", f"connecting by {backend.name}"
-    opening = _Aside(
-        lambda: backend.open(PrefixStore("hocket", store), held.rank, held.size, held.timeout_s + _LATER_S)
-    )
-    opening.begin()
+    longest_s = held.timeout_s + _LATER_S
+
+    def connect() -> ProcessGroup:
+        return backend.open(PrefixStore("hocket", store), held.rank, held.size, longest_s)
+
+    opening = _aside(held, connect)
     others = [rank for rank in range(held.size) if rank != held.rank]
-    _wait(held, opening.done, held.timeout_s, lane, what, others, opening.sleep)
+    _wait(held, opening.done, held.timeout_s, lane, what, others)
     try:
-        return store, opening.result()
+        return store, opening.wait()
     except RuntimeError as error:
         raise _explained(
             held,
@@ -332,7 +334,7 @@ class _Work(Request):
         self._lane, self._what, self._polls = lane, what, polls
         self._others = [r for r in range(lane.size) if r != lane.rank] if others is None else others
         self._buffers, self._over = buffers, False
-        self._aside: _Aside | None = None
+        self._aside: Request | None = None
         try:
             self._works = begin()
         except RuntimeError as error:
@@ -357,12 +359,10 @@ class _Work(Request):
             self._end()
             return
         if not self._polls and self._aside is None:
-            self._aside = _Aside(self._join)
-            self._aside.begin()
+            self._aside = _aside(peer.held, self._join)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        sleep = back_off if self._aside is None else self._aside.sleep
         try:
-            _wait(peer.held, self.done, timeout_s, self._lane.name, self._what, self._others, sleep)
+            _wait(peer.held, self.done, timeout_s, self._lane.name, self._what, self._others)
         except TransportError:
             peer.give_up()
             raise
@@ -379,7 +379,7 @@ class _Work(Request):
             if self._aside is None:
                 self._join()
             else:
-                self._aside.result()
+                self._aside.wait()
         except RuntimeError as error:
             raise self._failed(error) from error
         self._over = True
@@ -395,46 +395,9 @@ class _Work(Request):
         )
 
 
-class _Aside:
-    """A call into torch by a thread of its own: within torch nobody hears of Ctrl-C, or of others' deaths.
-
-    Args:
-        call: what it calls, which releases the interpreter's lock while it waits.
-    """
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._given: Any = None
-        self._error: RuntimeError | None = None
-        self._thread = threading.Thread(target=self._run, name="hocket-torch", daemon=True)
-
-    def begin(self) -> None:
-        """Begin to call."""
-        self._thread.start()
-
-    def done(self) -> bool:
-        """Return whether the call is over."""
-        return not self._thread.is_alive()
-
-    def sleep(self, waited_s: float, longest_s: float) -> None:
-        """Sleep before another look, until the call is over at the latest."""
-        self._thread.join(min(back_off_s(waited_s), longest_s))
-
-    def result(self) -> Any:
-        """Return what the call has, or raise what it has.
-
-        Raises:
-            RuntimeError: torch's.
-        """
-        if self._error is not None:
-            raise self._error
-        return self._given
-
-    def _run(self) -> None:
-        try:
-            self._given = self._call()
-        except RuntimeError as error:
-            self._error = error
+def _aside(held: HostPeer, call: Callable[[], Any]) -> Request:
+    """Begin a call into torch in a thread: while it waits nobody there hears of Ctrl-C, or of others' deaths."""
+    return ThreadRequest(held, "torch", call, None)
 
 
 def _wait(
@@ -444,7 +407,6 @@ def _wait(
     lane: str,
     what: str,
     others: Sequence[int],
-    sleep: Callable[[float, float], object],
 ) -> None:
     """Wait for what torch does, and answer meanwhile what other ranks ask of this one.
 
@@ -454,7 +416,6 @@ def _wait(
         timeout_s: seconds to wait at most.
         lane, what: where, and for which operation.
         others: the ranks that it needs.
-        sleep: as `waiting.wait` takes it.
 
     Raises:
         ExchangeTimeoutError: it is not over in time; names this rank and those it needs.
@@ -476,7 +437,7 @@ def _wait(
     if done():
         return
     held.status.note_waiting(what, lane)
-    wait(look, timeout_s, describe, sleep, check=check)
+    wait(look, timeout_s, describe, check=check)
     held.status.note_computing()
 
 
