@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def test_sessions_train_as_on_the_host_s_lanes(job: Job, tmp_path: Path) -> None
     far = job.run(differences, ([*SUMS, *GOSSIP], str(tmp_path)))
     assert all(each[len(SUMS) :] == [0.0] * len(GOSSIP) for each in far)
     assert max(max(each[: len(SUMS)]) for each in far) < 1e-6
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_ranks_over_mpi_have_such_lanes_too(tmp_path: Path) -> None:
+    with closing(Job(2, HERE, "mpi")) as job:
+        assert all(job.run(operations, (1000,)))
+        far = job.run(differences, (["agd", "dpsgd"], str(tmp_path)))
+    assert max(summed for summed, _ in far) < 1e-6
+    assert all(gossip == 0.0 for _, gossip in far)
 
 
 FEATURES = ["scaler", "accumulation", "consensus", "uneven"]
