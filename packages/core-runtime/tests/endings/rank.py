@@ -1,4 +1,4 @@
-"""A rank that exchanges step after step, and at step 3 does to itself what it is told; no torch."""
+"""A rank that exchanges step after step, and at step 3 does to itself what it is told; no torch, but on devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hocket.arrays import Array
 from hocket.errors import ConfigError
 from hocket.transport import join
 from hocket.transport.faults import Faults, KillAt
 from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.request import Request
 
 _FOR_EVER = 10**9
 # Elements of float64 that the ranks of a host sum in their shared memory, without a call of MPI.
@@ -39,13 +42,30 @@ def compute(seconds: float) -> None:
         np.sqrt(np.arange(1000.0))
 
 
-def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
+def begin(lane: Lane, operation: str, send: Array, receive: Array, round: int) -> Request:
+    """Begin what all ranks do: an allreduce, or an exchange with the next rank and the one before."""
+    if operation != "exchange":
+        return lane.iallreduce(send, receive)
+    following, before = (lane.rank + 1) % lane.size, (lane.rank - 1) % lane.size
+    return lane.iexchange([(send, following)], [(receive, before)], round)
+
+
+def carrier_of(peer: Peer, lanes: str) -> Peer:
+    """Return the ranks as their lanes are, those of host memory or on the device that is one."""
+    on_device = None if lanes == "host" else peer.on_device("cpu")
+    return peer if on_device is None else on_device
+
+
+def main(
+    how: str, who: str, timeout_s: str, ready: Path, lanes: str = "host", operation: str = "allreduce"
+) -> None:
     peer = join()
     if how == "kill":
         peer = Faults(kill=KillAt(rank=int(who), step=3)).wrap(peer)
     peer.timeout_s = float(timeout_s)
     numel = _LARGE if how == "large" else 1000
-    lane, other = peer.lane("gradients.0[0]", 8 * numel), peer.lane("session")
+    carrier = carrier_of(peer, lanes)
+    lane, other = carrier.lane("gradients.0[0]", 8 * numel), peer.lane("session")
     acts: dict[str, Callable[[], object]] = {
         "fail": fail,
         "mistake": mistake,
@@ -71,10 +91,11 @@ def main(how: str, who: str, timeout_s: str, ready: Path) -> None:
                 acts[how]()
             elif how == "kill" and who != str(peer.rank):
                 compute(1.0)
-        lane.iallreduce(send, receive).wait()
+        begin(lane, operation, send, receive, step).wait()
         peer.status.note_step(step + 1)
         time.sleep(0.01)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))
+    how, who, timeout_s, ready, *more = sys.argv[1:]
+    main(how, who, timeout_s, Path(ready), *more)

@@ -49,11 +49,17 @@ def begin(start: Start, tmp_path: Path, transport: str) -> Callable[..., Job]:
     """Return a function that starts ranks of which `who` does `how` at step 3, and that waits until then."""
 
     def begin_job(
-        how: str = "nothing", who: int | str = "none", timeout_s: float = 60, launcher: str = "hocket"
+        how: str = "nothing",
+        who: int | str = "none",
+        timeout_s: float = 60,
+        launcher: str = "hocket",
+        lanes: str = "host",
+        operation: str = "allreduce",
     ) -> Job:
         ready = tmp_path / "ready"
         ready.mkdir()
-        rank = [sys.executable, str(HERE / "rank.py"), how, str(who), str(timeout_s), str(ready)]
+        told = [how, str(who), str(timeout_s), str(ready), lanes, operation]
+        rank = [sys.executable, str(HERE / "rank.py"), *told]
         if launcher == "hocket":
             return start(
                 [sys.executable, str(HERE / "job.py"), transport, str(RANKS), str(tmp_path / "pids"), *rank]
@@ -174,6 +180,49 @@ def test_a_rank_that_is_killed_while_the_others_compute(transport: str, begin: C
             r"hocket: at step 3, rank [02]: gradients.0\[0\] \(allreduce\): rank 1 has died; ", message
         )
     assert ended.status != 0
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("operation", "named"), [("allreduce", "allreduce"), ("exchange", "an exchange with neighbours")]
+)
+def test_a_killed_rank_and_lanes_on_devices(
+    operation: str, named: str, transport: str, begin: Callable[..., Job]
+) -> None:
+    """Survivors name it, and where they waited, though torch knows of connections alone."""
+    ended = begin("kill", 1, lanes="gloo", operation=operation).end()
+    [message] = messages(ended.errors)
+    assert "was killed by SIGKILL" in message
+    if tells_of_deaths(transport):
+        assert re.match(
+            rf"hocket: at step 3, rank [02]: gradients.0\[0\] \({named}\): rank 1 has died; ", message
+        )
+    assert ended.status != 0
+
+
+def test_a_rank_that_computes_and_gossip_on_devices(begin: Callable[..., Job]) -> None:
+    ended = begin("compute", 1, timeout_s=3, lanes="gloo", operation="exchange").end()
+    [message] = messages(ended.errors)
+    assert re.match(
+        r"hocket: at step 3, rank [02] waits for rank 1 in gradients.0\[0\] \(an exchange with neighbours\): no end "
+        r"after 3 s; rank 1 has not arrived: computing, in no exchange, for ",
+        message,
+    )
+    assert ended.status == 1
+
+
+def test_an_interrupt_of_a_rank_that_waits_for_gossip_on_devices(
+    begin: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = begin("compute", 1, lanes="gloo", operation="exchange")
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == RANKS)
+    time.sleep(0.5)  # all but rank 1 wait in torch
+    os.kill(job.pid_of(0), signal.SIGINT)
+    interrupted_s = time.monotonic()
+    ended = job.end()
+    assert messages(ended.errors) == ["hocket: rank 0 at step 3: interrupted; all ranks end"]
+    assert ended.status == 130
+    assert time.monotonic() - interrupted_s < SOON_S
 
 
 def test_all_ranks_but_one_are_killed(begin: Callable[..., Job], tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ copied = 0
 threads: set[str] = set()
 #: Whether the current stream is being captured.
 capturing = False
+#: Whether the device is in a kernel that does not end, as NCCL's where another rank has died.
+hung = False
 
 _queue: list[Callable[[], None]] = []
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -135,6 +137,8 @@ class Event:
 
     def query(self) -> bool:
         looked, self._looked = self._looked, True
+        if hung:
+            return False
         if looked:
             self.synchronize()
         return looked or self._until not in _queue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.errors import NonFiniteError, SessionError
+from hocket.errors import ExchangeTimeoutError, NonFiniteError, SessionError
 from hocket.session.autograd import is_nested_backward
 from hocket.strategy import Strategy
 from hocket.transport.torch.process_group import BACKENDS, Backend
@@ -42,6 +43,9 @@ class Gloo:
 
     def __init__(self, *given: Any) -> None:
         self._held = BACKENDS["cpu"].open(*given)
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._held._set_default_timeout(timeout)
 
     def __getattr__(self, name: str) -> Any:
         def call(tensors: list[Tensor], *others: Any) -> Any:
@@ -105,6 +109,25 @@ def spoiled(strategy: str, device: torch.device) -> str:
     return "nothing"
 
 
+def hung(strategy: str, device: torch.device) -> str:
+    """Return the error of a step in which the device does not end what it does with other ranks."""
+    model, peer = Model().to(device), hocket.join()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = hocket.attach(model, optimizer, strategy, lanes="nccl")
+    longest_s, peer.timeout_s = peer.timeout_s, 1.0
+    standin.hung = True
+    try:
+        model(torch.ones(4, 5).to(device)).square().mean().backward()
+        optimizer.step()
+    except ExchangeTimeoutError as error:
+        return str(error)
+    finally:
+        standin.hung = False
+        peer.timeout_s = longest_s
+        session.abandon()
+    return "nothing"
+
+
 def nested(device: torch.device, *, reentrant: bool) -> list[bool]:
     """Return what hooks on the device's thread find of a backward that may be called by a node of another one."""
     model = Model().to(device)
@@ -139,6 +162,7 @@ def main() -> None:
     told["skipped"] = [train("agd", where, nan_at=2) for where in (device, cpu)]
     told["virtual"] = [hocket.virtual(2).run(train, "dpsgd", where) for where in (device, cpu)]
     told["spoiled"] = [spoiled(strategy, device) for strategy in ("periodic_average", "dpsgd")]
+    told["hung"] = [hung(strategy, device) for strategy in ("sgd", "sgp")]
     told["captured"] = [captured(strategy, device) for strategy in ("sgd", "dpsgd")]
     told["nested"] = [nested(device, reentrant=reentrant) for reentrant in (True, False)]
     told["threads"] = sorted(standin.threads)

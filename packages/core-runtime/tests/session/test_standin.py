@@ -56,6 +56,16 @@ def test_lanes_on_the_device_carry_the_same_without_a_wait(told: list[dict[str, 
         assert rank[f"{strategy} on lanes there"]["waits"] == []
 
 
+def test_a_device_that_waits_for_ever_is_told_of(told: list[dict[str, Any]]) -> None:
+    for rank, of_rank in enumerate(told):
+        gradients, parameters = of_rank["hung"]
+        where = f"rank {rank} waits for other ranks in"
+        assert gradients.startswith(
+            f"{where} gradients.0[0] (on the device): no end after 1 s; rank {1 - rank} "
+        )
+        assert parameters.startswith(f"{where} parameters.0[0] (on the device): no end after 1 s; rank ")
+
+
 def test_lanes_on_the_device_bring_the_news_of_nan(told: list[dict[str, Any]]) -> None:
     for rank in told:
         (found, _, skipped), (expected, _, expected_skips) = rank["skipped on lanes there"]

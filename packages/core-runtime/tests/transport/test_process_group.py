@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process_group_cases import differences, groups, mistakes, operations, refusals, train
+from process_group_cases import (
+    differences,
+    failed,
+    features,
+    groups,
+    mistakes,
+    no_interface,
+    operations,
+    out_of_reach,
+    refusals,
+    resumed,
+    sessions,
+    train,
+    with_faults,
+)
 
 import hocket
 from hocket.testing.job import Job
+from hocket.transport.host import Failures
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
+from hocket.transport.progress import Progress
+from hocket.transport.single import SinglePeer
+from hocket.transport.torch.peer import TorchPeer
+from hocket.transport.torch.wire import Wire
 from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 HERE = Path(__file__).parent
@@ -50,6 +71,99 @@ def test_sessions_train_as_on_the_host_s_lanes(job: Job, tmp_path: Path) -> None
     assert max(max(each[: len(SUMS)]) for each in far) < 1e-6
 
 
+@pytest.mark.mpi
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_ranks_over_mpi_have_such_lanes_too(tmp_path: Path) -> None:
+    with closing(Job(2, HERE, "mpi")) as job:
+        assert all(job.run(operations, (1000,)))
+        far = job.run(differences, (["agd", "dpsgd"], str(tmp_path)))
+    assert max(summed for summed, _ in far) < 1e-6
+    assert all(gossip == 0.0 for _, gossip in far)
+
+
+FEATURES = ["scaler", "accumulation", "consensus", "uneven"]
+
+
+def test_features_of_sessions_give_what_they_do_on_the_host_s_lanes(job: Job) -> None:
+    for of_rank in job.run(features, (FEATURES, SUMS)):
+        assert max(map(max, of_rank)) < 1e-6, of_rank
+    for of_rank in job.run(features, (FEATURES, GOSSIP)):
+        assert of_rank == [[0.0] * len(GOSSIP)] * len(FEATURES)
+
+
+def test_steps_with_nan_are_left_out_on_all_ranks(job: Job) -> None:
+    """As on the host's lanes, with as many steps left out; parameters with NaN are refused on both."""
+    for [far] in job.run(features, (["nan"], SUMS[:3])):
+        assert max(far) < 1e-6
+
+
+def test_runs_go_on_from_checkpoints_of_either_lanes(job: Job, tmp_path: Path) -> None:
+    exact, rounded = (
+        job.run(resumed, (strategies, str(tmp_path / name)))
+        for name, strategies in (("gossip", GOSSIP), ("sums", SUMS))
+    )
+    assert all(far == [0.0] * 3 * len(GOSSIP) for far in exact)
+    assert max(map(max, rounded)) < 1e-6
+
+
+def test_operations_that_faults_hold_back_keep_their_order(job: Job) -> None:
+    layers = [
+        f"{name};{slot}.0.segments=layers" for name, slot in (("agd", "gradients"), ("dpsgd", "parameters"))
+    ]
+    assert all(job.run(with_faults, (layers,)))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Job]:
+    """Two ranks, whose process groups no other test has made."""
+    with closing(Job(2, HERE, "torch")) as job:
+        yield job
+
+
+def test_each_session_has_its_own_timeout(pair: Job) -> None:
+    assert all(pair.run(sessions, ()))
+
+
+def test_a_group_in_which_a_wait_has_failed_is_not_taken_again(pair: Job) -> None:
+    (said, works), (_, works_there) = pair.run(failed, ())
+    assert said.startswith(
+        "rank 0 waits for rank 1 in one (an exchange with neighbours): no end after 0.5 s; rank 1 has not arrived: "
+    )
+    assert works
+    assert works_there
+
+
+def test_a_store_out_of_reach_is_refused_on_all_ranks(pair: Job) -> None:
+    told = pair.run(out_of_reach, ())
+    assert {said.partition(" at ")[0] for said, _ in told} == {
+        "rank 1: rank 0's store for lanes on devices is out of reach"
+    }
+    assert all(works for _, works in told)
+
+
+def test_a_rank_that_cannot_connect_is_named(pair: Job) -> None:
+    (there, works), (here, works_here) = pair.run(no_interface, ())
+    assert there.startswith(
+        "rank 0 waits for rank 1 in lanes on cpu (connecting by gloo): no end after 2 s; "
+    )
+    assert here.startswith("rank 1: lanes on cpu (connecting by gloo): ")
+    assert "Unable to find address for: nowhere0: " in here
+    assert "do ranks reach each other by the interface that GLOO_SOCKET_IFNAME names" in here
+    assert works
+    assert works_here
+
+
+def test_each_job_of_a_process_has_groups_of_its_own() -> None:
+    def open_world() -> Any:
+        wire = Wire(0, {}, sys.exit)
+        return TorchPeer(wire, None, [0], "world", Progress(wire.advance), Failures())
+
+    one, other = open_world(), open_world()
+    groups = [peer.on_device("cpu").process_group for peer in (one, other, one)]
+    assert groups[0] is groups[2]
+    assert groups[0] is not groups[1]
+
+
 def test_what_is_not_carried_is_refused() -> None:
     with closing(Job(2, HERE, "torch")) as job:
         for said in job.run(refusals, ()):
@@ -67,53 +181,130 @@ def test_what_is_not_carried_is_refused() -> None:
             assert "lanes='mpi' is not allowed: 'host' or 'nccl' or 'gloo'" in unknown
 
 
-class _OrderedLane(WrapperLane):
-    """Notes in which order operations begin, and refuses another one than the first rank's."""
+#: The operations that each rank has begun on its device, in order: among which ranks, and what in which lane.
+Begun = dict[int, list[tuple[tuple[int, ...], str]]]
 
-    def __init__(self, held: Lane, begun: list[str], number: list[int]) -> None:
+
+class _OrderedLane(WrapperLane):
+    """Notes what is begun; what lanes on devices do not carry is refused."""
+
+    def __init__(self, held: Lane, begun: list[tuple[tuple[int, ...], str]], ranks: tuple[int, ...]) -> None:
         super().__init__(held)
-        self._begun, self._number = begun, number
+        self._begun, self._ranks = begun, ranks
 
     def _begin(self, what: str) -> None:
-        own, self._number[0] = f"{what} of {self.name}", self._number[0] + 1
-        if len(self._begun) < self._number[0]:
-            self._begun.append(own)
-        assert self._begun[self._number[0] - 1] == own
+        self._begun.append((self._ranks, f"{what} of {self.name}"))
 
     def iallreduce(self, *args: Any) -> Any:
         self._begin("allreduce")
         return super().iallreduce(*args)
 
+    def ireduce(self, *args: Any) -> Any:
+        self._begin("reduce")
+        return super().ireduce(*args)
+
+    def ibroadcast(self, *args: Any) -> Any:
+        self._begin("broadcast")
+        return super().ibroadcast(*args)
+
     def iexchange(self, *args: Any) -> Any:
         self._begin("exchange")
         return super().iexchange(*args)
 
+    def iallgather(self, *args: Any) -> Any:
+        raise AssertionError("messages of different lengths")
+
+    def isend(self, *args: Any) -> Any:
+        raise AssertionError("a message")
+
+    def irecv(self, *args: Any) -> Any:
+        raise AssertionError("a message")
+
 
 class _OrderedPeer(WrapperPeer):
-    """The virtual ranks' peer as one of a device whose lanes are ordered."""
+    """Virtual ranks' peer as one whose lanes are ordered, whatever it says of itself."""
 
-    def __init__(self, held: Peer, begun: list[str]) -> None:
-        super().__init__(held)
-        self.ordered = True
-        self._begun, self._number = begun, [0]
+    def __init__(self, host: _Host, *, says_so: bool) -> None:
+        super().__init__(host.held)
+        self.ordered = says_so
+        self._host = host
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
-        return _OrderedLane(held, self._begun, self._number)
+        return _OrderedLane(held, self._host.begun, self._host.ranks)
+
+    def allgather_bytes(self, *args: Any) -> list[bytes]:
+        raise AssertionError("control messages go by the host")
 
 
 class _Host(WrapperPeer):
-    def __init__(self, held: Peer, begun: list[str]) -> None:
+    """Virtual ranks whose devices have ordered lanes."""
+
+    def __init__(self, held: Peer, begun: Begun, *, says_so: bool = True) -> None:
         super().__init__(held)
-        self._begun = begun
+        self.begun = begun.setdefault(held.rank, [])
+        self.ranks = tuple(range(held.size))
+        self._says_so = says_so
+
+    def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
+        group = _Host(held, {held.rank: self.begun}, says_so=self._says_so)
+        group.ranks = tuple(self.ranks[rank] for rank in ranks)
+        return group
 
     def on_device(self, device: str) -> Peer:
-        return _OrderedPeer(self.held, self._begun)
+        return _OrderedPeer(self, says_so=self._says_so)
 
 
-@pytest.mark.parametrize("strategy", ["agd", "dpsgd", "overlap_sgp", "agd;gradients.0.segments=model"])
-def test_all_ranks_begin_segments_in_one_order(strategy: str) -> None:
+def in_one_order(begun: Begun) -> bool:
+    """Return whether any two ranks begin what both take part in one after the other, whichever ranks that is among."""
+
+    def common(rank: int, other: int) -> list[tuple[tuple[int, ...], str]]:
+        return [each for each in begun[rank] if {rank, other} <= set(each[0])]
+
+    return all(common(rank, other) == common(other, rank) for rank in begun for other in begun)
+
+
+IN_GROUPS = "over: {name: group, size: 2, by: null}"
+REDUCED = (
+    f"sgd;gradients=[{{collective: reduce, {IN_GROUPS}, segments: layers, overlap: backward}}, "
+    f"{{collective: allreduce, over: {{name: leaders, size: 2, by: null}}, segments: layers}}, "
+    f"{{collective: broadcast, {IN_GROUPS}, segments: layers}}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "operations"),
+    [
+        ("agd", {"allreduce"}),
+        ("dpsgd", {"exchange"}),
+        ("overlap_sgp", {"exchange"}),
+        ("agd;gradients.0.segments=model", {"allreduce"}),
+        (REDUCED, {"reduce", "allreduce", "broadcast"}),
+        ("hierarchical_sgd;gradients.0.over.size=2;gradients.0.over.by=null", {"allreduce", "broadcast"}),
+        (
+            "periodic_average;parameters.0.every=2;parameters.0.over={name: group, size: 2, by: null}",
+            {"allreduce"},
+        ),
+    ],
+    ids=["agd", "dpsgd", "overlap_sgp", "one segment", "reduce", "hierarchical_sgd", "groups"],
+)
+def test_all_ranks_begin_segments_in_one_order(strategy: str, operations: set[str]) -> None:
     """Ranks whose gradients are complete in different orders; on the host's lanes they begin in those."""
-    begun: list[str] = []
+    begun: Begun = {}
     found = hocket.virtual(4).run(lambda: train(strategy, "gloo", _Host(hocket.join(), begun)))
     assert found == hocket.virtual(4).run(lambda: train(strategy, "host"))
-    assert begun
+    assert {what.split()[0] for each in begun.values() for _, what in each} == operations
+    assert in_one_order(begun)
+
+
+def test_segments_that_nobody_holds_begin_in_different_orders() -> None:
+    """What the test before this one would show of a session that did not heed `ordered`."""
+    begun: Begun = {}
+    strategy = "agd;gradients.0.segments=layers"
+    hocket.virtual(4).run(lambda: train(strategy, "gloo", _Host(hocket.join(), begun, says_so=False)))
+    assert not in_one_order(begun)
+
+
+def test_one_rank_alone_needs_no_lanes() -> None:
+    """It steps outer parameters, and has nobody to exchange them with."""
+    strategy = "periodic_average;parameters.0.outer={name: sgd, lr: 0.7}"
+    assert train(strategy, "gloo", SinglePeer()) == train(strategy, "host", SinglePeer())

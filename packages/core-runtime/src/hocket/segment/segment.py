@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,11 @@ class Segment:
         # From where `stage_in` takes it.
         self.incoming_array[: self.numel] = incoming.numpy()
         self.incoming_trailer[:] = trailer
+
+    def wait_by(self, wait: Callable[[Callable[[], bool]], object]) -> None:
+        """Have `wait`, given what is to come true, wait for other ranks' data where lanes are on the device."""
+        if self._trailers is not None:
+            self._trailers.wait = wait
 
     def sent_is_finite(self, start: int = 0, stop: int | None = None) -> bool:
         """Return whether elements of what was sent are neither NaN nor Inf.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -81,6 +82,8 @@ class TrailerStaging:
         self._module = torch.get_device_module(outgoing.device)
         self._is_in = self._module.Event()
         self._brings = False
+        #: Waits for what is given to come true, which the device makes so.
+        self.wait: Callable[[Callable[[], bool]], object] | None = None
 
     def begin_out(self, further: int | None) -> None:
         """Copy the trailer to the device, but for the number at `further`, which the device has written."""
@@ -107,9 +110,12 @@ class TrailerStaging:
 
     def wait_in(self) -> None:
         """Wait until what `begin_in` copies is there."""
-        if self._brings:
-            self._is_in.synchronize()
-            self._brings = False
+        if not self._brings:
+            return
+        if self.wait is not None:
+            self.wait(self._is_in.query)
+        self._is_in.synchronize()
+        self._brings = False
 
 
 @cache

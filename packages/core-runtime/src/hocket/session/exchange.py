@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from hocket.collective.api import Channel, Outcome
@@ -20,6 +20,8 @@ from hocket.trace.profiler import profiled
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, FunctionRequest, Request
+from hocket.transport.threads import describe_wait
+from hocket.transport.waiting import wait
 
 __all__ = ["Counters", "ActiveExchange"]
 
@@ -89,6 +91,22 @@ class ActiveExchange:
 
     def __post_init__(self) -> None:
         self.rounds = {segment.index: 0 for segment in self.segments}
+        for segment in self.segments:
+            segment.wait_by(partial(self._wait_for_device, segment.name))
+
+    def _wait_for_device(self, name: str, over: Callable[[], bool]) -> None:
+        """Wait for what the device does once other ranks have, and look meanwhile whether they live."""
+        if over():
+            return
+        peer = self.peer
+        peer.status.note_waiting("on the device", name)
+        wait(
+            over,
+            peer.timeout_s,
+            lambda outcome: describe_wait(peer, f"other ranks in {name} (on the device)", outcome),
+            check=peer.status.check_lost,
+        )
+        peer.status.note_computing()
 
     @property
     def round(self) -> int:

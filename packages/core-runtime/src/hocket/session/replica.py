@@ -58,8 +58,9 @@ class Replica:
         self.begins_equal = peer.size == 1 or initial == "rank0"
         if initial == "rank0":
             self._take_from_rank0(peer)
-        trained = next((p for p in model.parameters() if p.requires_grad), None)
-        self.ranks = find_ranks(peer, trained.device if lanes_on_device and trained is not None else None)
+        devices = [p.device for p in model.parameters() if p.requires_grad]
+        # One rank alone sends to nobody, and its transport has no such lanes.
+        self.ranks = find_ranks(peer, devices[0] if lanes_on_device and peer.size > 1 and devices else None)
         self.storage = ParameterStorage(model, self.ranks.host)
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}

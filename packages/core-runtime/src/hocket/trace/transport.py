@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from hocket.arrays import Array
+from hocket.arrays import Array, Buffer
 from hocket.trace.record import Kind, Recorder
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
@@ -81,10 +81,14 @@ class TracedLane(WrapperLane):
         recorder: this rank's.
         ranks: the lane's, numbered as in the recording.
         key: the lane's name, the same on its ranks and that of no other lane of theirs.
+        ordered: whether an exchange with neighbours is one operation, as on devices, and not its messages.
     """
 
-    def __init__(self, held: Lane, recorder: Recorder, ranks: Sequence[int], key: str) -> None:
+    def __init__(
+        self, held: Lane, recorder: Recorder, ranks: Sequence[int], key: str, *, ordered: bool = False
+    ) -> None:
         super().__init__(held)
+        self._ordered = ordered
         self._recorder = recorder
         self._ranks = ranks
         self._key = key
@@ -100,8 +104,13 @@ class TracedLane(WrapperLane):
         )
         return self._traced(self.held.irecv(data, source, round), span, "receive")
 
-    # Message by message.
-    iexchange = Lane.iexchange
+    def iexchange(
+        self, sends: Sequence[tuple[Buffer, int]], receives: Sequence[tuple[Buffer, int]], round: int
+    ) -> Request:
+        if not self._ordered:
+            return Lane.iexchange(self, sends, receives, round)  # message by message
+        span = self._collective("exchange", sum(int(data.nbytes) for data, _ in sends))
+        return self._traced(self.held.iexchange(sends, receives, round), span, "exchange")
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         span = self._collective("allreduce", send.nbytes)
@@ -168,7 +177,8 @@ class TracedPeer(WrapperPeer):
         key = held.name + self._suffix
         self._opened[key] += 1
         number = self._opened[key]
-        return TracedLane(held, self._recorder, self._ranks, key if number == 1 else f"{key} #{number}")
+        key = key if number == 1 else f"{key} #{number}"
+        return TracedLane(held, self._recorder, self._ranks, key, ordered=self.ordered)
 
     def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
         return TracedPeer(held, self._recorder, [self._ranks[rank] for rank in ranks], self._opened)

@@ -24,7 +24,9 @@ class Rank(Protocol):
 
     rank: int
     timeout_s: float
-    status: Status
+
+    @property
+    def status(self) -> Status: ...
 
 
 class Threads:

@@ -48,7 +48,8 @@ class FaultPlan:
     """Faults to inject; none by default.
 
     Two messages of one pair, lane and round stay in order, and so do a lane's collectives. These are delayed at
-    their start on each rank apart, never dropped or overtaken.
+    their start on each rank apart, never dropped or overtaken. Lanes on devices have collectives alone, exchanges with
+    neighbours included, and a rank's keep their order over all of them.
 
     Attributes:
         seed: chooses what befalls which operation, 0 to 2**64 - 1.

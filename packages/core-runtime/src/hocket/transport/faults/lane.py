@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from hocket.arrays import Array
+from hocket.arrays import Array, Buffer
 from hocket.transport.faults.request import FaultyRequest
-from hocket.transport.faults.victim import Victim
+from hocket.transport.faults.victim import Key, Victim
 from hocket.transport.gathering import check_gathering
 from hocket.transport.lane import Lane, Mixer
 from hocket.transport.peer import Peer
@@ -20,8 +20,7 @@ __all__ = ["FaultyLane"]
 _OVERTAKEN_WITHIN_S = 1e-3
 
 # What stays in order: messages of one rank and round, and the collectives, which are to nobody.
-_Key = tuple[int, int]
-_COLLECTIVES: _Key = (-1, -1)
+_COLLECTIVES: Key = (-1, -1)
 
 
 class FaultyLane(WrapperLane):
@@ -39,8 +38,9 @@ class FaultyLane(WrapperLane):
         self._peer = peer
         self._victim = victim
         self._ranks = ranks
-        self._num_begun: Counter[_Key] = Counter()
-        self._held_back: list[tuple[_Key, FaultyRequest]] = []
+        self._num_begun: Counter[Key] = Counter()
+        # On a device all of a rank's lanes keep one order, as its ranks match them by that.
+        self._held_back = victim.held_back if peer.ordered else []
 
     def isend(self, data: Array, to: int, round: int) -> Request:
         self._victim.use()
@@ -60,8 +60,12 @@ class FaultyLane(WrapperLane):
         request.begin_now()
         return request
 
-    # Message by message.
-    iexchange = Lane.iexchange
+    def iexchange(
+        self, sends: Sequence[tuple[Buffer, int]], receives: Sequence[tuple[Buffer, int]], round: int
+    ) -> Request:
+        if not self._peer.ordered:
+            return Lane.iexchange(self, sends, receives, round)  # message by message
+        return self._collective("exchange", lambda: self.held.iexchange(sends, receives, round))
 
     def iallreduce(self, send: Array, receive: Array) -> Request:
         return self._collective("allreduce", lambda: self.held.iallreduce(send, receive))
@@ -86,7 +90,7 @@ class FaultyLane(WrapperLane):
         self._victim.use()
         return self._begin(kind, -1, _COLLECTIVES, kind, start)
 
-    def _begin(self, kind: str, to: int, key: _Key, what: str, start: Callable[[], Request]) -> Request:
+    def _begin(self, kind: str, to: int, key: Key, what: str, start: Callable[[], Request]) -> Request:
         number = self._num_begun[key]
         self._num_begun[key] += 1
         victim, collective = self._victim, key is _COLLECTIVES
@@ -95,7 +99,7 @@ class FaultyLane(WrapperLane):
         if fate.dropped:
             return Finished()  # lost, and its sender believes it sent
         victim.clock.look()
-        self._held_back = [(other, held) for other, held in self._held_back if not held.has_begun]
+        self._held_back[:] = [(other, held) for other, held in self._held_back if not held.has_begun]
         before = next((held for other, held in reversed(self._held_back) if other == key), None)
         request = self._request(start, f"{what}, round {round}", before)
         if fate.delay_s == 0 and not fate.overtaken:

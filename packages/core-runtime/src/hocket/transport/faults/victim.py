@@ -12,7 +12,10 @@ from hocket.transport.peer import Peer
 from hocket.transport.virtual.peer import VirtualPeer
 from hocket.transport.wrapper import WrapperPeer
 
-__all__ = ["Victim", "kill_rank"]
+__all__ = ["Key", "Victim", "kill_rank"]
+
+#: Operations of one lane with the same one stay in order.
+Key = tuple[int, int]
 
 
 class Victim:
@@ -25,6 +28,7 @@ class Victim:
     Attributes:
         clock: holds its operations back.
         steps: how many it has reported.
+        held_back: what has not begun of its lanes on devices, in order.
     """
 
     def __init__(self, peer: Peer, faults: FaultPlan) -> None:
@@ -33,6 +37,7 @@ class Victim:
         self.steps = 0
         self._peer = peer
         self._uses = 0
+        self.held_back: list[tuple[Key, FaultyRequest]] = []
         self._to_be_overtaken: list[FaultyRequest] = []
 
     def use(self) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -31,8 +33,10 @@ from hocket.transport.host.peer import HostPeer
 from hocket.transport.lane import Lane
 from hocket.transport.meeting.addresses import host_addresses, network_host
 from hocket.transport.peer import Memory, Peer, gather
+from hocket.transport.progress import Progress
 from hocket.transport.request import Finished, Request
 from hocket.transport.status import WaitSite
+from hocket.transport.threads import ThreadRequest
 from hocket.transport.waiting import wait
 from hocket.transport.wrapper import WrapperPeer
 
@@ -40,6 +44,15 @@ __all__ = ["BACKENDS", "Backend", "ProcessGroupPeer", "open_on_device"]
 
 # A host of the job answers at once, or not at all.
 _REACHING_S = 5.0
+
+# A backend gives up so much later than a rank that waits, in seconds: that one can say for whom.
+_LATER_S = 30.0
+
+# The same for Gloo, which counts from an operation's start, and which closes a group where one operation takes longer.
+_FOR_EVER = timedelta(days=30)
+
+# So soon after a connection has been closed, in seconds, the host's peer knows whether a rank has died.
+_KNOWN_WITHIN_S = 1.0
 
 #: torch's `Backend`, whose stubs leave out most of what it has.
 ProcessGroup = Any
@@ -74,8 +87,12 @@ def _nccl(store: Store, rank: int, size: int, timeout_s: float) -> ProcessGroup:
 #: What carries the buffers of each type of device.
 BACKENDS = {"cpu": Backend("gloo", _gloo), "cuda": Backend("nccl", _nccl)}
 
-#: One for each set of ranks and device, as communicators are large: a gigabyte of a GPU's memory at times.
-_opened: dict[tuple[tuple[int, ...], str], tuple[Store, ProcessGroup]] = {}
+# Of each job, one for each set of ranks and device: communicators take up to a gigabyte of a GPU's memory.
+_Opened = dict[tuple[tuple[int, ...], str], tuple[Store, ProcessGroup]]
+_opened: WeakKeyDictionary[Progress, _Opened] = WeakKeyDictionary()
+
+# Kept, as the end of such a group waits for what is under way in it.
+_given_up: list[tuple[Store, ProcessGroup]] = []
 
 
 def open_on_device(held: HostPeer, device: str) -> Peer | None:
@@ -89,32 +106,80 @@ def open_on_device(held: HostPeer, device: str) -> Peer | None:
         None, on all ranks alike, where nothing carries such buffers.
 
     Raises:
-        TransportError: a rank cannot reach the group's store.
+        TransportError: on all ranks: one of them cannot reach the group's store. On one: its backend's refusal.
+        ExchangeTimeoutError: not all ranks have connected in time; names them.
     """
     backend = BACKENDS.get(torch.device(device).type)
-    if not all(gather(held, backend is not None)) or backend is None:
+    opened = _opened.setdefault(held.progress, {})
+    key = tuple(map(held.world_rank_of, range(held.size))), device
+    told = gather(held, [backend is not None, key in opened])
+    if backend is None or not all(carries for carries, _ in told):
         return None
-    ranks = tuple(map(held.world_rank_of, range(held.size)))
-    if (ranks, device) not in _opened:  # on all of them alike: each has opened the same ones before
-        store = _store(held)
-        group = backend.open(PrefixStore("hocket", store), held.rank, held.size, held.timeout_s)
-        _opened[ranks, device] = store, group
-    return ProcessGroupPeer(held, backend.name, device, _opened[ranks, device][1])
+    if not all(has for _, has in told):  # a rank may have given its own up, or have trained on another device
+        _give_up(opened, key)
+        opened[key] = _open(held, backend, device)
+    store, group = opened[key]
+    longest = timedelta(seconds=held.timeout_s + _LATER_S)
+    store.set_timeout(longest)
+    group._set_default_timeout(_FOR_EVER if backend.name == "gloo" else longest)
+    return ProcessGroupPeer(held, backend.name, device, group)
+
+
+def _give_up(opened: _Opened, key: tuple[tuple[int, ...], str]) -> None:
+    if key in opened:
+        _given_up.append(opened.pop(key))
+
+
+def _open(held: HostPeer, backend: Backend, device: str) -> tuple[Store, ProcessGroup]:
+    """Connect the ranks by a process group of their own; collective."""
+    store = _store(held)
+    lane, what = f"lanes on {device}", f"connecting by {backend.name}"
+    longest_s = held.timeout_s + _LATER_S
+
+    def connect() -> ProcessGroup:
+        return backend.open(PrefixStore("hocket", store), held.rank, held.size, longest_s)
+
+    opening = _aside(held, connect)
+    others = [rank for rank in range(held.size) if rank != held.rank]
+    _wait(held, opening.done, held.timeout_s, lane, what, others)
+    try:
+        return store, opening.wait()
+    except RuntimeError as error:
+        raise _explained(
+            held,
+            f"rank {held.world_rank}: {lane} ({what})",
+            error,
+            f"do ranks reach each other by the interface that {backend.name.upper()}_SOCKET_IFNAME names, or the "
+            "host's name? lanes='host' does without",
+        ) from error
 
 
 def _store(held: HostPeer) -> Store:
     """Return a store of the ranks' own, which their first one runs; collective."""
-    timeout = timedelta(seconds=held.timeout_s)
-    store, place = None, None
-    if held.rank == 0:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        place = [network_host(), host_addresses(), store.port]
-    host, addresses, port = gather(held, place)[0]
-    if store is None:
-        near = host == network_host()
-        address = "127.0.0.1" if near else _reached(held, addresses, port)
-        store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    store: Store | None = None
+    place, refusal = None, None
+    try:
+        if held.rank == 0:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            place = [network_host(), host_addresses(), store.port]
+    except RuntimeError as error:
+        refusal = f"rank {held.world_rank} cannot open a store for lanes on devices: {_reason(error)}"
+    place = gather(held, place)[0]
+    try:
+        if store is None and place is not None:
+            store = _connected(held, *place)
+    except (RuntimeError, TransportError) as error:
+        refusal = str(error)
+    refusals = [told for told in gather(held, refusal) if told is not None]
+    if store is None or refusals:
+        raise TransportError(refusals[0])
     return store
+
+
+def _connected(held: HostPeer, host: str, addresses: Sequence[str], port: int) -> Store:
+    address = "127.0.0.1" if host == network_host() else _reached(held, addresses, port)
+    timeout = timedelta(seconds=held.timeout_s)
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _reached(held: HostPeer, addresses: Sequence[str], port: int) -> str:
@@ -147,6 +212,12 @@ class ProcessGroupPeer(WrapperPeer):
         self.shares_network = False
         self.memory = Memory()  # what is shared lies in host memory
         self.process_group = process_group
+
+    def give_up(self) -> None:
+        """Have sessions that are attached from now on use another process group: in this one ranks are apart."""
+        opened = _opened.get(self.held.progress, {})
+        for key in [key for key, (_, group) in opened.items() if group is self.process_group]:
+            _give_up(opened, key)
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         return ProcessGroupLane(self, name)
@@ -184,33 +255,39 @@ class ProcessGroupLane(Lane):
         sent = [(_tensor(data), to) for data, to in sends]
         received = [(_tensor(data), source) for data, source in receives]
         together = bool(group.supports_coalescing)
-        if together:  # NCCL's own group: what is in one cannot wait for another of it
-            group._start_coalescing()
-        works = [group.recv([data], source, 0) for data, source in received]
-        works += [group.send([data], to, 0) for data, to in sent]
-        if together:
-            works = [group._end_coalescing()]
+
+        def begin() -> list[Any]:
+            if together:  # NCCL's own group: what is in one cannot wait for another of it
+                group._start_coalescing()
+            works = [group.recv([data], source, 0) for data, source in received]
+            works += [group.send([data], to, 0) for data, to in sent]
+            return [group._end_coalescing()] if together else works
+
         others = sorted({rank for _, rank in (*sent, *received)})
-        return _Work(self, "an exchange with neighbours", works, [*sent, *received], others, polls=together)
+        return _Work(self, "an exchange with neighbours", begin, [*sent, *received], others, polls=together)
 
     def iallreduce(self, send: Buffer, receive: Buffer) -> Request:
         total = self._begun_in_place(send, receive)
         options = AllreduceOptions()
         options.asyncOp = True
-        return _Work(self, "allreduce", [self.peer.process_group.allreduce([total], options)], [total])
+        return _Work(
+            self, "allreduce", lambda: [self.peer.process_group.allreduce([total], options)], [total]
+        )
 
     def ireduce(self, send: Buffer, receive: Buffer | None, root: int) -> Request:
         # The backends sum in place, and may leave anything in what the others give.
         total = _tensor(send).clone() if receive is None else self._begun_in_place(send, receive)
         options = ReduceOptions()
         options.rootRank, options.asyncOp = root, True
-        return _Work(self, "reduce", [self.peer.process_group.reduce([total], options)], [total])
+        return _Work(self, "reduce", lambda: [self.peer.process_group.reduce([total], options)], [total])
 
     def ibroadcast(self, data: Buffer, root: int) -> Request:
         given = _tensor(data)
         options = BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = root, 0, True
-        return _Work(self, "broadcast", [self.peer.process_group.broadcast([given], options)], [given])
+        return _Work(
+            self, "broadcast", lambda: [self.peer.process_group.broadcast([given], options)], [given]
+        )
 
     def ibarrier(self) -> Request:
         one: Any = torch.ones(1, device=self.peer.device)
@@ -238,7 +315,7 @@ class _Work(Request):
     Args:
         lane: where.
         what: the operation, for messages.
-        works: torch's own futures of it.
+        begin: begins it, and returns torch's own futures of it.
         buffers: that it reads and writes, kept for as long as it does.
         others: whom it waits for; all ranks where None.
         polls: whether the backend tells that it is done before somebody waits: Gloo's messages do not.
@@ -248,62 +325,138 @@ class _Work(Request):
         self,
         lane: ProcessGroupLane,
         what: str,
-        works: Sequence[Any],
+        begin: Callable[[], Sequence[Any]],
         buffers: Sequence[object],
         others: Sequence[int] | None = None,
         *,
         polls: bool = True,
     ) -> None:
-        self._lane, self._what, self._works = lane, what, works
-        self._buffers: Sequence[object] = buffers
+        self._lane, self._what, self._polls = lane, what, polls
         self._others = [r for r in range(lane.size) if r != lane.rank] if others is None else others
-        self._polls, self._over = polls, False
+        self._buffers, self._over = buffers, False
+        self._aside: Request | None = None
+        try:
+            self._works = begin()
+        except RuntimeError as error:
+            raise self._failed(error) from error
 
     def done(self) -> bool:
-        if not self._over and self._polls and all(work.is_completed() for work in self._works):
-            self._join(None)
+        if not self._over and self._is_there():
+            self._end()
         return self._over
+
+    def _is_there(self) -> bool:
+        if self._aside is not None:
+            return self._aside.done()
+        return self._polls and all(work.is_completed() for work in self._works)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait on the CPU; on a device have the current stream wait, and return at once."""
         peer = self._lane.peer
+        if self._over:
+            return
+        if peer.device != "cpu":
+            self._end()
+            return
+        if not self._polls and self._aside is None:
+            self._aside = _aside(peer.held, self._join)
         timeout_s = peer.timeout_s if timeout_s is None else timeout_s
-        if peer.device == "cpu" and self._polls and not self._over:
-            # Never within torch, which heeds neither Ctrl-C nor the deaths of others.
-            peer.held.status.note_waiting(self._what, self._lane.name)
-            wait(self.done, timeout_s, self._describe_stall, check=self._check)
-            peer.held.status.note_computing()
-        else:
-            self._join(timeout_s)
-
-    def _join(self, timeout_s: float | None) -> None:
         try:
-            for work in self._works:
-                if timeout_s is None or self._lane.peer.device != "cpu":
-                    work.wait()
-                else:
-                    work.wait(timedelta(seconds=timeout_s))
+            _wait(peer.held, self.done, timeout_s, self._lane.name, self._what, self._others)
+        except TransportError:
+            peer.give_up()
+            raise
+
+    def _join(self) -> None:
+        for work in self._works:
+            if self._lane.peer.device == "cpu":
+                work.wait(_FOR_EVER)
+            else:
+                work.wait()
+
+    def _end(self) -> None:
+        try:
+            if self._aside is None:
+                self._join()
+            else:
+                self._aside.wait()
         except RuntimeError as error:
-            self._check()
-            reason = str(error).partition(". ")[0].splitlines()[0]
-            raise TransportError(
-                f"{self._where()}: {reason}: has another rank ended, or has a model or a strategy of its own?"
-            ) from error
+            raise self._failed(error) from error
         self._over = True
         if self._lane.peer.device == "cpu":
             self._buffers = ()
 
-    def _check(self) -> None:
-        self._lane.peer.held.status.failures.check(self._where)
-
-    def _where(self) -> str:
-        return f"rank {self._lane.peer.held.world_rank}: {self._lane.name} ({self._what})"
-
-    def _describe_stall(self, outcome: str) -> str:
+    def _failed(self, error: RuntimeError) -> TransportError:
+        self._lane.peer.give_up()
         held = self._lane.peer.held
-        ranks = [held.world_rank_of(rank) for rank in self._others]
-        site = WaitSite(self._lane.name, self._what, ranks, together=len(ranks) == held.size - 1)
+        where = f"rank {held.world_rank}: {self._lane.name} ({self._what})"
+        return _explained(
+            held, where, error, "has another rank ended, or has a model or a strategy of its own?"
+        )
+
+
+def _aside(held: HostPeer, call: Callable[[], Any]) -> Request:
+    """Begin a call into torch in a thread: while it waits nobody there hears of Ctrl-C, or of others' deaths."""
+    return ThreadRequest(held, "torch", call, None)
+
+
+def _wait(
+    held: HostPeer,
+    done: Callable[[], bool],
+    timeout_s: float,
+    lane: str,
+    what: str,
+    others: Sequence[int],
+) -> None:
+    """Wait for what torch does, and answer meanwhile what other ranks ask of this one.
+
+    Args:
+        held: the ranks.
+        done: whether it is over.
+        timeout_s: seconds to wait at most.
+        lane, what: where, and for which operation.
+        others: the ranks that it needs.
+
+    Raises:
+        ExchangeTimeoutError: it is not over in time; names this rank and those it needs.
+        PeerLostError: a rank has died.
+    """
+
+    def look() -> bool:
+        held.progress.advance()
+        return done()
+
+    def describe(outcome: str) -> str:
+        ranks = [held.world_rank_of(rank) for rank in others]
+        site = WaitSite(lane, what, ranks, together=len(ranks) == held.size - 1)
         return held.status.describe_stall(site, outcome)
+
+    def check() -> None:
+        held.status.failures.check(lambda: f"rank {held.world_rank}: {lane} ({what})")
+
+    if done():
+        return
+    held.status.note_waiting(what, lane)
+    wait(look, timeout_s, describe, check=check)
+    held.status.note_computing()
+
+
+def _explained(held: HostPeer, where: str, error: RuntimeError, hint: str) -> TransportError:
+    """Return what an error of torch's means: it tells of connections, and not of the rank that has died."""
+    end_s = time.monotonic() + _KNOWN_WITHIN_S
+    while not (dead := held.status.failures.dead()) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return (
+        held.status.failures.lost(where, dead)
+        if dead
+        else TransportError(f"{where}: {_reason(error)}: {hint}")
+    )
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return torch's words, without where in its source they come from."""
+    line = (str(error).splitlines() or [""])[0].rstrip(". ")
+    return line.partition("] ")[2] if line.startswith("[") else line
 
 
 def _tensor(data: Buffer) -> Tensor:
