@@ -29,7 +29,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hocket
+from hocket.collective.sparse import SparseAlgorithm
 from hocket.plan.layout import gradient_layout
+from hocket.progress import InlineProgress
 from hocket.segment.partition import Bytes, named_spans, partition
 from hocket.transport.peer import Peer, gather
 from hocket_redsync.calibration import calibrate
@@ -132,7 +134,7 @@ def measure(peer: Peer, sizes: Sequence[int], options: argparse.Namespace) -> di
 
 def predict(peer: Peer, sizes: Sequence[int], density: float) -> dict[str, float | int | None]:
     """Return what the cost model says, in seconds of communication and selection."""
-    costs = calibrate(peer, torch.device("cpu"))
+    costs = calibrate(peer, InlineProgress(), torch.device("cpu"))
     spans = named_spans(
         (f"layers.{i}.weight", torch.empty(size, device="meta")) for i, size in enumerate(sizes)
     )
@@ -143,7 +145,8 @@ def predict(peer: Peer, sizes: Sequence[int], density: float) -> dict[str, float
     return {
         "sgd": dense_s,
         "redsync.auto": sum(
-            choose(compressor, shape, peer.size, costs, auto=True).seconds for shape in shapes
+            choose(compressor, shape, peer.size, costs, auto=True, algorithm=SparseAlgorithm.AUTO).seconds
+            for shape in shapes
         ),
         "dense_from_ranks": first_dense_size(compressor, shapes, costs),
     }

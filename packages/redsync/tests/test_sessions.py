@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ SPARSE = "sparse_allreduce"
 AUTO = {"name": "redsync.allreduce", "costs": COSTS}
 ALL_DENSE = {"name": "redsync.allreduce", "costs": {**COSTS, "select_s_per_element": 1.0}}
 POLICY = {"name": "redsync.allreduce", "auto": False}
+SCALABLE = {"name": SPARSE, "algorithm": "scalable"}
+SCALABLE_POLICY = {**POLICY, "algorithm": "scalable"}
 
 
 def strategy(collective: Any, compressor: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def strategy(collective: Any, compressor: dict[str, Any], **fields: Any) -> dict
 
 @pytest.mark.parametrize("overlap", ["none", "backward"])
 @pytest.mark.parametrize("segments", ["layers", "model"])
-@pytest.mark.parametrize("collective", [SPARSE, AUTO, ALL_DENSE, POLICY])
+@pytest.mark.parametrize("collective", [SPARSE, AUTO, ALL_DENSE, POLICY, SCALABLE, SCALABLE_POLICY])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_at_density_1_it_is_momentum_sgd_without_masking(
     collective: Any, segments: str, overlap: str, nesterov: bool
@@ -59,14 +62,14 @@ def test_the_recipe_at_density_1_is_the_recipe_sgd() -> None:
     torch.testing.assert_close(trained(redsync), trained(hocket.compose("sgd")), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("collective", [SPARSE, POLICY])
+@pytest.mark.parametrize("collective", [SPARSE, POLICY, SCALABLE_POLICY])
 def test_small_parameters_are_those_of_momentum_sgd_though_masking_is_on(collective: Any) -> None:
     """What is dense by policy is not masked, which would take its momentum away."""
     compressor = {"name": "redsync.hybrid", "density": 0.01, "dense_below_kb": 128.0}
     torch.testing.assert_close(trained(strategy(collective, compressor)), dense(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("collective", [SPARSE, AUTO, POLICY])
+@pytest.mark.parametrize("collective", [SPARSE, AUTO, POLICY, SCALABLE_POLICY])
 def test_local_clipping_goes_around_it(collective: Any) -> None:
     """At density 1, what is clipped is what plain SGD would get of the same clipping."""
     inner = {"name": "redsync.hybrid", "density": 1.0, "masking": False, "methods": {"*.bias": "dense"}}
@@ -106,8 +109,13 @@ def test_it_is_its_definition(density: float) -> None:
     torch.testing.assert_close(own, flat(model), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["hybrid", "sampled", "asq"])
-@pytest.mark.parametrize("collective", [SPARSE, AUTO, POLICY])
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        *itertools.product(["hybrid", "sampled", "asq"], [SPARSE, AUTO, POLICY]),
+        *itertools.product(["hybrid", "sampled"], [SCALABLE, SCALABLE_POLICY]),
+    ],
+)
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_ranks_stay_equal(name: str, collective: Any, ranks: int) -> None:
     """More ranks than some parameter's k, and messages of different lengths."""
@@ -123,12 +131,14 @@ def test_dense_warm_up_hands_the_momentum_over() -> None:
     torch.testing.assert_close(trained(warm_up), dense(), rtol=1e-12, atol=1e-14)
 
 
-def train_with_inf(rank: int, on_nonfinite: Literal["error", "skip"]) -> str:
+def train_with_inf(
+    rank: int, on_nonfinite: Literal["error", "skip"], collective: Any, overlap: str = "none"
+) -> str:
     """Let rank 0 have Inf in one parameter's gradient in step 2; return what the session says of it."""
     model = model_of()
     optimizer = sgd(model)
     compressor = {"name": "redsync.hybrid", "density": 0.02}
-    exchange = strategy(SPARSE, compressor, segments="model")
+    exchange = strategy(collective, compressor, segments="layers", overlap=overlap)
     try:
         with hocket.attach(model, optimizer, exchange, on_nonfinite=on_nonfinite) as session:
             for number, batch in enumerate(session.data(batches(rank))):
@@ -144,20 +154,32 @@ def train_with_inf(rank: int, on_nonfinite: Literal["error", "skip"]) -> str:
 
 
 def test_inf_is_an_error_that_names_the_parameter() -> None:
-    own, *others = on_ranks(RANKS, lambda rank: train_with_inf(rank, "error"))
+    own, *others = on_ranks(RANKS, lambda rank: train_with_inf(rank, "error", SPARSE))
     assert "2.weight" in own
     assert all("another rank" in told for told in others)
 
 
-def test_a_step_with_inf_can_be_skipped() -> None:
+@pytest.mark.parametrize("overlap", ["none", "backward"])
+@pytest.mark.parametrize("collective", [SPARSE, SCALABLE, SCALABLE_POLICY])
+def test_a_step_with_inf_can_be_skipped(collective: Any, overlap: str) -> None:
     """Nothing of it stays in residuals or velocities, which would spoil every later step."""
-    assert on_ranks(RANKS, lambda rank: train_with_inf(rank, "skip")) == ["trained"] * RANKS
+    told = on_ranks(RANKS, lambda rank: train_with_inf(rank, "skip", collective, overlap))
+    assert told == ["trained"] * RANKS
 
 
-@pytest.mark.parametrize("name", ["hybrid", "sampled", "asq"])
-def test_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """Residuals, momentum and thresholds are in the checkpoint."""
-    compressed = strategy(SPARSE, {"name": f"redsync.{name}", "density": 0.05}, overlap="backward")
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("hybrid", SPARSE),
+        ("sampled", SPARSE),
+        ("asq", SPARSE),
+        ("hybrid", SCALABLE),
+        ("sampled", SCALABLE_POLICY),
+    ],
+)
+def test_a_resumed_run_goes_on_bit_for_bit(name: str, collective: Any, tmp_path: Path) -> None:
+    """Residuals, momentum, thresholds and the boundaries of regions are in the checkpoint."""
+    compressed = strategy(collective, {"name": f"redsync.{name}", "density": 0.05}, overlap="backward")
 
     def run(rank: int, first: int, folder: Path | None) -> torch.Tensor:
         model = model_of(seed=first)
@@ -191,6 +213,29 @@ def test_counted_bytes_are_those_of_the_messages() -> None:
 
     # 2 headers of 8 bytes, 4 trailing numbers and 50 values of 4, 50 of 5,000 elements of 8: to each of two others.
     assert on_ranks(3, run) == [2 * (2 * 8 + 4 * 4 + 50 * 4 + 50 * 8)] * 3
+
+
+def test_quantised_messages_are_not_scalable() -> None:
+    with pytest.raises(HocketError, match=r"compressor redsync\.asq does not say which it selects"):
+        hocket.compose("redsync.scalable", "gradients.0.compressor=redsync.asq")
+
+
+def test_leaders_of_groups_exchange_scalable() -> None:
+    """Sums of groups among four leaders, and back: all ranks end equal, and with all sent it is the mean."""
+    group, leaders = ({"name": name, "size": 2} for name in ("group", "leaders"))
+
+    def hierarchy(density: float) -> dict[str, Any]:
+        compressor = {"name": "error_feedback", "compressor": {"name": "topk", "density": density}}
+        return {
+            "gradients": [
+                {"collective": "reduce", "over": group},
+                {"collective": SCALABLE, "over": leaders, "compressor": compressor},
+                {"collective": "broadcast", "over": group},
+            ]
+        }
+
+    torch.testing.assert_close(trained(hierarchy(1.0), ranks=8), dense(ranks=8), rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(trained(hierarchy(0.1), ranks=8), dense(ranks=8))
 
 
 def test_the_hierarchy_with_crossover_runs_or_says_what_is_missing() -> None:

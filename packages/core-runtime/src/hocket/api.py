@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from hocket.collective.api import Ends as Ends
     from hocket.collective.api import Outcome as Outcome
     from hocket.collective.packing import Packing as Packing
+    from hocket.collective.scalable import ScalableChannel as ScalableChannel
+    from hocket.collective.scalable import bytes_to_each as bytes_to_each
     from hocket.collective.sparse import GatheringChannel as GatheringChannel
+    from hocket.collective.sparse import SparseAlgorithm as SparseAlgorithm
     from hocket.collective.sparse import SparseAllreduce as SparseAllreduce
+    from hocket.collective.sparse import gather_cost as gather_cost
     from hocket.compressor.api import Compressor as Compressor
     from hocket.compressor.api import CompressorTraits as CompressorTraits
     from hocket.compressor.api import Footprint as Footprint
     from hocket.compressor.api import Message as Message
     from hocket.compressor.api import SegmentShape as SegmentShape
+    from hocket.compressor.api import SparseValues as SparseValues
     from hocket.compressor.api import State as State
     from hocket.compressor.api import count_of as count_of
     from hocket.compressor.api import dtype_of as dtype_of
@@ -37,9 +42,11 @@ if TYPE_CHECKING:
     from hocket.compressor.api import whole_bytes as whole_bytes
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
     from hocket.compressor.topk import check_indexable as check_indexable
+    from hocket.compressor.wrappers import Cleared as Cleared
     from hocket.compressor.wrappers import Identity as Identity
     from hocket.compressor.wrappers import Wrapper as Wrapper
     from hocket.compressor.wrappers import WrapperState as WrapperState
+    from hocket.compressor.wrappers import add_at as add_at
     from hocket.errors import AttachError as AttachError
     from hocket.errors import CheckpointError as CheckpointError
     from hocket.errors import CompositionError as CompositionError
@@ -63,6 +70,8 @@ if TYPE_CHECKING:
     from hocket.progress.executor import Execution as Execution
     from hocket.progress.thread import ThreadProgress as ThreadProgress
     from hocket.schedule.builders import activation_broadcast as activation_broadcast
+    from hocket.schedule.builders import allgather as allgather
+    from hocket.schedule.builders import alltoall as alltoall
     from hocket.schedule.builders import recursive_doubling_allreduce as recursive_doubling_allreduce
     from hocket.schedule.builders import ring_allreduce as ring_allreduce
     from hocket.schedule.builders import tree_allreduce as tree_allreduce
@@ -133,13 +142,18 @@ _HOMES = {
     "Ends": "hocket.collective.api",
     "Outcome": "hocket.collective.api",
     "Packing": "hocket.collective.packing",
+    "ScalableChannel": "hocket.collective.scalable",
+    "bytes_to_each": "hocket.collective.scalable",
     "GatheringChannel": "hocket.collective.sparse",
+    "SparseAlgorithm": "hocket.collective.sparse",
     "SparseAllreduce": "hocket.collective.sparse",
+    "gather_cost": "hocket.collective.sparse",
     "Compressor": "hocket.compressor.api",
     "CompressorTraits": "hocket.compressor.api",
     "Footprint": "hocket.compressor.api",
     "Message": "hocket.compressor.api",
     "SegmentShape": "hocket.compressor.api",
+    "SparseValues": "hocket.compressor.api",
     "State": "hocket.compressor.api",
     "count_of": "hocket.compressor.api",
     "dtype_of": "hocket.compressor.api",
@@ -148,9 +162,11 @@ _HOMES = {
     "whole_bytes": "hocket.compressor.api",
     "OptimizerTerms": "hocket.compressor.optimizer_terms",
     "check_indexable": "hocket.compressor.topk",
+    "Cleared": "hocket.compressor.wrappers",
     "Identity": "hocket.compressor.wrappers",
     "Wrapper": "hocket.compressor.wrappers",
     "WrapperState": "hocket.compressor.wrappers",
+    "add_at": "hocket.compressor.wrappers",
     "AttachError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "CompositionError": "hocket.errors",
@@ -174,6 +190,8 @@ _HOMES = {
     "Execution": "hocket.progress.executor",
     "ThreadProgress": "hocket.progress.thread",
     "activation_broadcast": "hocket.schedule.builders",
+    "allgather": "hocket.schedule.builders",
+    "alltoall": "hocket.schedule.builders",
     "recursive_doubling_allreduce": "hocket.schedule.builders",
     "ring_allreduce": "hocket.schedule.builders",
     "tree_allreduce": "hocket.schedule.builders",

@@ -8,7 +8,8 @@ from hocket.arrays import Array
 from hocket.collective.allreduce import Algorithm, Allreduce
 from hocket.collective.gossip import Gossip
 from hocket.collective.rooted import Broadcast, Reduce
-from hocket.collective.sparse import SparseAllreduce
+from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
+from hocket.compressor.topk import TopK
 from hocket.testing.collective import CollectiveConformance
 from hocket.topology import Complete, Exponential, RandomMatching, Ring
 from hocket.topology.plain import Peers
@@ -44,6 +45,18 @@ class BinomialTree(_Mean):
 class Sparse(_Mean):
     collective = SparseAllreduce()
     slot = "gradients"
+
+
+class ScalableSparse(_Mean):
+    collective = SparseAllreduce(algorithm=SparseAlgorithm.SCALABLE)
+    compressor = TopK(1.0)
+    slot = "gradients"
+
+
+class ScalableSparseOfContributors(ScalableSparse):
+    """All contribute all elements."""
+
+    collective = SparseAllreduce(Mean.CONTRIBUTORS, SparseAlgorithm.SCALABLE)
 
 
 class FromTheLeader(CollectiveConformance):
@@ -110,6 +123,8 @@ CASES = [
     Rabenseifner,
     BinomialTree,
     Sparse,
+    ScalableSparse,
+    ScalableSparseOfContributors,
     FromTheLeader,
     FromRank1,
     ToTheLeader,

@@ -15,6 +15,8 @@ from hocket.schedule import (
     Schedule,
     Send,
     activation_broadcast,
+    allgather,
+    alltoall,
     binomial_allreduce,
     binomial_broadcast,
     binomial_reduce,
@@ -36,6 +38,8 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "broadcast from the last": lambda rank, size, data: binomial_broadcast(rank, size, data, root=size - 1),
     "reduce": binomial_reduce,
     "reduce to the last": lambda rank, size, data: binomial_reduce(rank, size, data, root=size - 1),
+    "alltoall": lambda rank, size, data: alltoall(rank, size, *np.zeros((2, size, 5))),
+    "allgather": lambda rank, size, data: allgather(rank, size, np.zeros((size, 5))),
     "activation": lambda rank, size, data: activation_broadcast(rank, size),
 }
 

@@ -1,7 +1,7 @@
-"""The mean of all ranks' gradients, each parameter sparse or dense as is cheaper.
+"""The mean of all ranks' gradients, each parameter sparse or dense as is cheaper, and sparse ones gathered or scalable.
 
 Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, the cost model, and dense allreduce where
-compression does not pay.
+compression does not pay. Scalable: Ok-Topk, see `hocket.collective.scalable`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hocket.api import SparseAllreduce
+from hocket.api import SparseAlgorithm, SparseAllreduce, gather_cost
 from hocket_redsync.cost import CostModel
 
 if TYPE_CHECKING:
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
         Choices,
         CollectiveTraits,
         Compressor,
+        Cost,
         NetworkModel,
         Peer,
         ProgressEngine,
         Segment,
         SegmentShape,
+        Topology,
     )
+    from hocket_redsync.choosing import Choice
     from hocket_redsync.residual import ResidualCompressor
 
 __all__ = ["RedSyncAllreduce"]
@@ -32,13 +35,14 @@ __all__ = ["RedSyncAllreduce"]
 
 @dataclass(frozen=True)
 class RedSyncAllreduce(SparseAllreduce):
-    """Of each segment, sparse parameters are gathered in one message, and dense ones summed by an allreduce.
+    """Of each segment, sparse parameters travel in one message, and dense ones are summed by an allreduce.
 
     Only with compressors of RedSync. Where nothing is sparse this is the transport's own allreduce, between the
     segment's own buffers. Bytes are counted as those of a message whose gather would send as much.
 
     Attributes:
-        auto: whether the cost model decides for each parameter; if not, the compressor's policy does.
+        auto: whether the cost model decides which parameters are dense; if not, the compressor's policy does.
+        algorithm: of sparse ones, as of `sparse_allreduce`; with `auto` by this cost model.
         costs: of the machine. None: measured when a session opens, in some tenths of a second, and agreed on by all
             ranks; a resumed run keeps its choices, another run may choose otherwise.
     """
@@ -55,58 +59,74 @@ class RedSyncAllreduce(SparseAllreduce):
             ValueError: the compressor is none of RedSync's.
         """
         from hocket_redsync.channel import RedSyncChannel
-        from hocket_redsync.choosing import choose
 
         own, compressor = _own(choices.compressor), choices.compressor
         assert compressor is not None
         costs = self.costs
-        if costs is None and self.auto:
+        if costs is None and self._asks_costs:
             from hocket_redsync.calibration import calibrate
 
-            costs = calibrate(peer, segments[0].outgoing.device)
+            costs = calibrate(peer, progress, segments[0].outgoing.device)
         costs = costs or _FREE
-        dense = [choose(own, segment, peer.size, costs, auto=self.auto).dense for segment in segments]
-        channel = RedSyncChannel(peer, segments, compressor, dense)
-        if all(
-            len(positions) == len(segment.spans) for positions, segment in zip(dense, segments, strict=True)
-        ):
+        ways = [self._choice(compressor, segment, peer.size, costs).way for segment in segments]
+        channel = RedSyncChannel(peer, segments, progress, compressor, own, ways)
+        if all(len(way.dense) == len(segment.spans) for way, segment in zip(ways, segments, strict=True)):
             channel.notice = _why_dense(own, segments, peer.size)
         return channel
 
+    @property
+    def _asks_costs(self) -> bool:
+        return self.auto or self.algorithm is SparseAlgorithm.AUTO
+
+    def _choice(
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, costs: CostModel
+    ) -> Choice:
+        from hocket_redsync.choosing import choose
+
+        return choose(_own(compressor), shape, size, costs, auto=self.auto, algorithm=self.algorithm)
+
     def check_compressor(self, compressor: Compressor | None) -> None:
-        """Refuse compressors that are none of RedSync's, nor wrappers around one."""
+        """Refuse compressors that are none of RedSync's, nor wrappers around one, and means where sums are needed."""
         _own(compressor)
+        super().check_compressor(compressor)
 
     @property
     def traits(self) -> CollectiveTraits:
         slots = frozenset({"gradients"})
-        return replace(super().traits, slots=slots, depends_on_time=self.auto and self.costs is None)
+        return replace(super().traits, slots=slots, depends_on_time=self._asks_costs and self.costs is None)
+
+    def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
+        """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one."""
+        return gather_cost(message_bytes, size, network)
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
         """Return the bytes of a message whose gather would send as much as is sent, for the network planned with."""
-        from hocket_redsync.choosing import choose
-
         costs = self.costs or CostModel.of_network(network)
-        return choose(_own(compressor), shape, size, costs, auto=self.auto).as_gathered(size)
+        return self._choice(compressor, shape, size, costs).as_gathered(size)
 
     def notes(
         self, compressor: Compressor | None, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
     ) -> list[str]:
         """Return how much is sent sparse, and from how many ranks on dense would be better."""
-        from hocket_redsync.choosing import choose, first_dense_size
+        from hocket_redsync.choosing import first_dense_size
 
         own, costs = _own(compressor), self.costs or CostModel.of_network(network)
-        choices = [choose(own, shape, size, costs, auto=self.auto) for shape in shapes]
+        ways = [self._choice(own, shape, size, costs).way for shape in shapes]
         num_parameters = sum(len(shape.spans) for shape in shapes)
-        num_dense = sum(len(choice.dense) for choice in choices)
-        first = first_dense_size(own, shapes, costs)
+        num_dense = sum(len(way.dense) for way in ways)
+        num_scalable = sum(
+            len(shape.spans) - len(way.dense)
+            for way, shape in zip(ways, shapes, strict=True)
+            if way.algorithm is SparseAlgorithm.SCALABLE
+        )
+        first = first_dense_size(own, shapes, costs, self.algorithm)
         from_when = "for no number of ranks" if first is None else f"from {first} ranks on"
         return [
             f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} parameters "
-            f"sparse and {num_dense} dense. Dense would be better for all of them {from_when}. Selection and "
-            "decompression are in this, and not in the time above."
+            f"sparse, {num_scalable} of these scalable, and {num_dense} dense. Dense would be better for all of them "
+            f"{from_when}. Selection and decompression are in this, and not in the time above."
         ]
 
 

@@ -6,12 +6,12 @@ Source: Fang et al., "RedSync", section 2.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from hocket.api import SegmentShape
+from hocket.api import CompressorTraits, SegmentShape
 from hocket_redsync.message import Content, Form
 from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.selection import Method
@@ -49,6 +49,10 @@ class Asq(ResidualCompressor):
 
     feedback: Feedback = Feedback.NOTHING
     unquantised: list[str] = field(default_factory=list, hash=False)
+
+    @property
+    def traits(self) -> CompressorTraits:
+        return replace(super().traits, selects=False)
 
     def method_of(self, span: Span, nbytes: int) -> Method:
         return Method.TRIMMED

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
+from itertools import count
 
 import numpy as np
 import torch
 
-from hocket.api import Peer, gather
+from hocket.api import Execution, Peer, ProgressEngine, allgather, alltoall, chain, gather
 from hocket_redsync.cost import CostModel
 from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for
 
@@ -27,7 +28,7 @@ _NUMEL = 1 << 22
 _SENT = _NUMEL // 1000
 
 
-def calibrate(peer: Peer, device: torch.device) -> CostModel:
+def calibrate(peer: Peer, progress: ProgressEngine, device: torch.device) -> CostModel:
     """Return what this network and this machine cost: the same on every rank; collective.
 
     The machine is measured once in a process, the network each time.
@@ -36,6 +37,7 @@ def calibrate(peer: Peer, device: torch.device) -> CostModel:
 
     Args:
         peer: the ranks that will exchange.
+        progress: carries out what is scalable.
         device: where the segments lie.
     """
     gather_latency_s, gather_s_per_byte = _gather(peer)
@@ -47,6 +49,7 @@ def calibrate(peer: Peer, device: torch.device) -> CostModel:
         reduce_s_per_byte,
         _select(device),
         _add(device),
+        _scalable_latency_s(peer, progress),
     )
     of_ranks = gather(peer, asdict(own))
     # The slowest rank is the one that all wait for.
@@ -78,6 +81,21 @@ def _reduce(peer: Peer) -> tuple[float, float]:
     small_s, large_s = reduce(_SMALL_BYTES), reduce(_LARGE_BYTES)
     lane.close()
     return _line(peer.size, small_s, large_s, 2.0, 2 * (peer.size - 1) / peer.size)
+
+
+def _scalable_latency_s(peer: Peer, progress: ProgressEngine) -> float:
+    """Return a'' of (1 + lg(p)) a'': of a schedule whose messages hold next to nothing."""
+    if peer.size == 1:
+        return 0.0
+    send, receive, rows = np.zeros((3, peer.size, 16), np.uint8)
+    schedule = chain(
+        ("to owners", alltoall(peer.rank, peer.size, send, receive)),
+        ("from owners", allgather(peer.rank, peer.size, rows)),
+    )
+    run, rounds = Execution(schedule, peer, progress, "calibration of what is scalable"), count()
+    seconds = _network_seconds(peer, lambda: run.start(next(rounds)).wait())
+    run.close()
+    return seconds / (1 + (peer.size - 1).bit_length())
 
 
 def _line(size: int, small_s: float, large_s: float, latencies: float, shares: float) -> tuple[float, float]:

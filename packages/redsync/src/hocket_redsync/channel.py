@@ -1,4 +1,4 @@
-"""The channel of `redsync.allreduce`: a gather of what is sparse beside an allreduce of what is dense."""
+"""The channel of `redsync.allreduce`: what is sparse, gathered or scalable, beside an allreduce of what is dense."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from hocket.api import (
     Outcome,
     Packing,
     Peer,
+    ProgressEngine,
     Request,
+    ScalableChannel,
     Segment,
+    SparseAlgorithm,
     WrapperState,
     all_of,
     allocate,
 )
+from hocket_redsync.choosing import Way, num_selected
+from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.state import ResidualState
 
 __all__ = ["RedSyncChannel"]
@@ -32,8 +37,10 @@ class RedSyncChannel(Channel):
     Args:
         peer: the ranks that take part; collective.
         segments: opened in this order on every rank, started later in any order.
+        progress: carries out what is scalable.
         compressor: of RedSync, or wrappers around one.
-        dense: for each segment the positions of the parameters that are; the same on every rank.
+        own: RedSync's.
+        ways: how each segment's parameters travel; the same on every rank.
     """
 
     packing: Packing
@@ -42,24 +49,43 @@ class RedSyncChannel(Channel):
         self,
         peer: Peer,
         segments: Sequence[Segment],
+        progress: ProgressEngine,
         compressor: Compressor,
-        dense: Sequence[frozenset[int]],
+        own: ResidualCompressor,
+        ways: Sequence[Way],
     ) -> None:
         super().__init__(segments, {}, Packing(compressor, segments))
         self._peer = peer
         self._segments = segments
-        self._open(dense)
+        self._progress = progress
+        self._own = own
+        self._open(ways)
 
-    def _open(self, dense: Sequence[frozenset[int]]) -> None:
-        pairs = list(zip(self._segments, dense, strict=True))
-        gathered = [segment for segment, positions in pairs if len(positions) < len(segment.spans)]
+    def _open(self, ways: Sequence[Way]) -> None:
+        self._ways = list(ways)
+        pairs = list(zip(self._segments, ways, strict=True))
+        sparse = [(segment, way) for segment, way in pairs if len(way.dense) < len(segment.spans)]
+        gathered = [segment for segment, way in sparse if way.algorithm is not SparseAlgorithm.SCALABLE]
+        scalable = [(segment, way) for segment, way in sparse if way.algorithm is SparseAlgorithm.SCALABLE]
+        contents = {
+            segment.index: (
+                [span for i, span in enumerate(segment.spans) if i not in way.dense],
+                num_selected(self._own, segment, way.dense),
+            )
+            for segment, way in scalable
+        }
         self._gathering = GatheringChannel(self._peer, gathered, self.packing)
-        self._gathered = {segment.index for segment in gathered}
+        self._scaling = ScalableChannel(
+            self._peer, [segment for segment, _ in scalable], self._progress, self.packing, contents
+        )
+        self._sparse: dict[int, Channel] = {
+            segment.index: part for part in (self._gathering, self._scaling) for [segment] in part.groups
+        }
         self._dense: dict[int, _DensePart] = {}
-        for segment, positions in pairs:
-            self._state(segment).elsewhere = positions
-            if positions:
-                self._dense[segment.index] = _DensePart(self._peer, segment, positions)
+        for segment, way in pairs:
+            self._state(segment).elsewhere = way.dense
+            if way.dense:
+                self._dense[segment.index] = _DensePart(self._peer, segment, way.dense)
 
     def _state(self, segment: Segment) -> ResidualState:
         state = self.packing.states[segment.index]
@@ -70,17 +96,19 @@ class RedSyncChannel(Channel):
 
     def start(self, segments: Sequence[Segment], round: int) -> Request:
         [segment] = segments
-        dense = self._dense.get(segment.index)
-        if dense is None:
-            return self._gathering.start(segments, round)
+        dense, sent = self._dense.get(segment.index), self.packing.packed_bytes
         requests = []
-        if segment.index in self._gathered:
-            requests.append(self._gathering.start(segments, round))
+        if segment.index in self._sparse:
+            requests.append(self._sparse[segment.index].start(segments, round))
+            if self._sparse[segment.index] is self._scaling:
+                sent[segment.index] = self._scaling.bytes_to_each(segment)
         else:
             self.packing.pack(segment, round)  # momentum, which leaves in `outgoing` what is summed
-            self.packing.packed_bytes[segment.index] = 0
+            sent[segment.index] = 0
+        if dense is None:
+            return requests[0]
         requests.append(dense.start())
-        self.packing.packed_bytes[segment.index] += dense.as_gathered_bytes
+        sent[segment.index] += dense.as_gathered_bytes
 
         def finish(_: list[Outcome | None]) -> Outcome:
             dense.finish()
@@ -90,22 +118,31 @@ class RedSyncChannel(Channel):
 
     def close(self) -> None:
         self._gathering.close()
+        self._scaling.close()
         for dense in self._dense.values():
             dense.lane.close()
 
     def state_dict(self) -> dict[str, Any]:
-        dense = {str(segment.index): sorted(self._state(segment).elsewhere) for segment in self._segments}
-        return {"messages": self.packing.state_dict(), "dense": dense}
+        return {
+            "messages": self.packing.state_dict(),
+            "ways": {
+                str(segment.index): {"dense": sorted(way.dense), "algorithm": str(way.algorithm)}
+                for segment, way in zip(self._segments, self._ways, strict=True)
+            },
+            "cuts": self._scaling.cuts_state(),
+        }
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         """Continue, with the saved run's choices: what a parameter's residual holds would not be sent by another."""
         if state is None:
             return
         self.packing.load_state_dict(state["messages"])
-        dense = [frozenset(state["dense"][str(segment.index)]) for segment in self._segments]
-        if dense != [self._state(segment).elsewhere for segment in self._segments]:
+        saved = [state["ways"][str(segment.index)] for segment in self._segments]
+        ways = [Way(frozenset(way["dense"]), SparseAlgorithm(way["algorithm"])) for way in saved]
+        if ways != self._ways:
             self.close()
-            self._open(dense)
+            self._open(ways)
+        self._scaling.load_cuts(state["cuts"])
 
 
 class _DensePart:

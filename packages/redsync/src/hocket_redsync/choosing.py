@@ -1,12 +1,12 @@
-"""The choice between sparse and dense for each parameter of a segment: one gather, or an allreduce."""
+"""The choice between sparse and dense for each parameter of a segment, and between a gather and what is scalable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hocket.api import dtype_of, numel_of
+from hocket.api import SparseAlgorithm, bytes_to_each, dtype_of, numel_of
 from hocket_redsync.cost import CostModel
 from hocket_redsync.message import Form, content_bytes, message_bytes
 from hocket_redsync.selection import Method
@@ -16,35 +16,62 @@ if TYPE_CHECKING:
     from hocket_redsync.part import Sending
     from hocket_redsync.residual import ResidualCompressor
 
-__all__ = ["Choice", "choose", "first_dense_size"]
+__all__ = ["Choice", "Way", "choose", "first_dense_size", "num_selected"]
+
+# What a rank sends of a scalable message, in messages.
+_SHARES = 2.5
 
 # `plan` looks for the number of ranks from which dense is better up to here.
 _MOST_RANKS = 1 << 14
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How the parameters of one segment travel.
+class Way(NamedTuple):
+    """How the parameters of one segment travel, the same on every rank.
 
     Attributes:
-        dense: the positions of those that are summed by an allreduce; the others are gathered.
-        gathered_bytes: of a rank's message, on average; 0 where nothing is gathered.
+        dense: the positions of those that are summed by an allreduce.
+        algorithm: `gather` or `scalable`, of the others.
+    """
+
+    dense: frozenset[int]
+    algorithm: SparseAlgorithm
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way, and what it takes.
+
+    Attributes:
+        way: how parameters travel.
+        bytes_to_each: what sparse messages send to each other rank, on average; 0 where nothing is sparse.
         reduced_bytes: of what is summed; 0 where nothing is.
         seconds: that the model predicts.
     """
 
-    dense: frozenset[int]
-    gathered_bytes: float
+    way: Way
+    bytes_to_each: float
     reduced_bytes: float
     seconds: float
 
     def as_gathered(self, size: int) -> float:
         """Return the bytes of a message whose gather would have a rank send as much as this choice does."""
-        return self.gathered_bytes + 2 / size * self.reduced_bytes
+        return self.bytes_to_each + 2 / size * self.reduced_bytes
+
+
+def num_selected(compressor: ResidualCompressor, shape: SegmentShape, dense: Collection[int]) -> float:
+    """Return how many elements a segment's message has on average, those of `dense` parameters left out."""
+    pairs = enumerate(zip(compressor.sendings(shape), shape.spans, strict=True))
+    return sum(sending.expected_count(span.numel) for i, (sending, span) in pairs if i not in dense)
 
 
 def choose(
-    compressor: ResidualCompressor, shape: SegmentShape, size: int, costs: CostModel, *, auto: bool
+    compressor: ResidualCompressor,
+    shape: SegmentShape,
+    size: int,
+    costs: CostModel,
+    *,
+    auto: bool,
+    algorithm: SparseAlgorithm = SparseAlgorithm.GATHER,
 ) -> Choice:
     """Return how a segment's parameters travel.
 
@@ -55,68 +82,101 @@ def choose(
         costs: of the machine.
         auto: whether each parameter travels as is predicted to be cheaper; if not, those are dense that the
             compressor sends dense.
+        algorithm: of what is sparse; with `auto` whichever is predicted to be faster, if messages are elements.
     """
     sendings = compressor.sendings(shape)
     of_policy = frozenset(i for i, sending in enumerate(sendings) if sending.method is Method.DENSE)
-    if not auto:
-        return _choice(shape, sendings, of_policy, size, costs)
-    cheaper = frozenset(
-        i
-        for i, (sending, span) in enumerate(zip(sendings, shape.spans, strict=True))
-        if i in of_policy or _saved(sending, span.numel, dtype_of(shape).itemsize, size, costs) <= 0
-    )
-    # Latencies are the segment's: one way for all may be cheaper than two.
-    ways = (frozenset(range(len(sendings))), frozenset[int](), cheaper)
-    return min(
-        (_choice(shape, sendings, dense, size, costs) for dense in ways), key=lambda choice: choice.seconds
-    )
+    algorithms = [algorithm]
+    if algorithm is SparseAlgorithm.AUTO:
+        algorithms = [SparseAlgorithm.GATHER, SparseAlgorithm.SCALABLE][: 1 + compressor.traits.selects]
+    ways = []
+    for each in algorithms:
+        ways.append(Way(of_policy, each))
+        if auto:
+            cheaper = frozenset(
+                i
+                for i, (sending, span) in enumerate(zip(sendings, shape.spans, strict=True))
+                if i in of_policy
+                or _saved(sending, span.numel, dtype_of(shape).itemsize, size, costs, each) <= 0
+            )
+            # Latencies are the segment's: one way for all may be cheaper than two.
+            ways[-1:] = [
+                Way(dense, each) for dense in (frozenset(range(len(sendings))), frozenset[int](), cheaper)
+            ]
+    choices = (_choice(compressor, shape, sendings, way, size, costs) for way in ways)
+    return min(choices, key=lambda choice: choice.seconds)
 
 
-def _saved(sending: Sending, numel: int, itemsize: int, size: int, costs: CostModel) -> float:
-    """Return the seconds, latencies aside, by which a parameter is cheaper to send sparse than dense."""
+def _sparse_seconds(
+    sending: Sending, numel: int, itemsize: int, size: int, costs: CostModel, algorithm: SparseAlgorithm
+) -> float:
+    """Return what a parameter takes that is not dense, latencies aside."""
     sent = sending.expected_count(numel)
-    sparse = costs.sparse_seconds(numel, sent, content_bytes(sending.form, sent, itemsize), size)
+    selected = 0 if sending.form is Form.DENSE else numel
+    if algorithm is SparseAlgorithm.SCALABLE:
+        nbytes = _SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
+        return costs.sparse_seconds(selected, 2 * sent, nbytes, size)
+    return costs.sparse_seconds(selected, size * sent, content_bytes(sending.form, sent, itemsize), size)
+
+
+def _saved(
+    sending: Sending, numel: int, itemsize: int, size: int, costs: CostModel, algorithm: SparseAlgorithm
+) -> float:
+    """Return the seconds, latencies aside, by which a parameter is cheaper to send sparse than dense."""
+    sparse = _sparse_seconds(sending, numel, itemsize, size, costs, algorithm)
     return costs.dense_seconds(numel * itemsize, size) - sparse
 
 
 def _choice(
-    shape: SegmentShape, sendings: Sequence[Sending], dense: frozenset[int], size: int, costs: CostModel
+    compressor: ResidualCompressor,
+    shape: SegmentShape,
+    sendings: Sequence[Sending],
+    way: Way,
+    size: int,
+    costs: CostModel,
 ) -> Choice:
-    itemsize = dtype_of(shape).itemsize
-    gathered, reduced, seconds = 0.0, 0.0, 0.0
+    itemsize, scalable = dtype_of(shape).itemsize, way.algorithm is SparseAlgorithm.SCALABLE
+    contents, reduced, seconds, to_each = 0.0, 0.0, 0.0, 0.0
     for i, (sending, span) in enumerate(zip(sendings, shape.spans, strict=True)):
-        if i in dense:
+        if i in way.dense:
             reduced += span.numel * itemsize
             continue
-        sent = sending.expected_count(span.numel)
-        nbytes = content_bytes(sending.form, sent, itemsize)
-        gathered += nbytes
-        selected = 0 if sending.form is Form.DENSE else span.numel
-        seconds += costs.sparse_seconds(selected, sent, nbytes, size)
-    if len(dense) < len(sendings):
-        seconds += costs.gather_latency(size)
-        gathered = message_bytes(shape, gathered)
+        contents += content_bytes(sending.form, sending.expected_count(span.numel), itemsize)
+        seconds += _sparse_seconds(sending, span.numel, itemsize, size, costs, way.algorithm)
+    if len(way.dense) < len(sendings):
+        seconds += costs.scalable_latency(size) if scalable else costs.gather_latency(size)
+        to_each = message_bytes(shape, contents)
+        if scalable:
+            to_each = bytes_to_each(shape, num_selected(compressor, shape, way.dense), size)
     else:  # the whole segment travels, padding and trailer included
         reduced = (numel_of(shape) + shape.trailer_numel) * itemsize
-    if dense:
+    if way.dense:
         seconds += costs.reduce_latency(size) + costs.dense_seconds(reduced, size)
-    return Choice(dense, gathered, reduced, seconds)
+    return Choice(way, to_each, reduced, seconds)
 
 
 def _all_dense(compressor: ResidualCompressor, shape: SegmentShape, size: int, costs: CostModel) -> Choice:
-    return _choice(shape, compressor.sendings(shape), frozenset(range(len(shape.spans))), size, costs)
+    sendings = compressor.sendings(shape)
+    way = Way(frozenset(range(len(sendings))), SparseAlgorithm.GATHER)
+    return _choice(compressor, shape, sendings, way, size, costs)
 
 
 def first_dense_size(
-    compressor: ResidualCompressor, shapes: Sequence[SegmentShape], costs: CostModel
+    compressor: ResidualCompressor,
+    shapes: Sequence[SegmentShape],
+    costs: CostModel,
+    algorithm: SparseAlgorithm = SparseAlgorithm.GATHER,
 ) -> int | None:
     """Return from how many ranks on sending everything dense is predicted to be cheaper; None for no number.
 
-    Against what the compressor sends by its own policy, all segments together.
+    Against what the compressor sends by its own policy, all segments together, by that algorithm.
     """
 
     def sparse_pays(size: int) -> bool:
-        together = sum(choose(compressor, shape, size, costs, auto=False).seconds for shape in shapes)
+        together = sum(
+            choose(compressor, shape, size, costs, auto=False, algorithm=algorithm).seconds
+            for shape in shapes
+        )
         dense = sum(_all_dense(compressor, shape, size, costs).seconds for shape in shapes)
         return together < dense
 

@@ -2,15 +2,16 @@
 
 p ranks, a parameter of M elements of which k are sent, in a message of m bytes:
 
-    T_sparse = M s + lg(p) a + (p - 1) m b + p k g1
-    T_dense  = 2 lg(p) a' + 2 (p - 1) / p M w b'
+    T_sparse   = M s + lg(p) a + (p - 1) m b + p k g1
+    T_scalable = M s + (1 + lg(p)) a'' + 2.5 (p - 1) / p m b + 2 k g1
+    T_dense    = 2 lg(p) a' + 2 (p - 1) / p M w b'
 
-a and a' are latencies, b and b' seconds per byte, of a gather and of an allreduce; s is what accumulating and selecting
-an element takes, g1 adding one that was received; w bytes an element has. Bytes and additions grow with p, so from
-some number of ranks on dense is cheaper.
+a, a' and a'' are latencies, b and b' seconds per byte, of a gather, of an allreduce and of a scalable sparse one; s is
+what accumulating and selecting an element takes, g1 adding one that was received; w bytes an element has. A gather's
+bytes and additions grow with p, so from some number of ranks on the others are cheaper.
 
 Source: Fang et al., "RedSync", equations 1 and 2. There, b is the same for both and the reduction's own cost is a term
-g2; here b' is measured on an allreduce, which holds it.
+g2; here b' is measured on an allreduce, which holds it. T_scalable is that of `hocket.collective.scalable`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["CostModel"]
 
 @dataclass(frozen=True)
 class CostModel:
-    """The constants of one machine and network. All but the first four are of a core, not of the network.
+    """The constants of one machine and network; s and g1 are of a core.
 
     Attributes:
         gather_latency_s: a, in seconds.
@@ -36,6 +37,7 @@ class CostModel:
         reduce_s_per_byte: b'.
         select_s_per_element: s. The default was measured on one core of a server.
         add_s_per_element: g1; the same.
+        scalable_latency_s: a''; None for a.
 
     Raises:
         ValueError: a number below 0, NaN or Inf.
@@ -47,10 +49,11 @@ class CostModel:
     reduce_s_per_byte: float
     select_s_per_element: float = 5e-10
     add_s_per_element: float = 3e-9
+    scalable_latency_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
+            if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and at least 0, not {value}")
 
     @staticmethod
@@ -59,17 +62,17 @@ class CostModel:
         byte_s = network.link_seconds(1)
         return CostModel(network.latency_s, byte_s, network.latency_s, byte_s)
 
-    def sparse_seconds(self, numel: float, sent: float, message_bytes: float, size: int) -> float:
-        """Return T_sparse but for its latency, in seconds.
+    def sparse_seconds(self, numel: float, added: float, bytes_to_each: float, size: int) -> float:
+        """Return T_sparse or T_scalable but for its latency, in seconds.
 
         Args:
             numel: M.
-            sent: k.
-            message_bytes: m.
+            added: how many elements a rank adds: p k, or 2 k where it is scalable.
+            bytes_to_each: what a rank sends to each other rank: m, or 2.5 m / p.
             size: p.
         """
-        network = (size - 1) * message_bytes * self.gather_s_per_byte
-        return numel * self.select_s_per_element + network + size * sent * self.add_s_per_element
+        network = (size - 1) * bytes_to_each * self.gather_s_per_byte
+        return numel * self.select_s_per_element + network + added * self.add_s_per_element
 
     def dense_seconds(self, nbytes: float, size: int) -> float:
         """Return T_dense but for its latency, in seconds; `nbytes` is M w."""
@@ -78,6 +81,11 @@ class CostModel:
     def gather_latency(self, size: int) -> float:
         """Return lg(p) a, in seconds."""
         return _doublings(size) * self.gather_latency_s
+
+    def scalable_latency(self, size: int) -> float:
+        """Return (1 + lg(p)) a'', in seconds."""
+        latency_s = self.gather_latency_s if self.scalable_latency_s is None else self.scalable_latency_s
+        return (1 + _doublings(size)) * latency_s
 
     def reduce_latency(self, size: int) -> float:
         """Return 2 lg(p) a', in seconds."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.api import Array, Message, SegmentShape, trailer_bytes
+from hocket.api import Array, Message, SegmentShape, SparseValues, trailer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,7 @@ __all__ = [
     "content_bytes",
     "message_bytes",
     "pack",
+    "read_packed",
     "unpack",
 ]
 
@@ -242,6 +243,23 @@ def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, num
         (parts.indices, parts.mean_indices),
     )
     out[numel:] += out.dtype.type(weight) * parts.trailer
+
+
+def read_packed(message: Message) -> SparseValues:
+    """Return all elements of a message without means: what `Compressor.read` asks for.
+
+    Raises:
+        ValueError: the message is not of this segment.
+    """
+    parts = unpack(message)
+    dense = [np.arange(span.start, span.stop, dtype=np.int32) for span in parts.dense_spans(message.segment)]
+    if not dense:
+        return SparseValues(parts.trailer, parts.values, parts.indices)
+    return SparseValues(
+        parts.trailer,
+        np.concatenate([parts.values, parts.dense]),
+        np.concatenate([parts.indices, *dense]),
+    )
 
 
 def clear_packed(message: Message, out: Tensor) -> None:

@@ -24,6 +24,7 @@ from hocket.api import (
     HocketError,
     Message,
     SegmentShape,
+    SparseValues,
     count_of,
     dtype_of,
     numel_of,
@@ -36,6 +37,7 @@ from hocket_redsync.message import (
     content_bytes,
     message_bytes,
     pack,
+    read_packed,
 )
 from hocket_redsync.part import NO_INDICES, Part, Sending, accelerate, nonfinite_of, nothing_of, values_of
 from hocket_redsync.selection import Method, Selected
@@ -101,6 +103,7 @@ class ResidualCompressor(Compressor):
             applies_optimizer_terms=frozenset(terms),
             same_coordinates=False,
             keeps_residual=True,
+            selects=True,
         )
 
     def without_optimizer_terms(self) -> ResidualCompressor:
@@ -167,6 +170,7 @@ class ResidualCompressor(Compressor):
         sent = np.concatenate([NO_INDICES, *(content.indices for content in contents)])
         self._clear(state, contents, sent)
         if self.masking and state.momentum is not None:
+            state.cleared.note(state.momentum, sent)
             kernels.clear(state.momentum, sent)
         return contents
 
@@ -185,6 +189,15 @@ class ResidualCompressor(Compressor):
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
         clear_packed(message, out)
+
+    def read(self, message: Message) -> SparseValues:
+        return read_packed(message)
+
+    def num_selected(self, shape: SegmentShape) -> float:
+        return sum(
+            sending.expected_count(span.numel)
+            for sending, span in zip(self.sendings(shape), shape.spans, strict=True)
+        )
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         pairs = list(zip(self.sendings(shape), shape.spans, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.api import OptimizerTerms, State, check_indexable
+from hocket.api import Cleared, OptimizerTerms, State, add_at, check_indexable
 from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
 from hocket_redsync.kernels.api import NOTHING_PASSES
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hocket.api import Segment, Span
+    from hocket.api import Array, Segment, Span
 
 __all__ = ["ResidualState"]
 
@@ -27,6 +27,7 @@ class ResidualState(State):
         ages: int64 [parameters], in how many rounds a floor has served as the threshold of `sampled`.
         elsewhere: the positions of parameters that the collective sends whole, and messages leave out.
         terms, scale: what the optimizer would do in this round.
+        cleared: what masking has cleared of u in this round.
     """
 
     def __init__(self, segment: Segment, *, corrects_momentum: bool) -> None:
@@ -43,6 +44,7 @@ class ResidualState(State):
         self.elsewhere: frozenset[int] = frozenset()
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
+        self.cleared = Cleared()
 
     @property
     def residual(self) -> Tensor:
@@ -54,6 +56,11 @@ class ResidualState(State):
 
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
         self.terms, self.scale = terms, scale
+
+    def take_back(self, indices: Array, values: Array) -> None:
+        add_at(self._residual, indices, values)
+        if self._velocity is not None:
+            self.cleared.restore(self._velocity, indices)
 
     def tensors(self) -> dict[str, Tensor]:
         velocity = {} if self._velocity is None else {"momentum": self._velocity}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from hocket.transport.request import Request
 
 __all__ = ["Algorithm", "Allreduce"]
-
-_log = logging.getLogger("hocket")
 
 #: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
 AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
@@ -97,12 +94,15 @@ class Allreduce(Collective):
         packing = packing_for(choices.compressor, segments)
         if self.algorithm is not Algorithm.AUTO:
             return self._open(peer, segments, progress, packing, choices)
-        algorithms = _chosen(peer, segments, packing)
+        from hocket.collective.choosing import ChosenChannel
+
+        collectives = [Allreduce(algorithm) for algorithm in _chosen(peer, segments, packing)]
         parts = []
-        for algorithm in sorted(set(algorithms)):
-            own = [each for each, its in zip(segments, algorithms, strict=True) if its is algorithm]
-            parts.append(Allreduce(algorithm)._open(peer, own, progress, packing, choices))
-        return _ChosenChannel(peer, segments, algorithms, parts, packing, choices)
+        for collective in sorted(set(collectives), key=lambda each: each.algorithm):
+            own = [each for each, its in zip(segments, collectives, strict=True) if its == collective]
+            parts.append(collective._open(peer, own, progress, packing, choices))
+        algorithms = [collective.algorithm for collective in collectives]
+        return ChosenChannel(peer, segments, collectives, algorithms, parts, packing, choices.name)
 
     def _open(
         self,
@@ -250,43 +250,6 @@ class _SummingChannel(Channel):
             segment.incoming.zero_()
             self.packing.add(total, 1.0, segment, round)
         return Outcome(round, included=True, num_active=self._size)
-
-
-class _ChosenChannel(_SummingChannel):
-    """Of each segment the channel of the algorithm that it takes.
-
-    Args:
-        algorithms: one for each segment.
-        parts: a channel for each algorithm, with the segments that take it.
-    """
-
-    def __init__(
-        self,
-        peer: Peer,
-        segments: Sequence[Segment],
-        algorithms: Sequence[Algorithm],
-        parts: Sequence[_SummingChannel],
-        packing: Packing | None,
-        choices: Choices,
-    ) -> None:
-        super().__init__(peer.size, segments, {}, packing, choices)
-        self._parts = parts
-        self._part_of = {segment.index: part for part in parts for [segment] in part.groups}
-        pairs = list(zip(segments, algorithms, strict=True))
-        self.carried_by = {segment.index: Allreduce(algorithm) for segment, algorithm in pairs}
-        if peer.rank == 0:
-            from hocket.collective.choosing import told
-
-            sizes = [segment.outgoing_array.nbytes for segment in segments]
-            _log.info("%s: auto takes %s", choices.name, told(algorithms, sizes))
-
-    def start(self, segments: Sequence[Segment], round: int) -> Request:
-        [segment] = segments
-        return self._part_of[segment.index].start(segments, round)
-
-    def close(self) -> None:
-        for part in self._parts:
-            part.close()
 
 
 class _NativeChannel(_SummingChannel):

@@ -5,12 +5,14 @@ The model's constants are measured; a trial sees what it leaves out, too: adding
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from hocket.collective.api import Channel, Collective
 from hocket.progress import Execution, InlineProgress
 from hocket.schedule import ring_allreduce
 from hocket.transport.network import NetworkModel
@@ -18,11 +20,16 @@ from hocket.transport.peer import gather
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
+    from hocket.collective.packing import Packing
     from hocket.schedule import Schedule
+    from hocket.segment.segment import Segment
     from hocket.transport.network import Cost
     from hocket.transport.peer import Peer
+    from hocket.transport.request import Request
 
-__all__ = ["Candidate", "fastest", "told"]
+__all__ = ["Candidate", "ChosenChannel", "fastest", "measured_network", "told"]
+
+_log = logging.getLogger("hocket")
 
 T = TypeVar("T")
 
@@ -62,7 +69,7 @@ def fastest(peer: Peer, sizes: Iterable[int], candidates: Mapping[T, Candidate])
         A key of `candidates` for each size.
     """
     sizes = sorted(set(sizes))
-    network = _network(peer)
+    network = measured_network(peer)
     largest = {nbytes.bit_length(): nbytes for nbytes in sizes}
     best = {place: _fastest(peer, nbytes, candidates, network) for place, nbytes in largest.items()}
     return {nbytes: best[nbytes.bit_length()] for nbytes in sizes}
@@ -76,6 +83,47 @@ def told(algorithms: Sequence[str], sizes: Sequence[float]) -> str:
         few = f"{own[0]:.3g}" if own[0] == own[-1] else f"{own[0]:.3g} to {own[-1]:.3g}"
         parts.append(f"{algorithm} for {len(own)} segment{'s' * (len(own) > 1)} of {few} MB")
     return ", ".join(parts)
+
+
+class ChosenChannel(Channel):
+    """Of each segment the channel of the algorithm that it takes.
+
+    Args:
+        peer: the ranks that take part; the first logs what was chosen.
+        segments: all of the channel.
+        collectives: for each segment the one with its algorithm, by which its bytes count.
+        algorithms: what these are called.
+        parts: their channels, with the segments that take them.
+        packing: of all parts.
+        name: the exchange's.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        segments: Sequence[Segment],
+        collectives: Sequence[Collective],
+        algorithms: Sequence[str],
+        parts: Sequence[Channel],
+        packing: Packing | None,
+        name: str,
+    ) -> None:
+        super().__init__(segments, {}, packing)
+        self.averages = any(part.averages for part in parts)
+        self._parts = parts
+        self._part_of = {segment.index: part for part in parts for [segment] in part.groups}
+        self.carried_by = {segment.index: its for segment, its in zip(segments, collectives, strict=True)}
+        if peer.rank == 0:
+            sizes = [segment.outgoing_array.nbytes for segment in segments]
+            _log.info("%s: auto takes %s", name, told(algorithms, sizes))
+
+    def start(self, segments: Sequence[Segment], round: int) -> Request:
+        [segment] = segments
+        return self._part_of[segment.index].start(segments, round)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 def _fastest(peer: Peer, nbytes: int, candidates: Mapping[T, Candidate], network: NetworkModel) -> T:
@@ -92,8 +140,11 @@ def _fastest(peer: Peer, nbytes: int, candidates: Mapping[T, Candidate], network
     return min(tried, key=lambda name: tried[name])
 
 
-def _network(peer: Peer) -> NetworkModel:
-    """Return a stage's latency, and what a rank's link carries while all ranks sum, as a ring sees them."""
+def measured_network(peer: Peer) -> NetworkModel:
+    """Return a stage's latency, and what a rank's link carries while all ranks sum, as a ring sees them.
+
+    The same on all ranks, two or more; collective.
+    """
     steps = 2 * (peer.size - 1)
     small_s, large_s = (_trial(peer, ring_allreduce, nbytes) for nbytes in (_SMALL_BYTES, _LARGE_BYTES))
     # Where only latency was seen, a hundredth stands for the link.

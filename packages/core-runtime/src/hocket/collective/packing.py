@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.arrays import Array
-from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.api import Compressor, Message, SparseValues, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +110,14 @@ class Packing:
     def clear(self, payload: Array, segment: Segment, round: int, out: Tensor) -> None:
         """Set the elements of `out` [numel] to 0 that a message of this round carries."""
         self.compressor.clear_sent(Message(payload, segment, round), out)
+
+    def read(self, payload: Array, segment: Segment, round: int) -> SparseValues:
+        """Return what a message of this round carries; only where the compressor's traits say that it selects."""
+        return self.compressor.read(Message(payload, segment, round))
+
+    def take_back(self, indices: Array, values: Array, segment: Segment) -> None:
+        """Let states go on as if some elements of the segment's last message had not been sent."""
+        self.states[segment.index].take_back(indices, values)
 
     def end(self, segment: Segment) -> None:
         """Let `segment.incoming` hold values, now that all messages of a round are added."""

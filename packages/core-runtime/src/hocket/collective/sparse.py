@@ -1,12 +1,13 @@
-"""The sum of all ranks' compressed contributions on every rank, by one gather of their messages.
+"""The sum of all ranks' compressed contributions on every rank: by one gather of their messages, or scalable.
 
-Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, and a sparse addition of each.
+Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, and a sparse addition of each. What is
+scalable: `hocket.collective.scalable`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["GatheringChannel", "Mean", "SparseAllreduce"]
+__all__ = ["GatheringChannel", "Mean", "SparseAlgorithm", "SparseAllreduce", "gather_cost"]
 
 
 class Mean(StrEnum):
@@ -49,36 +50,133 @@ class Mean(StrEnum):
     CONTRIBUTORS = "contributors"
 
 
+class SparseAlgorithm(StrEnum):
+    """How sparse messages come to all."""
+
+    AUTO = "auto"
+    GATHER = "gather"
+    SCALABLE = "scalable"
+
+
 @dataclass(frozen=True)
 class SparseAllreduce(Collective):
     """Every rank ends with the mean of what all ranks sent, the same bits everywhere.
 
-    For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Bytes and
-    decompression grow with the number of ranks: dense messages are cheaper by allreduce from a few ranks on. Of
-    parameters it is for distances from outer ones.
+    For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Of parameters it
+    is for distances from outer ones.
 
     Attributes:
         mean: over all `ranks`, or element by element over the `contributors` that have sent it: an element that one of
             p has sent moves p times as far. So do SparseLoCo's code and DeMo.
+        algorithm: `gather` brings every message to everyone: bytes and decompression grow with the number of ranks,
+            and dense messages are cheaper by allreduce from a few ranks on. `scalable` has ranks add up regions of the
+            segment, and keep about as many elements of the sums as one message has: 2.5 messages' bytes among any
+            number of ranks. What a rank sent and nobody was given stays in its residual. `auto` takes for each segment
+            the one that the cost model predicts to be faster, with constants that ranks measure when a session opens;
+            another run or a resumed one may take the other. It gathers messages of
+            compressors that do not say what they select. `-v` says which.
     """
 
     mean: Mean = Mean.RANKS
+    algorithm: SparseAlgorithm = SparseAlgorithm.GATHER
 
     @property
     def traits(self) -> CollectiveTraits:
-        return CollectiveTraits(Ends.SAME, messages=Messages.GATHERED, sums=True)
+        return CollectiveTraits(
+            Ends.SAME,
+            messages=Messages.GATHERED,
+            sums=True,
+            depends_on_time=self.algorithm is SparseAlgorithm.AUTO,
+        )
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         packing = Packing(choices.compressor or Identity(), segments)
-        return GatheringChannel(peer, segments, packing, of_contributors=self.mean is Mean.CONTRIBUTORS)
+        if self.algorithm is not SparseAlgorithm.AUTO:
+            return self._open(peer, segments, progress, packing)
+        collectives = self._chosen(peer, segments, packing.compressor)
+        from hocket.collective.choosing import ChosenChannel
+
+        parts = []
+        for collective in dict.fromkeys(collectives):
+            own = [each for each, its in zip(segments, collectives, strict=True) if its == collective]
+            parts.append(collective._open(peer, own, progress, packing))
+        algorithms = [collective.algorithm for collective in collectives]
+        return ChosenChannel(peer, segments, collectives, algorithms, parts, packing, choices.name)
+
+    def _open(
+        self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, packing: Packing
+    ) -> Channel:
+        of_contributors = self.mean is Mean.CONTRIBUTORS
+        if self.algorithm is SparseAlgorithm.GATHER:
+            return GatheringChannel(peer, segments, packing, of_contributors=of_contributors)
+        from hocket.collective.scalable import ScalableChannel
+
+        contents = {
+            segment.index: (segment.spans, packing.compressor.num_selected(segment)) for segment in segments
+        }
+        return ScalableChannel(peer, segments, progress, packing, contents, of_contributors=of_contributors)
+
+    def _chosen(
+        self, peer: Peer, segments: Sequence[Segment], compressor: Compressor
+    ) -> list[SparseAllreduce]:
+        """Return for each segment the collective with the algorithm that it takes; collective."""
+        if peer.size == 1 or not compressor.traits.selects:
+            return [replace(self, algorithm=SparseAlgorithm.GATHER)] * len(segments)
+        from hocket.collective.choosing import measured_network
+
+        network = measured_network(peer)
+        return [self._fixed(compressor, segment, peer.size, network) for segment in segments]
+
+    def _fixed(
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> SparseAllreduce:
+        """Return this one with the algorithm that a segment takes; the gather of equal ones."""
+        if self.algorithm is not SparseAlgorithm.AUTO:
+            return self
+        if compressor is None or not compressor.traits.selects:
+            return replace(self, algorithm=SparseAlgorithm.GATHER)
+        ways = [replace(self, algorithm=each) for each in (SparseAlgorithm.GATHER, SparseAlgorithm.SCALABLE)]
+        return min(ways, key=lambda way: way._cost(compressor, shape, size, network).seconds)
+
+    def _cost(
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> Cost:
+        return self.cost(self.message_bytes(compressor, shape, size, network), size, None, network)
+
+    def check_compressor(self, compressor: Compressor | None) -> None:
+        if self.algorithm is not SparseAlgorithm.SCALABLE or (
+            compressor is not None and compressor.traits.selects
+        ):
+            return
+        told = "none" if compressor is None else component_name(compressor)
+        raise ValueError(
+            f"algorithm {self.algorithm} adds up the elements that messages carry, and compressor {told} does not say "
+            "which it selects: use topk within error_feedback, a compressor of redsync but asq, or algorithm: gather"
+        )
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return (p - 1) n bytes, as each message passes p - 1 links of a ring, and p n of memory."""
-        return Cost(
-            (size - 1) * message_bytes, network.allgatherv_seconds(message_bytes, size), size * message_bytes
-        )
+        """Return the cost of a segment; with `auto` that of a gather by the bytes which `message_bytes` gives it."""
+        if self.algorithm is SparseAlgorithm.SCALABLE:
+            from hocket.collective.scalable import scalable_cost
+
+            return scalable_cost(message_bytes, size, network)
+        return gather_cost(message_bytes, size, network)
+
+    def message_bytes(
+        self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
+    ) -> float:
+        """Return the bytes of a message, if it is scalable of all shares; with `auto` those of an equal gather."""
+        if self.algorithm is SparseAlgorithm.GATHER:
+            return super().message_bytes(compressor, shape, size, network)
+        if self.algorithm is SparseAlgorithm.AUTO:
+            fixed = self._fixed(compressor, shape, size, network)
+            return fixed._cost(compressor, shape, size, network).bytes / max(size - 1, 1)
+        from hocket.collective.scalable import share_bytes
+
+        assert compressor is not None
+        return size * share_bytes(shape, compressor.num_selected(shape), size)
 
     def notes(
         self,
@@ -87,7 +185,18 @@ class SparseAllreduce(Collective):
         size: int,
         network: NetworkModel,
     ) -> list[str]:
-        """Say from how many ranks on a gather sends more than an allreduce of whole values would."""
+        """Say from how many ranks on a gather sends more than an allreduce of whole values would; what `auto` takes."""
+        if self.algorithm is SparseAlgorithm.AUTO and size > 1:
+            from hocket.collective.choosing import told
+
+            taken = [self._fixed(compressor, shape, size, network).algorithm for shape in shapes]
+            sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
+            return [
+                f"{component_name(self)} with algorithm: auto takes {told(taken, sizes)} among {size} ranks, if "
+                "messages cost as above; a session measures what they cost when it opens."
+            ]
+        if self.algorithm is not SparseAlgorithm.GATHER:
+            return []
         packed = sum(footprint_of(compressor, shape).message_bytes for shape in shapes)
         if not packed:
             return []
@@ -98,6 +207,13 @@ class SparseAllreduce(Collective):
             f"{component_name(self)} sends a message to each other rank: among more than about {equal:.0f} ranks "
             f"that is more than an allreduce of whole values sends{more}."
         ]
+
+
+def gather_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
+    """Return (p - 1) n bytes, as each message passes p - 1 links of a ring, and p n of memory."""
+    return Cost(
+        (size - 1) * message_bytes, network.allgatherv_seconds(message_bytes, size), size * message_bytes
+    )
 
 
 class GatheringChannel(Channel):

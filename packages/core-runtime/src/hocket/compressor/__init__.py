@@ -3,13 +3,20 @@
 `hocket.compressor.ddp` hands a compressor to `DistributedDataParallel`.
 """
 
-from hocket.compressor.api import Compressor, CompressorTraits, Footprint, Message, SegmentShape, State
+from hocket.compressor.api import (
+    Compressor,
+    CompressorTraits,
+    Footprint,
+    Message,
+    SegmentShape,
+    SparseValues,
+    State,
+)
 from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.compressor.powersgd import PowerSGD
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import (
-    SparseValues,
     TopK,
     add_sparse,
     check_indexable,

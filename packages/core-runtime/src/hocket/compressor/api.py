@@ -30,6 +30,7 @@ __all__ = [
     "Footprint",
     "Message",
     "SegmentShape",
+    "SparseValues",
     "State",
     "trailer_bytes",
     "count_of",
@@ -71,6 +72,21 @@ class Message:
     known: Any = None
 
 
+@dataclass(frozen=True, eq=False)
+class SparseValues:
+    """What a message carries that selects, read; may be views of its payload.
+
+    Attributes:
+        trailer: [trailer_numel], of the segment's dtype, in host memory.
+        values: [k], of the segment's dtype.
+        indices: [k], int32, places in the segment, each at most once.
+    """
+
+    trailer: Array
+    values: Array
+    indices: Array
+
+
 class State:
     """What one exchange remembers about one segment between rounds; of this class where that is nothing."""
 
@@ -99,6 +115,15 @@ class State:
             terms: for each of the segment's parameters; None for one that has no gradient on any rank, which is left
                 out of this round. One that has none on this rank only goes on with a gradient of 0.
             scale: this rank's share of the mean, by which weight decay is multiplied; over all ranks it sums to 1.
+        """
+
+    # Empty on purpose: what is not sent is gone, where nothing is kept.
+    def take_back(self, indices: Array, values: Array) -> None:
+        """Go on as if some elements of the last message had not been sent: the collective has left them out.
+
+        Args:
+            indices: [n], int32, of the message's.
+            values: [n], theirs, finite.
         """
 
     def tensors(self) -> dict[str, Tensor]:
@@ -139,6 +164,7 @@ class CompressorTraits:
         keeps_residual: whether what a round does not send stays in the state, to be sent later.
         prepares: whether `prepare` must see all segments before the first is compressed, as local clipping does.
         leaves_out: whether a message leaves elements out.
+        selects: whether messages are some of the values, as they are: `read` tells which, `num_selected` how many.
         coarse: whether so little is left of values, a few levels or directions, that differences may travel so, and
             parameters may not.
         transforms: whether messages, and the residual, are of another basis than values are, see `to_values`.
@@ -152,6 +178,7 @@ class CompressorTraits:
     keeps_residual: bool = False
     prepares: bool = False
     leaves_out: bool = False
+    selects: bool = False
     coarse: bool = False
     transforms: bool = False
     answers: bool = False
@@ -263,6 +290,22 @@ class Compressor(Configured, ABC):
             weight: the message's share in the result.
             out: dense, [numel + trailer_numel], of the segment's wire dtype, on any device; changed in place.
         """
+
+    def read(self, message: Message) -> SparseValues:
+        """Return what a message carries, this rank's or another's; only where `selects` says so.
+
+        Raises:
+            TypeError: it does not.
+        """
+        raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
+
+    def num_selected(self, shape: SegmentShape) -> float:
+        """Return how many elements a segment's message carries, on average; only where `selects` says so.
+
+        Raises:
+            TypeError: it does not.
+        """
+        raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
 
     # Empty on purpose: most messages say values.
     def to_values(self, segment: Segment, sums: Tensor) -> None:

@@ -28,6 +28,7 @@ from hocket.compressor.api import (
     Footprint,
     Message,
     SegmentShape,
+    SparseValues,
     State,
     count_of,
     dtype_of,
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
 
 __all__ = [
-    "SparseValues",
     "TopK",
     "add_sparse",
     "check_indexable",
     "clear_sparse",
     "largest",
+    "largest_places",
     "pack_sparse",
     "sparse_bytes",
     "unpack_sparse",
@@ -56,21 +57,6 @@ __all__ = [
 
 _HEADER_BYTES = 8
 _INDEX_BYTES = 4
-
-
-@dataclass(frozen=True, eq=False)
-class SparseValues:
-    """A sparse message, read: views of its payload.
-
-    Attributes:
-        trailer: [trailer_numel], of the segment's dtype.
-        values: [k], of the segment's dtype.
-        indices: [k], int32.
-    """
-
-    trailer: Array
-    values: Array
-    indices: Array
 
 
 def sparse_bytes(shape: SegmentShape, count: int) -> int:
@@ -198,7 +184,7 @@ class TopK(Compressor):
 
     @property
     def traits(self) -> CompressorTraits:
-        return CompressorTraits(reducible=False, same_coordinates=False, leaves_out=True)
+        return CompressorTraits(reducible=False, same_coordinates=False, leaves_out=True, selects=True)
 
     def init(self, segment: Segment) -> State:
         check_indexable(segment)
@@ -207,7 +193,7 @@ class TopK(Compressor):
     def compress(self, segment: Segment, state: _Padding, round: int) -> Message:
         """Return the k largest; of equal ones those with the lowest indices."""
         data = segment.outgoing[: segment.numel]
-        count = count_of(self.density, unpadded_numel_of(segment))
+        count = self.num_selected(segment)
         indices, values = largest(data, count, state.indices)
         return Message(pack_sparse(segment, values, indices), segment, round)
 
@@ -217,8 +203,14 @@ class TopK(Compressor):
     def clear_sent(self, message: Message, out: Tensor) -> None:
         clear_sparse(message, out)
 
+    def read(self, message: Message) -> SparseValues:
+        return unpack_sparse(message)
+
+    def num_selected(self, shape: SegmentShape) -> int:
+        return count_of(self.density, unpadded_numel_of(shape))
+
     def footprint(self, shape: SegmentShape) -> Footprint:
-        return Footprint.of(sparse_bytes(shape, count_of(self.density, unpadded_numel_of(shape))))
+        return Footprint.of(sparse_bytes(shape, self.num_selected(shape)))
 
 
 def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[Array, Array]:
@@ -242,7 +234,7 @@ def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[A
         sizes = np.abs(array)
         if left_out is not None:
             sizes[left_out.numpy()] = -1.0
-        indices = _largest(sizes, count)
+        indices = largest_places(sizes, count)
         return indices, array[indices]
     magnitudes = data.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     if left_out is not None:
@@ -250,11 +242,12 @@ def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[A
     threshold = torch.topk(magnitudes, count).values[-1:] if count else magnitudes[:0]
     # The same rule as on the CPU, on the few that are left.
     few = torch.nonzero(magnitudes >= threshold)[:, 0] if count else threshold.long()
-    chosen = few[torch.from_numpy(_largest(magnitudes[few].cpu().numpy(), count)).to(few.device)]
+    chosen = few[torch.from_numpy(largest_places(magnitudes[few].cpu().numpy(), count)).to(few.device)]
     return chosen.cpu().numpy(), data[chosen].cpu().numpy()
 
 
-def _largest(magnitudes: Array, count: int) -> Array:
+def largest_places(magnitudes: Array, count: int) -> Array:
+    """Return where the `count` largest are, ascending, int64 [count]; NaN is the largest, of equal ones the first."""
     if count == 0:
         return np.empty(0, dtype=np.int64)
     # Selecting the threshold alone, in place and vectorised, is some 40 times faster than torch.topk.

@@ -33,6 +33,7 @@ from hocket.compressor.api import (
     Footprint,
     Message,
     SegmentShape,
+    SparseValues,
     State,
     dtype_of,
     numel_of,
@@ -43,10 +44,20 @@ from hocket.errors import HocketError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hocket.arrays import Array
     from hocket.compressor.optimizer_terms import OptimizerTerms
     from hocket.segment.segment import Segment
 
-__all__ = ["ErrorFeedback", "Identity", "LocalClipping", "MomentumCorrection", "Wrapper", "WrapperState"]
+__all__ = [
+    "Cleared",
+    "ErrorFeedback",
+    "Identity",
+    "LocalClipping",
+    "MomentumCorrection",
+    "Wrapper",
+    "WrapperState",
+    "add_at",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,9 @@ class WrapperState(State):
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
         self.inner.take(terms, scale)
 
+    def take_back(self, indices: Array, values: Array) -> None:
+        self.inner.take_back(indices, values)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the other's tensors, their names prefixed; a subclass adds its own."""
         return {f"compressor.{name}": tensor for name, tensor in self.inner.tensors().items()}
@@ -134,6 +148,12 @@ class Wrapper(Compressor):
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
         self.compressor.accumulate(message, weight, out)
 
+    def read(self, message: Message) -> SparseValues:
+        return self.compressor.read(message)
+
+    def num_selected(self, shape: SegmentShape) -> float:
+        return self.compressor.num_selected(shape)
+
     def to_values(self, segment: Segment, sums: Tensor) -> None:
         self.compressor.to_values(segment, sums)
 
@@ -150,6 +170,38 @@ def _refuse_transforms(compressor: Compressor, name: str) -> None:
         raise ValueError(
             f"compressor sends another basis than values, in which {name} would look for them: put {name} inside it"
         )
+
+
+class Cleared:
+    """What momentum held where a message's elements were, in case that some of them come back."""
+
+    def __init__(self) -> None:
+        self._indices: Array = np.empty(0, np.int32)
+        self._values: Tensor | None = None
+
+    def note(self, momentum: Tensor, indices: Array) -> None:
+        """Remember what `momentum` [numel] holds at `indices`, int32 [n], before it is cleared there."""
+        import torch
+
+        self._indices = indices
+        self._values = momentum.index_select(0, torch.from_numpy(indices).to(momentum.device))
+
+    def restore(self, momentum: Tensor, indices: Array) -> None:
+        """Let `momentum` hold that again at those of `indices` that were remembered."""
+        import torch
+
+        if self._values is None:
+            return
+        places = torch.from_numpy(np.flatnonzero(np.isin(self._indices, indices)))
+        back = torch.from_numpy(self._indices)[places].to(momentum.device)
+        momentum.index_copy_(0, back.long(), self._values[places.to(momentum.device)])
+
+
+def add_at(flat: Tensor, indices: Array, values: Array) -> None:
+    """Add values to a flat tensor, on any device, at indices that are there once; both [n] in host memory."""
+    import torch
+
+    flat.index_add_(0, torch.from_numpy(indices).to(flat.device), torch.from_numpy(values).to(flat.device))
 
 
 class _Feedback(WrapperState):
@@ -170,6 +222,9 @@ class _Feedback(WrapperState):
     @property
     def residual(self) -> Tensor:
         return self.carrier.outgoing[: self.carrier.numel]
+
+    def take_back(self, indices: Array, values: Array) -> None:
+        add_at(self.residual, indices, values)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"residual": self.residual, **super().tensors()}
@@ -260,6 +315,8 @@ class _Velocity(WrapperState):
         self.velocity = torch.zeros_like(segment.outgoing[: segment.numel])
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
+        #: What was cleared of the velocity with the last message, where that selects.
+        self.cleared = Cleared()
 
     @property
     def momentum(self) -> Tensor:
@@ -267,6 +324,10 @@ class _Velocity(WrapperState):
 
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
         self.terms, self.scale = terms, scale
+
+    def take_back(self, indices: Array, values: Array) -> None:
+        self.cleared.restore(self.velocity, indices)
+        super().take_back(indices, values)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"momentum": self.velocity, **super().tensors()}
@@ -323,6 +384,8 @@ class MomentumCorrection(Wrapper):
         segment.stage_out()
         message = self.compressor.compress(segment, state.inner, round)
         if self.masking:
+            if self.traits.selects:
+                state.cleared.note(state.velocity, self.read(message).indices)
             self.clear_sent(message, state.velocity)
         return message
 

@@ -5,6 +5,8 @@ Source: Li et al., eager-SGD, sec. 4.1.1.
 
 from hocket.schedule.builders import (
     activation_broadcast,
+    allgather,
+    alltoall,
     binomial_allreduce,
     binomial_broadcast,
     binomial_reduce,
@@ -30,6 +32,8 @@ __all__ = [
     "chain",
     "render",
     "activation_broadcast",
+    "allgather",
+    "alltoall",
     "rabenseifner_allreduce",
     "recursive_doubling_allreduce",
     "ring_allreduce",

@@ -1,4 +1,4 @@
-"""Collectives as schedules, for any number of ranks: allreduces, a broadcast and an activation.
+"""Collectives as schedules, for any number of ranks: allreduces, gathers, a broadcast and an activation.
 
 Of the allreduces, recursive doubling has the fewest stages, a ring sends the fewest bytes, Rabenseifner's sends as few
 in as many stages as two trees where ranks are a power of two, and a tree of large arity has the fewest messages: with
@@ -7,7 +7,8 @@ more ranks than cores, what counts is how often a rank must be woken.
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), sec. 4,
 of which 4.5 has Rabenseifner's allreduce;
 for numbers of ranks that are no power of two, the extra ranks hand their data to a neighbour first and get the result
-from it last. The activation is that of eager-SGD (Li et al.), sec. 4.1.1: "a modified version of the recursive doubling
+from it last; the allgather is Bruck's (sec. 4.1).
+The activation is that of eager-SGD (Li et al.), sec. 4.1.1: "a modified version of the recursive doubling
 communication scheme ... equivalent to the union of P binomial trees". There partners are r xor 2^s, which exist for
 powers of two only; here the partner of stage s is r + 2^s modulo P, which makes the same trees for any P.
 """
@@ -24,6 +25,8 @@ from hocket.schedule.schedule import Schedule, chain
 
 __all__ = [
     "activation_broadcast",
+    "allgather",
+    "alltoall",
     "binomial_allreduce",
     "binomial_broadcast",
     "binomial_reduce",
@@ -340,6 +343,59 @@ def binomial_allreduce(rank: int, size: int, data: Array) -> Schedule:
     """
     up, down = binomial_reduce(rank, size, data), binomial_broadcast(rank, size, data)
     return chain(("up", up), ("down", down))
+
+
+def alltoall(rank: int, size: int, send: Array, receive: Array) -> Schedule:
+    """Return this rank's part of handing every other rank a row of its own.
+
+    Messages go in rotation: each rank begins with the one after it, so that no link gets two at once. `size` - 1 rows
+    are sent, in one stage.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        send: [size, n]; row i goes to rank i, and this rank's own nowhere.
+        receive: [size, n]; row i is what rank i sends. This rank's own is not touched.
+
+    Returns:
+        A schedule with the trigger `start`, which holds the sends back; `receive` must be free from the beginning.
+    """
+    operations: list[Operation] = [NoOp("start")]
+    for step in range(1, size):
+        to, source = (rank + step) % size, (rank - step) % size
+        operations.append(Receive(f"receive from {source}", data=receive[source], source=source))
+        operations.append(Send(f"send to {to}", ("start",), data=send[to], to=to))
+    last = tuple(operation.name for operation in operations if isinstance(operation, Receive))
+    return Schedule(tuple(operations), last or ("start",), trigger="start")
+
+
+def allgather(rank: int, size: int, rows: Array) -> Schedule:
+    """Return this rank's part of bringing everybody's row to everyone, in ceil(log2 size) stages.
+
+    It sends `size` - 1 rows: at each stage all that the rank has, as far as the other lacks it.
+
+    Args:
+        rank: this rank, 0 <= rank < size.
+        size: how many ranks.
+        rows: [size, n]; row i is that of rank (rank + i) modulo size, so that the first is this rank's own.
+
+    Returns:
+        A schedule with the trigger `start`; the rows of others must be free from the beginning.
+    """
+    operations: list[Operation] = [NoOp("start")]
+    have, stage = 1, 0
+    done: tuple[str, ...] = ("start",)
+    while have < size:
+        more = min(have, size - have)
+        receive = f"stage {stage}: receive"
+        operations.append(
+            Receive(receive, data=rows[have : have + more], source=(rank + have) % size, tag=stage)
+        )
+        operations.append(
+            Send(f"stage {stage}: send", done, data=rows[:more], to=(rank - have) % size, tag=stage)
+        )
+        have, done, stage = have + more, (*done, receive), stage + 1
+    return Schedule(tuple(operations), done, trigger="start", num_tags=max(stage, 1))
 
 
 def activation_broadcast(rank: int, size: int) -> Schedule:

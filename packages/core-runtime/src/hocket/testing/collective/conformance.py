@@ -14,11 +14,20 @@ from hypothesis import strategies as st
 
 from hocket.arrays import Array
 from hocket.collective.api import Collective
+from hocket.compressor.api import Compressor
 from hocket.config.component import describe
 from hocket.strategy.equality import results
-from hocket.testing.collective.rounds import Case, Shape, contribution, exchange_rounds, sample, time_round
+from hocket.testing.collective.rounds import (
+    Case,
+    Shape,
+    contribution,
+    exchange_rounds,
+    sample,
+    shape_of,
+    time_round,
+)
 from hocket.topology.api import Topology
-from hocket.transport.network import NetworkModel
+from hocket.transport.network import Cost, NetworkModel
 from hocket.transport.virtual import World, current_peer
 
 __all__ = ["CollectiveConformance"]
@@ -42,7 +51,7 @@ _SHAPES = st.lists(
 )
 
 _SHAPE = Shape(0, 96, 0, "float32")
-_WIRE_BYTES = 96 * 4
+_LONG = Shape(0, 400_000, 0, "float32")
 
 
 class CollectiveConformance(ABC):
@@ -51,12 +60,14 @@ class CollectiveConformance(ABC):
     Attributes:
         collective: what is tested; registered by core or by an installed plugin.
         topology: the one that it asks, if it asks one.
+        compressor: in what form values travel, where it asks for one; such that all arrive.
         slot: `gradients` or `parameters`, whichever the collective means something in.
         sizes: the numbers of ranks that it is tested with, of those that it does not refuse.
     """
 
     collective: ClassVar[Collective]
     topology: ClassVar[Topology | None] = None
+    compressor: ClassVar[Compressor | None] = None
     slot: ClassVar[str] = "parameters"
     sizes: ClassVar[tuple[int, ...]] = tuple(range(1, 10))
 
@@ -168,16 +179,16 @@ class CollectiveConformance(ABC):
             for world, num in zip(worlds, (few, rounds), strict=True):
                 _run_on(world, exchange_rounds, self._case([_SHAPE], num).to_json())
             if worlds[1].num_messages:
-                said = self.collective.cost(_WIRE_BYTES, size, self.topology, NetworkModel()).bytes
+                said = self._cost(_SHAPE, size).bytes
                 sent = worlds[1].num_bytes - worlds[0].num_bytes
                 assert sent / size / (rounds - few) == pytest.approx(said)
 
     def test_takes_as_long_as_it_says(self) -> None:
         """Between the first rank that is done and the last, but for what polling takes."""
-        case = self._case([replace(_SHAPE, numel=400_000)], 1)
+        case = self._case([_LONG], 1)
         for size in self._sizes()[1:5]:
             seconds = _run_on(World(size), time_round, case.to_json())
-            said = self.collective.cost(1_600_000, size, self.topology, NetworkModel()).seconds
+            said = self._cost(_LONG, size).seconds
             assert 0.95 * min(seconds) <= said <= 1.05 * max(seconds)
 
     def test_tokens_are_equal_where_results_are(self) -> None:
@@ -196,7 +207,14 @@ class CollectiveConformance(ABC):
         exchange = {"collective": describe(self.collective)}
         if self.topology is not None:
             exchange["topology"] = describe(self.topology)
+        if self.compressor is not None:
+            exchange["compressor"] = describe(self.compressor)
         return Case(self.slot, exchange, shapes, rounds, **others)
+
+    def _cost(self, shape: Shape, size: int) -> Cost:
+        network = NetworkModel()
+        nbytes = self.collective.message_bytes(self.compressor, shape_of(shape), size, network)
+        return self.collective.cost(nbytes, size, self.topology, network)
 
     def _sizes(self) -> list[int]:
         return [size for size in self.sizes if _allows(self.collective, self.topology, size)]

@@ -14,10 +14,11 @@ import torch
 
 from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
+from hocket.compressor.api import SegmentShape
 from hocket.config.source import load_document
 from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.segment.partition import Model, named_spans, partition
+from hocket.segment.partition import Model, Span, named_spans, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.strategy.compose import read_slot
 from hocket.strategy.exchange import Exchange
@@ -25,7 +26,7 @@ from hocket.transport.faults import Faults
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
 
-__all__ = ["Case", "Shape", "contribution", "exchange_rounds", "sample", "time_round"]
+__all__ = ["Case", "Shape", "contribution", "exchange_rounds", "sample", "shape_of", "time_round"]
 
 _MOST_TOLD = 2048
 
@@ -115,6 +116,17 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
     return told
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    spans: tuple[Span, ...]
+    trailer_numel: int
+
+
+def shape_of(shape: Shape) -> SegmentShape:
+    """Return what the size of a message depends on."""
+    return _Sizes(tuple(_spans(shape)), shape.trailer_numel)
+
+
 def sample(values: Array) -> Array:
     """Return some thousand of many values, evenly spaced along the last axis; mpiexec is slow in passing on output."""
     return values[..., :: 1 + values.shape[-1] // _MOST_TOLD]
@@ -137,9 +149,16 @@ def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
 
 
 def contribution(case: Case, rank: int, round: int, shape: Shape) -> Array:
-    """Return a rank's random value, float64 [n]: what of it is exact in the shape's dtype, padding included."""
-    numel = _spans(shape)[-1].padded_numel + shape.trailer_numel
-    drawn = np.random.default_rng([case.seed, rank, round, shape.index]).standard_normal(numel)
+    """Return a rank's random value, float64 [n]: what of it is exact in the shape's dtype, padding included.
+
+    With a compressor padding is 0, as compressors leave it out.
+    """
+    padded_numel = _spans(shape)[-1].padded_numel
+    drawn = np.random.default_rng([case.seed, rank, round, shape.index]).standard_normal(
+        padded_numel + shape.trailer_numel
+    )
+    if "compressor" in case.exchange:
+        drawn[shape.numel : padded_numel] = 0
     return torch.from_numpy(drawn).to(getattr(torch, shape.dtype)).double().numpy()
 
 
