@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from hocket import draws
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.gossip import Gossip
 from hocket.collective.rooted import Broadcast, Reduce
-from hocket.collective.sparse import Mean, SparseAllreduce
+from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
 from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
@@ -158,6 +160,61 @@ def scale_of(exchange: Exchange, part: Part, parts: list[Part]) -> float:
         return 1.0
     alike = parts if exchange.slot == "gradients" else [part]
     return 1 / float(np.mean([len(each.ranks) for each in alike]))
+
+
+def equal_weights(pieces: Sequence[tuple[int, Fraction]]) -> list[int]:
+    """Cut pieces of so many elements and so much weight, evenly spread, into as many of equal weight."""
+    total, cuts = sum((weight for _, weight in pieces), Fraction(0)), [0]
+    for number in range(1, len(pieces)):
+        left, place = total * number / len(pieces), Fraction(0)
+        for length, weight in pieces:
+            if left <= weight:
+                place += length * left / weight
+                break
+            left, place = left - weight, place + length
+        cuts.append(int(place))
+    return [*cuts, sum(length for length, _ in pieces)]
+
+
+class Survivors:
+    """What owners of regions of one segment keep of the sums of gradients' messages, round after round."""
+
+    def __init__(self, real: NDArray[np.bool_], size: int) -> None:
+        self._places, self._size = np.flatnonzero(real), size
+        self._cuts = [len(self._places) * i // size for i in range(size + 1)]
+
+    def through(self, messages: Vector, where: NDArray[np.bool_], num_parameters: int) -> NDArray[np.bool_]:
+        """Return which elements of the messages, [ranks, n], end in the result."""
+        size, k = self._size, int(where[0].sum())
+        head = 16 + 8 * math.ceil((2 + num_parameters) / size)
+        share = 16 * math.ceil((head + 12 * math.ceil(k / size)) / 16)
+        room_of_owner, room = ((nbytes - head) // 12 for nbytes in (share * 3 // 2, share))
+        result, counts = np.zeros_like(where), []
+        for low, high in pairwise(self._cuts):
+            region = np.zeros(where.shape[1], bool)
+            region[self._places[low:high]] = True
+            counts.append(int((where & region).sum()))
+            came = np.stack(
+                [_first(np.abs(m), w & region, room_of_owner) for m, w in zip(messages, where, strict=True)]
+            )
+            sums = np.abs(np.where(came, messages, 0.0).sum(0))
+            result |= came & _first(np.where(came.all(0), np.inf, sums), came.any(0), room)
+        lengths = np.diff(self._cuts).tolist()
+        self._cuts = equal_weights(
+            [
+                (length, Fraction(3 * count, sum(counts)) + Fraction(length, len(self._places)))
+                for length, count in zip(lengths, counts, strict=True)
+            ]
+        )
+        return result
+
+
+def _first(sizes: Vector, among: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
+    """The `count` largest of some, of equal ones the first."""
+    order = np.argsort(np.where(among, -sizes, np.inf), kind="stable")
+    chosen = np.zeros_like(among)
+    chosen[order[:count]] = True
+    return chosen & among
 
 
 # --- compressors -----------------------------------------------------------------------------------------
@@ -315,6 +372,7 @@ class Running:
     pending: dict[int, Pending] = field(default_factory=dict)
     outer: Outer | None = None
     senders: dict[tuple[int, int], Send] = field(default_factory=dict)
+    survivors: dict[tuple[int, int], Survivors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.segments = segments_of(self.exchange)
@@ -350,10 +408,23 @@ class Running:
         """Return what gets through of what ranks offer, [ranks, n], and what their sum is multiplied by, [n]."""
         sent = [self.send(rank, each) for rank, each in zip(ranks, offered, strict=True)]
         messages, where = (np.stack(parts) for parts in zip(*sent, strict=True))
+        if getattr(self.exchange.collective, "algorithm", None) is SparseAlgorithm.SCALABLE:
+            where = self._through(ranks[0], offered[0], messages, where)
+            messages = np.where(where, messages, 0.0)
         factors = np.ones(messages.shape[1])
         if getattr(self.exchange.collective, "mean", None) is Mean.CONTRIBUTORS:
             factors = len(ranks) / np.maximum(where.sum(0), 1)
         return messages, factors
+
+    def _through(
+        self, rank: int, offered: Offered, messages: Vector, where: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Return what of messages comes through, of which nobody is told."""
+        if self.exchange.compressor.traits.keeps_residual or self.exchange.slot != "gradients":
+            raise NoReferenceError(self.exchange.compressor)
+        known = self.survivors.setdefault((rank, offered.segment), Survivors(offered.real, len(messages)))
+        segment = self.segments[offered.segment]
+        return known.through(messages, where, len(set(segment.parameters[segment.places >= 0].tolist())))
 
     def send(self, rank: int, offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
         """Return what gets through of what a rank offers, and where that is."""

@@ -6,6 +6,8 @@
         [--methods ...] [--steps N] [--jobs 1]
     python packages/redsync/benchmarks/convergence.py --out runs/fashion --problems cnn --ranks 8
         --methods sgd redsync hierarchical "hierarchical, redsync"
+    python packages/redsync/benchmarks/convergence.py --out runs/fashion --problems cnn mlp --ranks 8 16
+        --methods sgd redsync scalable
 
 Each cell is a `hocket run` on virtual ranks, half a minute to two minutes on one core; a cell whose `summary.json` is
 there is not run again. The table at the end, in Markdown, has each method's mean and its difference from `sgd`: points
@@ -45,7 +47,7 @@ PROBLEMS = {
 #: How long each is trained.
 STEPS = {"cnn": 500, "mlp": 500, "lstm": 4000}
 
-FLAT, HIERARCHICAL = "redsync", "redsync.hierarchical_crossover"
+FLAT, SCALABLE, HIERARCHICAL = "redsync", "redsync.scalable", "redsync.hierarchical_crossover"
 _HYBRID = "{name: redsync.hybrid, density: 0.001, sampled_from_kb: 1024}"
 
 #: The recipe of each method, and what it sends once it begins to compress; None for all.
@@ -53,6 +55,7 @@ METHODS: dict[str, tuple[str, str | None]] = {
     "sgd": (FLAT, None),
     "exact": (FLAT, "{name: redsync.exact, density: 0.001, dense_below_kb: 0}"),
     "redsync": (FLAT, _HYBRID),
+    "scalable": (SCALABLE, _HYBRID),
     "redsync, unmasked": (FLAT, _HYBRID[:-1] + ", masking: false}"),
     "asq": (FLAT, "{name: redsync.asq, density: 0.001}"),
     "asq, error kept": (FLAT, "{name: redsync.asq, density: 0.001, feedback: error}"),
@@ -61,7 +64,7 @@ METHODS: dict[str, tuple[str, str | None]] = {
 }
 
 #: Whose gradients are exchanged: everybody's, or those of groups of four, whose leaders gossip.
-SCOPES = {FLAT: "world", HIERARCHICAL: "{name: group, size: 4, count: null, by: null}"}
+SCOPES = {FLAT: "world", SCALABLE: "world", HIERARCHICAL: "{name: group, size: 4, count: null, by: null}"}
 
 DEFAULT_METHODS = ["sgd", "redsync", "asq"]
 
@@ -88,7 +91,9 @@ class Cell:
         dense = exchange("allreduce", over, "none", clips)
         sparse = dense
         if compressor is not None:
-            sparse = exchange("{name: redsync.allreduce, auto: false}", over, compressor, clips)
+            algorithm = "scalable" if recipe == SCALABLE else "gather"
+            collective = f"{{name: redsync.allreduce, auto: false, algorithm: {algorithm}}}"
+            sparse = exchange(collective, over, compressor, clips)
         settings = [
             *(setting.replace("BIBLE", str(bible.resolve())) for setting in PROBLEMS[self.problem]),
             f"strategy.gradients={dense if warm_up else sparse}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,95 +16,26 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scalable_cases import SCALABLE, TRAILER, carried_out, drawn, in_a_job, segment_of
 
 import hocket
 from hocket.arrays import Array
-from hocket.collective.api import Channel, Choices
+from hocket.collective.api import Choices
 from hocket.collective.scalable import Regions
 from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
-from hocket.compressor import Compressor, ErrorFeedback, MomentumCorrection, OptimizerTerms, TopK
+from hocket.compressor import ErrorFeedback, MomentumCorrection, TopK
 from hocket.errors import CompositionError
 from hocket.progress import InlineProgress
-from hocket.segment.segment import Segment
 from hocket.testing.compressor import make_segment
+from hocket.testing.job import Job
 from hocket.transport.joining import join
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual import World
 
-SCALABLE = SparseAllreduce(algorithm=SparseAlgorithm.SCALABLE)
-#: Two parameters with padding behind them.
-SIZES = (37, 90)
-TRAILER = 5
-
-
-@dataclass(frozen=True, eq=False)
-class Ended:
-    """What a rank has after the rounds.
-
-    Attributes:
-        results: [rounds, numel + trailer].
-        residual, momentum: [numel].
-    """
-
-    results: Array
-    residual: Array
-    momentum: Array
-
-
-def segment_of(sizes: Sequence[int] = SIZES) -> Segment:
-    return make_segment(sizes, torch.float64, TRAILER)
-
-
-def carried_out(
-    contributions: Array,
-    compressor: Compressor,
-    collective: SparseAllreduce = SCALABLE,
-    sizes: Sequence[int] = SIZES,
-    resumed_at: int | None = None,
-) -> list[Ended]:
-    """Exchange contributions, [rounds, ranks, numel + trailer], on virtual ranks."""
-
-    def run() -> Ended:
-        peer, progress = join(), InlineProgress()
-        segment = segment_of(sizes)
-        choices = Choices("gradients.0", "gradients", compressor=compressor)
-
-        def opened() -> Channel:
-            return collective.open(peer, [segment], progress, choices)
-
-        channel, results = opened(), []
-        for round, of_ranks in enumerate(contributions):
-            if round == resumed_at:
-                saved = channel.state_dict()
-                channel.close()
-                channel = opened()
-                channel.resume({0: round}, saved)
-            segment.outgoing.copy_(torch.from_numpy(of_ranks[peer.rank]))
-            assert channel.packing is not None
-            terms = [OptimizerTerms(torch.zeros(span.shape), 0.5, 0.0) for span in segment.spans]
-            channel.packing.states[0].take(terms, 1.0)
-            channel.start([segment], round).wait()
-            results.append(segment.incoming.numpy().copy())
-        assert channel.packing is not None
-        state = channel.packing.states[0]
-        kept = [state.residual, state.momentum]
-        channel.close()
-        progress.close()
-        zeros = np.zeros(segment.numel)
-        return Ended(np.array(results), *(zeros if each is None else each.numpy().copy() for each in kept))
-
-    return World(contributions.shape[1]).run(run)
-
-
-def drawn(ranks: int, rounds: int, seed: int, sizes: Sequence[int] = SIZES) -> Array:
-    """Whole numbers, so that no sum is rounded; large ones lie at the segment's end. Padding is 0."""
-    segment = segment_of(sizes)
-    generator = np.random.default_rng(seed)
-    values = generator.integers(-1000, 1001, (rounds, ranks, segment.numel)).astype(float)
-    values *= 1 + np.arange(segment.numel) // 8
-    for span in segment.spans:
-        values[..., span.stop : span.start + span.padded_numel] = 0
-    return np.concatenate([values, generator.integers(0, 9, (rounds, ranks, TRAILER))], axis=-1)
+MPI = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+]
 
 
 # --- the definition --------------------------------------------------------------------------------------
@@ -330,3 +263,24 @@ def test_what_does_not_select_is_refused_and_auto_gathers_it(compressor: Any) ->
 
     told = [World(5).run(lambda each=each: bytes_of_a_step(each)) for each in ("auto", "gather")]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("transport", "ranks"),
+    [
+        pytest.param("mpi", 2, marks=MPI),
+        pytest.param("mpi", 4, marks=MPI),
+        ("torch", 2),
+    ],
+)
+def test_over_processes_it_is_its_definition(transport: str, ranks: int) -> None:
+    rounds, seed, density = 4, 5, 0.1
+    results, residuals = defined(drawn(ranks, rounds, seed), density)
+    job = Job(ranks, Path(__file__).parent, transport)
+    try:
+        told = job.run(in_a_job, (rounds, seed, density))
+    finally:
+        job.close()
+    for (own, kept), residual in zip(told, residuals, strict=True):
+        np.testing.assert_array_equal(own, results)
+        np.testing.assert_array_equal(kept, residual)
