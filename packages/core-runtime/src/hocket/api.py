@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hocket.collective.packing import Packing as Packing
     from hocket.collective.scalable import ScalableChannel as ScalableChannel
     from hocket.collective.scalable import bytes_to_each as bytes_to_each
+    from hocket.collective.scalable import scalable_cost as scalable_cost
     from hocket.collective.sparse import GatheringChannel as GatheringChannel
     from hocket.collective.sparse import SparseAlgorithm as SparseAlgorithm
     from hocket.collective.sparse import SparseAllreduce as SparseAllreduce
@@ -144,6 +145,7 @@ _HOMES = {
     "Packing": "hocket.collective.packing",
     "ScalableChannel": "hocket.collective.scalable",
     "bytes_to_each": "hocket.collective.scalable",
+    "scalable_cost": "hocket.collective.scalable",
     "GatheringChannel": "hocket.collective.sparse",
     "SparseAlgorithm": "hocket.collective.sparse",
     "SparseAllreduce": "hocket.collective.sparse",

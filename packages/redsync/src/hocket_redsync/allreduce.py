@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hocket.api import SparseAlgorithm, SparseAllreduce, gather_cost
+from hocket.api import SparseAlgorithm, SparseAllreduce, gather_cost, scalable_cost
 from hocket_redsync.cost import CostModel
 
 if TYPE_CHECKING:
@@ -96,8 +96,14 @@ class RedSyncAllreduce(SparseAllreduce):
         return replace(super().traits, slots=slots, depends_on_time=self._asks_costs and self.costs is None)
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one."""
-        return gather_cost(message_bytes, size, network)
+        """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one.
+
+        But for the memory, which is that of the algorithm for a message of so many bytes.
+        """
+        gathered = gather_cost(message_bytes, size, network)
+        if self.algorithm is not SparseAlgorithm.SCALABLE:
+            return gathered
+        return replace(gathered, memory=scalable_cost(message_bytes, size, network).memory)
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
@@ -121,12 +127,13 @@ class RedSyncAllreduce(SparseAllreduce):
             for way, shape in zip(ways, shapes, strict=True)
             if way.algorithm is SparseAlgorithm.SCALABLE
         )
+        scalable = "" if self.algorithm is SparseAlgorithm.GATHER else f" ({num_scalable} scalable)"
         first = first_dense_size(own, shapes, costs, self.algorithm)
         from_when = "for no number of ranks" if first is None else f"from {first} ranks on"
         return [
             f"redsync.allreduce among {size} ranks sends {num_parameters - num_dense} of {num_parameters} parameters "
-            f"sparse, {num_scalable} of these scalable, and {num_dense} dense. Dense would be better for all of them "
-            f"{from_when}. Selection and decompression are in this, and not in the time above."
+            f"sparse{scalable} and {num_dense} dense. Dense would be better for all of them {from_when}. Selection and "
+            "decompression are in this, and not in the time above."
         ]
 
 

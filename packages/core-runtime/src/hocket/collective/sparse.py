@@ -73,8 +73,8 @@ class SparseAllreduce(Collective):
             segment, and keep about as many elements of the sums as one message has: 2.5 messages' bytes among any
             number of ranks. What a rank sent and nobody was given stays in its residual. `auto` takes for each segment
             the one that the cost model predicts to be faster, with constants that ranks measure when a session opens;
-            another run or a resumed one may take the other. It gathers messages of
-            compressors that do not say what they select. `-v` says which.
+            another run or a resumed one may take the other. It gathers messages
+            whose compressors do not say what they select. `-v` says which.
     """
 
     mean: Mean = Mean.RANKS
@@ -95,9 +95,9 @@ class SparseAllreduce(Collective):
         packing = Packing(choices.compressor or Identity(), segments)
         if self.algorithm is not SparseAlgorithm.AUTO:
             return self._open(peer, segments, progress, packing)
-        collectives = self._chosen(peer, segments, packing.compressor)
         from hocket.collective.choosing import ChosenChannel
 
+        collectives = self._chosen(peer, segments, packing.compressor)
         parts = []
         for collective in dict.fromkeys(collectives):
             own = [each for each, its in zip(segments, collectives, strict=True) if its == collective]
