@@ -198,7 +198,9 @@ class Survivors:
                 [_first(np.abs(m), w & region, room_of_owner) for m, w in zip(messages, where, strict=True)]
             )
             sums = np.abs(np.where(came, messages, 0.0).sum(0))
-            result |= came & _first(np.where(came.all(0), np.inf, sums), came.any(0), room)
+            result |= came & _first(
+                np.where(came.all(axis=0), np.inf, sums), np.logical_or.reduce(came), room
+            )
         lengths = np.diff(self._cuts).tolist()
         self._cuts = equal_weights(
             [
@@ -420,8 +422,9 @@ class Running:
         self, rank: int, offered: Offered, messages: Vector, where: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Return what of messages comes through, of which nobody is told."""
-        if self.exchange.compressor.traits.keeps_residual or self.exchange.slot != "gradients":
-            raise NoReferenceError(self.exchange.compressor)
+        compressor = self.exchange.compressor
+        if compressor is None or compressor.traits.keeps_residual or self.exchange.slot != "gradients":
+            raise NoReferenceError(compressor)
         known = self.survivors.setdefault((rank, offered.segment), Survivors(offered.real, len(messages)))
         segment = self.segments[offered.segment]
         return known.through(messages, where, len(set(segment.parameters[segment.places >= 0].tolist())))

@@ -25,10 +25,10 @@ Messages of a share:
 m is how many elements there is room for, t the trailer's length divided by p, rounded up, b the bytes of the dtype.
 
 Source: S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (Ok-Topk), PPoPP 2022,
-arXiv:2201.07598, section 3: split and reduce (balanced regions, rotated sends), balance and allgatherv. There, survivors
-pass one threshold for all regions, which is estimated every so many steps, and are shared out evenly before they are
-gathered; boundaries are agreed every so many steps. Here each region keeps its share: messages have one size, no
-threshold can be wrong, and boundaries need no message, as every owner says how many elements there were for it.
+arXiv:2201.07598, section 3: split and reduce (balanced regions, rotated sends), balance and allgatherv. There,
+survivors pass one threshold for all regions, which is estimated every so many steps, and are shared out evenly before
+they are gathered; boundaries are agreed every so many steps. Here each region keeps its share: messages have one size,
+no threshold can be wrong, and boundaries need no message, as every owner says how many elements there were for it.
 """
 
 from __future__ import annotations
