@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--gbit", type=float, default=1.0)
     parser.add_argument("--picture", action="store_true")
     options = parser.parse_args()
-    network = replace(NetworkModel(), bandwidth_bytes_per_s=options.gbit * 1.25e8)
+    network = replace(NetworkModel(), bandwidth_bits_per_s=options.gbit * 1e9)
     if options.picture:
         picture(options, network)
     else:
