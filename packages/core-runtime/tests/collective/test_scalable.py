@@ -250,7 +250,7 @@ def test_what_does_not_select_is_refused_and_auto_gathers_it(compressor: Any) ->
         collective = {"name": "sparse_allreduce", "algorithm": algorithm}
         return {"gradients": [{"collective": collective, "compressor": compressor}]}
 
-    with pytest.raises(CompositionError, match="use topk within error_feedback"):
+    with pytest.raises(CompositionError, match="use topk, redsync"):
         hocket.compose(exchange("scalable"))
 
     def bytes_of_a_step(algorithm: str) -> float:

@@ -153,7 +153,7 @@ class SparseAllreduce(Collective):
         told = "none" if compressor is None else component_name(compressor)
         raise ValueError(
             f"algorithm {self.algorithm} adds up the elements that messages carry, and compressor {told} does not say "
-            "which it selects: use topk within error_feedback, a compressor of redsync but asq, or algorithm: gather"
+            "which it selects: use topk, redsync.hybrid, or sparse_allreduce with algorithm: gather"
         )
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
