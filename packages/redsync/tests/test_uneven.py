@@ -16,7 +16,7 @@ from toys import on_ranks
 import hocket
 
 NUMEL = 40
-COMPRESSORS = (
+COMPRESSORS: tuple[dict[str, Any], ...] = (
     {"name": "redsync.trimmed"},
     {"name": "redsync.sampled", "correct_momentum": False},
     {"name": "redsync.asq", "feedback": "error"},
