@@ -142,7 +142,11 @@ def gossip_recipes() -> list[str]:
     """Return the recipes in which parameters, and not distances from outer ones, are mixed as a topology says."""
     names = ((name, compose(name)) for name in recipes())
     return [
-        name for name, strategy in names if any(e.topology and e.outer is None for e in strategy.parameters)
+        name
+        for name, strategy in names
+        if any(
+            e.topology and e.outer is None and not e.collective.traits.passive for e in strategy.parameters
+        )
     ]
 
 

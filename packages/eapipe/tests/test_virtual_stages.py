@@ -7,10 +7,13 @@ from typing import Any
 
 import bodies
 import pytest
+import torch
+from torch import nn
 
 import hocket
 from hocket.testing.job import Job
 from hocket.transport import join
+from hocket_eapipe import Pipeline, Policy
 
 POLICIES = ["naive", "stashing", "vertical_sync", "spectrain", "elastic", "flush"]
 
@@ -71,6 +74,36 @@ def test_two_pipelines(policy: str, strategy: dict[str, Any]) -> None:
         found = on_virtual_ranks(size, bodies.train_mesh, 2, strategy, policy, 4, 9)
         assert {bits for bits, _ in found} == {two[0][0]}
         assert [found[size // 2 - 1][1], found[-1][1]] == [two[0][1], two[1][1]]
+
+
+def test_pipelines_that_average_in_pairs_settle_with_every_change() -> None:
+    """What is saved then has the mean that it would have had without being saved."""
+
+    def body() -> tuple[int, list[float], list[float]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = Pipeline(stages=2, pipelines=4, policy=Policy.STASHING)
+
+        def whole() -> list[float]:
+            return list(nn.utils.parameters_to_vector(model.parameters()).tolist())
+
+        with hocket.attach(model, optimizer, "adpsgd", engine=engine) as session:
+            pipeline = session.data_rank
+            for t in range(6):
+                session.delay(0.001 * (1 + 3 * pipeline))
+                generator = torch.Generator().manual_seed(100 * pipeline + t)
+                batch = torch.randn(4, 6, generator=generator).double(), torch.tensor([0, 1, 2, 0])
+                session.train_batch(batch, nn.functional.cross_entropy)
+            with session.replica():
+                own = whole()
+            with session.consensus():
+                return pipeline, own, whole()
+
+    told = hocket.virtual(8).run(body)
+    own = torch.tensor(list({pipeline: own for pipeline, own, _ in told}.values()))
+    for _, _, mean in told:
+        torch.testing.assert_close(own.mean(0), torch.tensor(mean), rtol=0, atol=1e-6)
 
 
 @pytest.mark.mpi

@@ -62,6 +62,7 @@ def test_without_matplotlib_there_is_a_table(
     ("arguments", "expected"),
     [
         (["sgd"], "--analysis is of topologies, and no exchange of this strategy has one"),
+        (["adpsgd"], "--analysis is of topologies, and no exchange of this strategy has one"),
         (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'; there are: complete, "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
         (["dpsgd", "--compare", "{"], "--compare {: not a topology's name"),

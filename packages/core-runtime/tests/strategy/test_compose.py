@@ -23,6 +23,7 @@ from hocket.strategy import Bytes, Exchange, Layers, Leaders, Overlap, Placement
 from hocket.topology import Complete
 
 RECIPES = (
+    "adpsgd",
     "agd",
     "dpsgd",
     "hierarchical_sgd",

@@ -215,7 +215,7 @@ class PipelineSession(TrainingSession):
         self.meet()
         self._runner.drain()
         for session in self._sessions:
-            session.settle()
+            session.settle_together()
 
     def consensus(self) -> AbstractContextManager[None]:
         """Set the whole model, on every rank, to the mean of the pipelines' masters; collective.

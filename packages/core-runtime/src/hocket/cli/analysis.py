@@ -42,10 +42,15 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
     Raises:
         UserError: no exchange has a topology, or one to compare with is unknown or not defined for so many ranks.
     """
-    exchanges = [exchange for exchange in strategy.exchanges if exchange.topology is not None]
+    exchanges = [
+        exchange
+        for exchange in strategy.exchanges
+        if exchange.topology is not None and not exchange.collective.traits.passive
+    ]
     if not exchanges:
         raise UserError(
-            "--analysis is of topologies, and no exchange of this strategy has one: try recipe dpsgd, sgp or crossover"
+            "--analysis is of topologies, and no exchange of this strategy has one that mixes round by round: try "
+            "recipe dpsgd, sgp or crossover"
         )
     others = [_topology(text) for text in compare]
     for exchange in exchanges:

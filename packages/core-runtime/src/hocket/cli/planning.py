@@ -340,7 +340,8 @@ def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
         for size in sorted({len(scope) for scope in planned.scopes} - {1}):
             lines += exchange.collective.notes(exchange.compressor, planned.layouts, size, run.network)
         topology = exchange.topology
-        if topology is not None and not topology.columns_sum_to_one:
+        passive = exchange.collective.traits.passive
+        if topology is not None and not topology.columns_sum_to_one and not passive:
             lines.append(
                 f"{exchange.name}: averaging over {title(topology)} does not keep the replicas' mean, as some "
                 "ranks are heard by more others than they hear."

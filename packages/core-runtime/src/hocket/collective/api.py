@@ -47,7 +47,10 @@ class Outcome:
         included: whether what this rank contributed is in the result.
         num_active: how many ranks' contributions are in the result; in a partial collective those that came in time.
         nonfinite: the ranks of the scope whose contributions held NaN or Inf, where `Channel.finds_nonfinite`.
-        staleness: how many rounds late one of this rank's contributions has come in, at most, so far.
+        staleness: how many rounds late one of this rank's contributions has come in, at most, so far; by averagings of
+            pairs, how many have come in at once.
+        partners: the ranks of the scope that this one has averaged with since the outcome before, in order, where its
+            collective averages pairs.
     """
 
     round: int
@@ -55,6 +58,7 @@ class Outcome:
     num_active: int
     nonfinite: tuple[int, ...] = ()
     staleness: int = 0
+    partners: tuple[int, ...] = ()
 
 
 class Channel(ABC):
@@ -111,13 +115,24 @@ class Channel(ABC):
         """
         return None if self.packing is None else self.packing.take_residual(segment)
 
+    def take_changes(self, segment: Segment) -> Tensor | None:
+        """Give up what others have changed of this rank's values since its last outcome; collective.
+
+        Called where nothing is under way, before all ranks do something together: nobody is changed again until it
+        starts a round.
+
+        Returns:
+            [segment.numel] on the CPU, to be added; None, on all ranks alike, if others change nothing between rounds.
+        """
+        return None
+
     def close(self) -> None:
         """Give back what the channel holds; collective, answering the others until all have closed."""
         for lane in self._lanes.values():
             lane.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, tensors and plain values by name; no request may be under way."""
+        """Return what a resumed run needs, tensors and plain values by name; collective, with no request under way."""
         return {} if self.packing is None else self.packing.state_dict()
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
@@ -177,6 +192,9 @@ class CollectiveTraits:
             less than others.
         catches_up: whether a rank that was late is handed the sum of all rounds that it has missed, so that ranks that
             have done the same rounds have been given the same.
+        passive: whether others change a rank's values also between its rounds, with whomever of the topology's graph
+            and by weights of their own: results are changes to be added, and what no round has brought is taken by
+            `Channel.take_changes`.
         on_devices: whether its channels take buffers as they lie on a device, by lanes that are there, too.
     """
 
@@ -192,6 +210,7 @@ class CollectiveTraits:
     depends_on_time: bool = False
     divides_by_weight: bool = True
     catches_up: bool = False
+    passive: bool = False
     on_devices: bool = False
 
     @property

@@ -21,6 +21,7 @@ def hocket_register(registry: Registrar) -> None:
     registry.collective("allreduce", "hocket.collective.allreduce:Allreduce")
     registry.collective("broadcast", "hocket.collective.rooted:Broadcast")
     registry.collective("gossip", "hocket.collective.gossip:Gossip")
+    registry.collective("pair_average", "hocket.collective.pair_average:PairAverage")
     registry.collective("reduce", "hocket.collective.rooted:Reduce")
     registry.collective("sparse_allreduce", "hocket.collective.sparse:SparseAllreduce")
     registry.topology("complete", "hocket.topology.plain:Complete")

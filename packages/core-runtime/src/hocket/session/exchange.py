@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -37,9 +38,10 @@ class Counters:
         bytes_sent: by this rank, as the collectives' algorithms count them.
         exchanges: how many segments were exchanged.
         overlap: how long exchanges were under way, and how much of that nothing hid.
-        outcomes: how many exchanges of gradients, or by partial collectives, have ended.
+        outcomes: how many exchanges of gradients, or by collectives that answer from a progress thread, have ended.
         active: the sum over them of the ranks whose contributions came in.
-        staleness_max: how many rounds late one of this rank's contributions came in, at most.
+        staleness_max: the largest `Outcome.staleness`.
+        partners: how many averagings of pairs there were, by the other's rank in the world.
     """
 
     bytes_sent: float = 0.0
@@ -48,6 +50,7 @@ class Counters:
     outcomes: int = 0
     active: int = 0
     staleness_max: int = 0
+    partners: Counter[int] = field(default_factory=Counter)
 
     @property
     def exposed_wait_s(self) -> float:
@@ -245,10 +248,11 @@ class ActiveExchange:
         outcome = self.wait(segment)
         del self._requests[segment.index]
         self.rounds[segment.index] += 1
-        if self.exchange.slot == GRADIENTS or not self.exchange.collective.traits.divides_by_weight:
+        if self.exchange.slot == GRADIENTS or self.exchange.collective.traits.needs_thread:
             self.counters.outcomes += 1
             self.counters.active += outcome.num_active
             self.counters.staleness_max = max(self.counters.staleness_max, outcome.staleness)
+            self.counters.partners.update(self.ranks[partner] for partner in outcome.partners)
         self._stage_in(segment)
         return outcome
 

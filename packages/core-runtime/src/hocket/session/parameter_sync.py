@@ -136,6 +136,12 @@ class ParameterSync:
             exchange.debias()
 
     @torch.no_grad()
+    def take_changes(self) -> None:
+        """Add what others have changed of parameters since they were merged; collective, with nothing under way."""
+        for exchange in self.exchanges:
+            exchange.take_changes()
+
+    @torch.no_grad()
     def merge_forward(self) -> None:
         """Merge what overlap forward has under way, as the next forward would."""
         for exchange in self.exchanges:

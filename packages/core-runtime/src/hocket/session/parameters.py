@@ -206,6 +206,15 @@ class ParameterMix:
         ):
             self._buffers.average()
 
+    def take_changes(self) -> None:
+        """Add what others have changed of parameters since the last outcome; collective, with nothing under way."""
+        for segment, pieces in self._places.values():
+            changes = self.opened.channel.take_changes(segment)
+            if changes is None:  # on all ranks alike
+                return
+            for place, target in pieces:
+                target.add_(changes[place].to(target.device))
+
     def take_late(self) -> None:
         """Step outer parameters by the mean of what no round has taken of the ranks' distances; collective.
 

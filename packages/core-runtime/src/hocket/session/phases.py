@@ -80,7 +80,7 @@ class Phases:
 
     def enter(self, step: int) -> None:
         """Open the phase that holds when `step` steps have ended, to load what it kept; collective."""
-        self.settle()
+        self.settle_together()
         strategy = self._strategy.at(step)
         if strategy != self.active.strategy:
             self._replace_by(strategy)
@@ -104,7 +104,7 @@ class Phases:
 
     def _leave(self) -> None:
         """Finish what is under way, and take over what residuals and compressors hold, and the outer parameters."""
-        self.settle()
+        self.settle_together()
         active = self.active
         if active.strategy.outer is not None:
             active.parameters.take_late()
@@ -148,6 +148,11 @@ class Phases:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
         self._replica.storage.check(take_values=True)
         self.active.parameters.settle()
+
+    def settle_together(self) -> None:
+        """Finish what is under way on any rank, so that the replicas' mean is what it will be; collective."""
+        self.settle()
+        self.active.parameters.take_changes()
 
     def set_to_mean(self) -> Consensus:
         """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.

@@ -324,11 +324,16 @@ class Session(TrainingSession):
         self.require("session.settle")
         self._phases.settle()
 
+    def settle_together(self) -> None:
+        """Settle on all ranks, with what others have changed here since anything was merged; collective."""
+        self.require("settle")
+        self._phases.settle_together()
+
     def consensus(self) -> AbstractContextManager[None]:
         self.require("session.consensus")
         self.meet()
         self._end_partial_step()
-        self.settle()
+        self.settle_together()
         self._phases.compare_steps(self.step, self._num_unused)
         return self._within(self._phases.set_to_mean())
 
@@ -350,7 +355,7 @@ class Session(TrainingSession):
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
         self.meet()
-        self.settle()
+        self.settle_together()
         self._phases.compare_steps(self.step, self._num_unused)
         return self._phases.distance(self.gather)
 
@@ -398,7 +403,7 @@ class Session(TrainingSession):
         self.meet()
         self._end_partial_step()
         self.heed_no_signal(together=True)
-        self.settle()
+        self.settle_together()
         self.state = SessionState.CLOSED
         self._phases.close()
         if self._streamed is not None:

@@ -148,10 +148,10 @@ def topology_where_asked_for(exchange: Exchange) -> Iterator[Refusal]:
 
 def gossip_averages(exchange: Exchange) -> Iterator[Refusal]:
     """Without push-sum, a matrix whose rows do not sum to 1 makes some ranks' values larger and others' smaller."""
-    topology = exchange.topology
-    if topology is None or topology.rows_sum_to_one:
+    topology, traits = exchange.topology, exchange.collective.traits
+    if topology is None or topology.rows_sum_to_one or traits.passive:
         return
-    if not exchange.collective.traits.pushes_weight:
+    if not traits.pushes_weight:
         yield refuse(
             exchange,
             "topology",

@@ -88,7 +88,8 @@ def mixed_outer_is_gossip(exchange: Exchange) -> Iterator[Refusal]:
     if exchange.outer is None or not exchange.outer.mixes:
         return
     title = title_of(exchange.outer)
-    if exchange.collective.traits.ends is not Ends.OWN or exchange.carries_weight:
+    traits = exchange.collective.traits
+    if traits.ends is not Ends.OWN or traits.passive or exchange.carries_weight:
         yield refuse(
             exchange,
             "collective",
@@ -221,8 +222,15 @@ def blend_is_of_averages(exchange: Exchange) -> Iterator[Refusal]:
     """A blend is between a rank's parameters and an average of all."""
     if not isinstance(exchange.merge, Blend):
         return
-    ends = exchange.collective.traits.ends
-    if ends in {Ends.COPY, Ends.ROOT} or exchange.collective.traits.pushes_weight:
+    traits = exchange.collective.traits
+    if traits.passive:
+        yield refuse(
+            exchange,
+            "merge",
+            f"{title_of(exchange.collective)} lets others change this rank's parameters at any time, and a blend would "
+            "lose a share of each change: use merge: add, or allreduce or gossip",
+        )
+    elif traits.ends in {Ends.COPY, Ends.ROOT} or traits.pushes_weight:
         yield refuse(
             exchange,
             "merge",
