@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hocket
-from hocket.errors import CompositionError
-from hocket.topology import Exponential, RandomMatching, Ring, Topology
+from hocket.errors import CompositionError, UserError
+from hocket.topology import Exponential, Neighbours, RandomMatching, Ring, Topology
 
 TOPOLOGIES: dict[str, Topology] = {
     "ring": Ring(),
@@ -36,7 +38,7 @@ def layers_of(model: nn.Module) -> list[np.ndarray]:
 
 
 def gossiped(
-    topology: str,
+    topology: str | Topology,
     size: int,
     rounds: int,
     hidden: dict[str, Any] | None = None,
@@ -48,8 +50,9 @@ def gossiped(
     def train() -> list[np.ndarray]:
         model = model_of(hocket.join().rank, dtype)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        exchange = {"collective": "gossip", "topology": topology, "segments": "layers", **(hidden or {})}
-        with hocket.attach(model, optimizer, {"parameters": [exchange]}, initial="keep") as session:
+        exchange = hocket.Exchange("gossip", topology=topology, segments="layers", **(hidden or {}))
+        strategy = hocket.Strategy(parameters=(exchange,))
+        with hocket.attach(model, optimizer, strategy, initial="keep") as session:
             for x in session.data([torch.zeros(1, 3, dtype=dtype)] * rounds):
                 optimizer.zero_grad()
                 model(x).sum().backward()
@@ -130,3 +133,53 @@ def test_bytes_are_those_of_the_neighbours() -> None:
 
     # 16 + 16 padded floats for the first layer, 16 + 16 for the second, to two neighbours.
     assert hocket.virtual(4).run(train) == [2 * 64 * 4] * 4
+
+
+def drawn(rank: int, size: int, round: int) -> tuple[int, int, float, float]:
+    step = int(np.random.randint(1, size))
+    return (rank + step) % size, (rank - step) % size, 0.5, 0.5
+
+
+def later(rank: int, size: int, round: int) -> tuple[int, int, float, float]:
+    return (rank + 1) % size, (rank - 1) % size, 0.5, 0.5 + 0.1 * (round == 3)
+
+
+# To whom a rank gives, from whom it takes, the weights of what is given and kept; and what is said of it.
+BAD: dict[str, tuple[Callable[[int, int, int], tuple[int, int, float, float]], str]] = {
+    "asymmetric": (
+        lambda rank, size, round: ((rank + 1) % size, (rank + 1) % size, 0.5, 0.5),
+        r"0: rank \d of 5 has \d in receive_from, and rank \d has send_to=\(\d,\)",
+    ),
+    "weights": (
+        lambda rank, size, round: ((rank + 1) % size, (rank - 1) % size, 0.6, 0.6),
+        r"0: .*keeps and gives away has weights \[0.6, 0.6\] of sum 1.2, and columns_sum_to_one is True",
+    ),
+    "itself": (
+        lambda rank, size, round: (rank, rank, 0.5, 0.5),
+        r"0: .*has send_to=\(\d,\): it has to name other ranks of 0 to 4",
+    ),
+    "odd": (
+        lambda rank, size, round: (rank ^ 1, rank ^ 1, 0.5, 0.5),
+        r"0: rank 4 of 5 has send_to=\(5,\): .* where 5 ranks are not possible, check_size has to refuse them",
+    ),
+    "impure": (drawn, r"0: rank \d of 5 has"),
+    "later": (later, "3: .* of sum 1.1, and columns_sum_to_one is True"),
+}
+
+
+@dataclass(frozen=True)
+class Bad(Topology):
+    """One of `BAD`."""
+
+    what: str
+
+    def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
+        to, source, given, kept = BAD[self.what][0](rank, size, round)
+        return Neighbours((to,), (given,), (source,), kept)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_topology_that_contradicts_itself_ends_the_run(bad: str) -> None:
+    told = r"parameters\.0\[\d\]: topology .*Bad in round " + BAD[bad][1] + ".*TopologyConformance"
+    with pytest.raises(UserError, match=told):
+        gossiped(Bad(bad), 5, 4)

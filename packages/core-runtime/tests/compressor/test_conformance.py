@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import hocket
 from hocket.compressor import (
     BFloat16,
     Compressor,
@@ -24,6 +26,7 @@ from hocket.compressor import (
     Wrapper,
 )
 from hocket.compressor.wrappers import _Feedback
+from hocket.errors import UserError
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round
 
@@ -179,6 +182,48 @@ class Changeable(SharedRandom):
         super().clear_sent(Message(message.payload, message.segment, message.round + 1), out)
 
 
+@dataclass(frozen=True)
+class ClearingAll(SharedRandom):
+    def clear_sent(self, message: Message, out: torch.Tensor) -> None:
+        out.zero_()
+
+
+@dataclass(frozen=True)
+class ClearingAllDensely(ClearingAll):
+    def accumulate(self, message: Message, weight: float, out: torch.Tensor) -> None:
+        values = torch.zeros_like(out)
+        super().accumulate(message, 1.0, values)
+        out.add_(values, alpha=weight)
+
+
+@dataclass(frozen=True)
+class Undeclared(SharedRandom):
+    @property
+    def traits(self) -> CompressorTraits:
+        return CompressorTraits(reducible=True)
+
+
+@dataclass(frozen=True)
+class InDoubles(SharedRandom):
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
+        message = super().compress(segment, state, round)
+        return Message(message.payload.astype(np.float64), segment, round)
+
+
+@dataclass(frozen=True)
+class AsTensor(SharedRandom):
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
+        payload: Any = torch.from_numpy(super().compress(segment, state, round).payload)
+        return Message(payload, segment, round)
+
+
+@dataclass(frozen=True)
+class Silent(SharedRandom):
+    def compress(self, segment: Segment, state: State, round: int) -> Message:
+        nothing: Any = None
+        return nothing
+
+
 @pytest.mark.parametrize(
     ("bad", "test"),
     [
@@ -191,9 +236,52 @@ class Changeable(SharedRandom):
         (Reducible(TopK(0.1)), "test_sums_of_messages_are_messages"),
         (Unprepared(Identity(), 1e-3), "test_what_prepares_says_so"),
         (Changeable(0.1), "test_clear_sent_clears_what_arrives"),
+        (ClearingAll(0.1), "test_clear_sent_clears_what_arrives"),
+        (ClearingAllDensely(0.1), "test_clear_sent_clears_what_arrives"),
+        (ErrorFeedback(ClearingAll(0.1)), "test_clear_sent_clears_what_arrives"),
+        (Undeclared(0.1), "test_what_leaves_elements_out_says_so"),
+        (InDoubles(0.1), "test_payload_is_a_flat_array_of_the_size_that_was_said"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_suite_fails_for_what_breaks_the_contract(bad: Compressor, test: str) -> None:
     with pytest.raises(AssertionError):
         getattr(CompressorConformance(), test)(bad, make_segment([900, 100], trailer_numel=3))
+
+
+def test_the_suite_says_which_elements_and_numbers() -> None:
+    suite, segment = CompressorConformance(), make_segment([900, 100], trailer_numel=3)
+    with pytest.raises(
+        AssertionError, match=r"\d+ of 10\d\d elements \(\d+, \d+, \d+ and \d+ more\) do not travel"
+    ):
+        suite.test_clear_sent_clears_what_arrives(ClearingAll(0.1), segment)
+    told = r"\d+ float64, \d+ bytes, and footprint says message_bytes=\d+ .* float32 and 3 in the trailer"
+    with pytest.raises(AssertionError, match=told):
+        suite.test_deterministic(InDoubles(0.1), segment)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (InDoubles(0.5), r"a payload of \d+ float64, \d+ bytes, and footprint says message_bytes="),
+        (AsTensor(0.5), "a payload of torch.Tensor, not a NumPy array"),
+        (Silent(0.5), "None, not a Message"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else type(value).__name__,
+)
+def test_a_message_that_cannot_travel_ends_the_first_round(
+    bad: Compressor, told: str, feedback: bool
+) -> None:
+    def train() -> None:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compressor = ErrorFeedback(bad) if feedback else bad
+        strategy = hocket.Strategy(gradients=(hocket.Exchange("allreduce", compressor=compressor),))
+        with hocket.attach(model, optimizer, strategy):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    where = rf"gradients\.0\[0\]: in round 0 compress of .*{type(bad).__name__} returned {told}.*CompressorConformance"
+    with pytest.raises(UserError, match=where):
+        hocket.virtual(2).run(train)

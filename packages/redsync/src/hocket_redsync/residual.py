@@ -104,6 +104,7 @@ class ResidualCompressor(Compressor):
             same_coordinates=False,
             keeps_residual=True,
             selects=True,
+            leaves_out=True,
         )
 
     def without_optimizer_terms(self) -> ResidualCompressor:

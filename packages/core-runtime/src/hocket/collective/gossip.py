@@ -27,6 +27,9 @@ from hocket.collective.api import (
 )
 from hocket.collective.packing import Packing, packing_for
 from hocket.compressor.api import footprint_of
+from hocket.config.component import component_name
+from hocket.errors import UserError
+from hocket.topology.api import neighbours_fault
 from hocket.transport.reduction import weighted_sum
 from hocket.transport.request import all_of
 
@@ -45,6 +48,9 @@ __all__ = ["Gossip"]
 
 # Topologies change from round to round; what a round costs is the mean over the first so many.
 _ROUNDS_LOOKED_AT = 64
+
+# In so many rounds, of which topologies mostly are periodic, a rank checks what concerns itself; of many ranks in one.
+_ROUNDS_CHECKED = 8
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,8 @@ class GossipChannel(Channel):
         self._sent: dict[int, Array] = {}
         #: The last round's, where it is the same for all segments.
         self._common: _Plan | None = None
+        rounds = _ROUNDS_CHECKED if peer.size <= _ROUNDS_LOOKED_AT else 1
+        self._plans_to_check = rounds * (len(segments) if topology.differs_by_segment else 1)
         mixed: dict[np.dtype[Any], list[Segment]] = {}
         for segment in segments:
             if segment.index in self._shared:
@@ -208,10 +216,17 @@ class GossipChannel(Channel):
 
     def _plan(self, segment: Segment, round: int) -> _Plan:
         if self._topology.differs_by_segment:
-            return _Plan(self._topology, self._rank, self._size, round, segment.index)
+            return self._new_plan(segment, round, segment.index)
         if self._common is None or self._common.round != round:
-            self._common = _Plan(self._topology, self._rank, self._size, round, 0)
+            self._common = self._new_plan(segment, round, 0)
         return self._common
+
+    def _new_plan(self, segment: Segment, round: int, asked: int) -> _Plan:
+        plan = _Plan(self._topology, self._rank, self._size, round, asked)
+        if self._plans_to_check:
+            self._plans_to_check -= 1
+            plan.check(segment.name)
+        return plan
 
     def _message(self, segment: Segment, round: int) -> Array:
         if self.packing is None:
@@ -280,6 +295,29 @@ class _Plan:
         rank, *asked = self._asked
         given = [self._topology.neighbours(source, *asked) for source in self.neighbours.receive_from]
         return [source.send_weights[source.send_to.index(rank)] for source in given]
+
+    def check(self, name: str) -> None:
+        """Refuse what contradicts itself of whom the rank talks to, and with which weights.
+
+        Args:
+            name: the segment's, for the message.
+
+        Raises:
+            UserError: a topology breaks its contract; names segment, topology, round and ranks.
+        """
+        rank, size, *asked = self._asked
+        fault = neighbours_fault(
+            self._topology, rank, size, lambda other: self._topology.neighbours(other, size, *asked)
+        )
+        if fault is None and self._topology.neighbours(*self._asked) != self.neighbours:
+            fault = (
+                f"rank {rank} of {size} has other neighbours when they are asked for again: it has to be pure"
+            )
+        if fault is not None:
+            raise UserError(
+                f"{name}: topology {component_name(self._topology)} in round {self.round}: {fault}. Run its "
+                "conformance suite, hocket.testing.topology.TopologyConformance"
+            )
 
     @cached_property
     def mixing_rows(self) -> MixingRows:

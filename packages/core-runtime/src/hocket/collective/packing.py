@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.arrays import Array
-from hocket.compressor.api import Compressor, Message, SparseValues, State
+from hocket.compressor.api import Compressor, Message, SparseValues, State, message_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,11 +66,14 @@ class Packing:
         """Return what to send of `segment.outgoing`: flat, C-contiguous, in host memory.
 
         Valid until the segment changes or is packed again.
+
+        Raises:
+            UserError: the segment's first message is none that can travel.
         """
         state = self.states[segment.index]
         if self._keeps:
             self._keep(segment.index, state)
-        payload = self.compressor.compress(segment, state, round).payload
+        payload = message_of(self.compressor, segment, state, round).payload
         self.packed_bytes[segment.index] = payload.nbytes
         if self.traits.answers:
             self.packed_bytes[segment.index] = self.compressor.footprint(segment).message_bytes

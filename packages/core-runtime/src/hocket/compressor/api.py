@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from hocket.configured import Configured
+from hocket.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +39,9 @@ __all__ = [
     "count_of",
     "dtype_of",
     "footprint_of",
+    "message_of",
     "numel_of",
+    "payload_fault",
     "unpadded_numel_of",
     "whole_bytes",
 ]
@@ -89,6 +94,8 @@ class SparseValues:
 
 class State:
     """What one exchange remembers about one segment between rounds; of this class where that is nothing."""
+
+    _looked_at = False  # whether `message_of` has seen a message of it
 
     @property
     def residual(self) -> Tensor | None:
@@ -324,6 +331,59 @@ class Compressor(Configured, ABC):
             message: as for `accumulate`.
             out: [numel] like the segment's data, on any device; changed in place.
         """
+
+
+def message_of(compressor: Compressor, segment: Segment, state: State, round: int) -> Message:
+    """Return what `compressor.compress` does; the first message of a state is looked at, as mistakes show in it.
+
+    Raises:
+        UserError: the message is none that can travel; names segment, compressor and round.
+    """
+    message = compressor.compress(segment, state, round)
+    if not state._looked_at:
+        fault = payload_fault(compressor, message, segment)
+        if fault is not None:
+            from hocket.config.component import component_name
+
+            raise UserError(
+                f"{segment.name}: in round {round} compress of {component_name(compressor)} returned {fault}. Run its "
+                "conformance suite, hocket.testing.compressor.CompressorConformance"
+            )
+        state._looked_at = True
+    return message
+
+
+def payload_fault(compressor: Compressor, message: object, segment: Segment) -> str | None:
+    """Return what is wrong with the form of a message of `segment` that `compress` returned; None where nothing is."""
+    if not isinstance(message, Message):
+        return f"{_kind(message)}, not a Message"
+    payload: object = message.payload
+    if not isinstance(payload, np.ndarray):
+        return f"a payload of {_kind(payload)}, not a NumPy array"
+    if payload.ndim != 1 or not payload.flags.c_contiguous:
+        return f"a payload of shape {payload.shape} and strides {payload.strides}, not one contiguous axis"
+    if compressor.traits.reducible and payload.dtype.name not in ("float32", "float64"):
+        return f"a payload of {payload.dtype}, and messages that are reducible are of float32 or float64"
+    return _size_fault(compressor, payload, segment)
+
+
+def _size_fault(compressor: Compressor, payload: Array, segment: Segment) -> str | None:
+    traits, footprint = compressor.traits, compressor.footprint(segment)
+    if traits.equal_sizes and not traits.answers and payload.nbytes != footprint.message_bytes:
+        said = f"message_bytes={footprint.message_bytes:g}"
+    elif payload.nbytes > footprint.longest_bytes:
+        said = f"longest_bytes={footprint.longest_bytes}"
+    else:
+        return None
+    dtype = str(dtype_of(segment)).removeprefix("torch.")
+    return (
+        f"a payload of {len(payload)} {payload.dtype}, {payload.nbytes} bytes, and footprint says {said} of this "
+        f"segment of {numel_of(segment)} {dtype} and {segment.trailer_numel} in the trailer"
+    )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def footprint_of(compressor: Compressor | None, shape: SegmentShape) -> Footprint:

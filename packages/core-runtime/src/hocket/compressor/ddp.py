@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.api import Compressor, Message, State, message_of
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of, wire_dtype
 
@@ -113,7 +113,7 @@ class _CommHook:
         gradients, segment = bucket.gradients(), place.segment
         buffer: Tensor = bucket.buffer()
         place.read(gradients, 1 / dist.get_world_size(self._group))
-        payload = self._compressor.compress(segment, place.state, round).payload
+        payload = message_of(self._compressor, segment, place.state, round).payload
         own = torch.from_numpy(payload).to(buffer.device)
         if self._compressor.traits.reducible:
             # Into memory of its own: the payload may be the segment's.

@@ -36,6 +36,7 @@ from hocket.compressor.api import (
     SparseValues,
     State,
     dtype_of,
+    message_of,
     numel_of,
     whole_bytes,
 )
@@ -140,7 +141,7 @@ class Wrapper(Compressor):
         self.compressor.prepare(segments, round, size, scale)
 
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
-        return self.compressor.compress(segment, state.inner, round)
+        return message_of(self.compressor, segment, state.inner, round)
 
     def answer(self, total: Message, segment: Segment, state: Any) -> Message | None:
         return self.compressor.answer(total, segment, state.inner)
@@ -276,11 +277,11 @@ class ErrorFeedback(Wrapper):
         state.source = carrier = state.carrier
         if not is_finite(data):
             state.source = segment
-            return self.compressor.compress(segment, state.inner, round)
+            return message_of(self.compressor, segment, state.inner, round)
         torch.add(data, state.residual, alpha=self.decay, out=state.residual)
         carrier.outgoing_trailer[:] = segment.outgoing_trailer
         carrier.stage_out()
-        payload = self.compressor.compress(carrier, state.inner, round).payload
+        payload = message_of(self.compressor, carrier, state.inner, round).payload
         # A message without compression is a view of V, which must not change with it.
         if np.may_share_memory(payload, carrier.outgoing_array):
             payload = payload.copy()
@@ -378,11 +379,11 @@ class MomentumCorrection(Wrapper):
         if len(state.terms) != len(segment.spans):
             raise HocketError(f"{segment.name} is compressed before its optimizer's terms were taken")
         if not is_finite(segment.outgoing[: segment.numel]):
-            return self.compressor.compress(segment, state.inner, round)
+            return message_of(self.compressor, segment, state.inner, round)
         with torch.no_grad():
             _accelerate(segment, state)
         segment.stage_out()
-        message = self.compressor.compress(segment, state.inner, round)
+        message = message_of(self.compressor, segment, state.inner, round)
         if self.masking:
             if self.traits.selects:
                 state.cleared.note(state.velocity, self.read(message).indices)

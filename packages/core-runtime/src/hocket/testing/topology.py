@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket import draws
-from hocket.topology.api import Neighbours, Topology
+from hocket.topology.api import Neighbours, Topology, neighbours_fault
 
 __all__ = ["Irregular", "TopologyConformance"]
 
@@ -102,21 +102,13 @@ class TopologyConformance:
     @given(round=_ROUNDS, segment=_SEGMENTS)
     def test_sends_and_receives_match(self, topology: Topology, round: int, segment: int) -> None:
         for size in self.possible_sizes():
-            of_ranks = [topology.neighbours(rank, size, round, segment) for rank in range(size)]
-            sent = {(rank, to) for rank in range(size) for to in of_ranks[rank].send_to}
-            received = {(source, rank) for rank in range(size) for source in of_ranks[rank].receive_from}
-            assert sent == received
-            for rank, neighbours in enumerate(of_ranks):
-                for others in (neighbours.send_to, neighbours.receive_from):
-                    assert len(set(others)) == len(others), "a neighbour appears twice"
-                    assert set(others) <= set(range(size)) - {rank}
-                    # They travel in messages and index Python lists: NumPy's integers would not do.
-                    assert all(type(other) is int for other in others)
+            _check_neighbours(topology, size, round, segment)
 
     @_EXAMPLES
     @given(round=_ROUNDS, segment=_SEGMENTS)
     def test_mixing_matrix_is_what_the_ranks_do(self, topology: Topology, round: int, segment: int) -> None:
         for size in self.possible_sizes():
+            _check_neighbours(topology, size, round, segment)
             expected = np.zeros((size, size))
             for rank in range(size):
                 neighbours = topology.neighbours(rank, size, round, segment)
@@ -125,35 +117,42 @@ class TopologyConformance:
                     expected[to, rank] = weight
             matrix = topology.mixing_matrix(size, round, segment)
             assert matrix.dtype == np.float64
-            np.testing.assert_array_equal(matrix, expected)
+            np.testing.assert_array_equal(matrix, expected, _case(size, round, segment))
 
     @_EXAMPLES
     @given(round=_ROUNDS, segment=_SEGMENTS)
     def test_terms_follow_the_neighbours(self, topology: Topology, round: int, segment: int) -> None:
         for size in self.possible_sizes():
+            _check_neighbours(topology, size, round, segment)
             terms = topology.mixing_rows(size, round, segment)
             for told, followed in zip(
                 terms, Topology.mixing_rows(topology, size, round, segment), strict=True
             ):
                 assert told.dtype == followed.dtype
-                np.testing.assert_array_equal(told, followed)
+                np.testing.assert_array_equal(told, followed, _case(size, round, segment))
             matrix = np.zeros((size, size))
             for rank in range(size):
                 own = slice(terms.starts[rank], terms.starts[rank + 1])
                 neighbours = topology.neighbours(rank, size, round, segment)
                 assert tuple(terms.sources[own]) == (rank, *neighbours.receive_from)
                 matrix[rank, terms.sources[own]] = terms.weights[own]
-            np.testing.assert_array_equal(matrix, topology.mixing_matrix(size, round, segment))
+            expected = topology.mixing_matrix(size, round, segment)
+            np.testing.assert_array_equal(matrix, expected, _case(size, round, segment))
 
     @_EXAMPLES
     @given(round=_ROUNDS, segment=_SEGMENTS)
     def test_weights_are_as_declared(self, topology: Topology, round: int, segment: int) -> None:
         for size in self.possible_sizes():
             matrix = topology.mixing_matrix(size, round, segment)
-            assert (matrix >= 0).all()
-            for axis, declared in enumerate((topology.columns_sum_to_one, topology.rows_sum_to_one)):
-                if declared:
-                    np.testing.assert_allclose(matrix.sum(axis=axis), 1, atol=1e-12)
+            assert (matrix >= 0).all(), f"{_case(size, round, segment)}: a weight is less than 0"
+            for axis, name in enumerate(("columns_sum_to_one", "rows_sum_to_one")):
+                if getattr(topology, name):
+                    np.testing.assert_allclose(
+                        matrix.sum(axis=axis),
+                        1,
+                        atol=1e-12,
+                        err_msg=f"{_case(size, round, segment)}, {name} is True",
+                    )
 
     def test_sums_that_are_one_are_declared(self, topology: Topology) -> None:
         matrices = [topology.mixing_matrix(size, 0, 0) for size in self.possible_sizes()]
@@ -174,7 +173,10 @@ class TopologyConformance:
         for size in reversed(sizes):
             topology.neighbours(0, size, round + 1, segment + 1)
             again[size] = copy.deepcopy(topology).neighbours(size - 1, size, round, segment)
-        assert first == [again[size] for size in sizes]
+        for size, answer in zip(sizes, first, strict=True):
+            assert answer == again[size], (
+                f"{_case(size, round, segment)}: rank {size - 1} is first told {answer}, and then {again[size]}"
+            )
         assert random.getstate() == python_state
         assert repr(np.random.get_state()) == repr(numpy_state)
 
@@ -186,11 +188,25 @@ class TopologyConformance:
         if not topology.differs_by_segment:
             for size in self.possible_sizes():
                 one, other = (topology.neighbours(size - 1, size, round, s) for s in (0, segment))
-                assert one == other
+                assert one == other, (
+                    f"size {size}, round {round}: rank {size - 1} has {one} for segment 0 and {other} for segment "
+                    f"{segment}: declare differs_by_segment = True"
+                )
 
     def test_a_rank_alone_keeps_its_value(self, topology: Topology) -> None:
         if 1 in self.possible_sizes():
             assert topology.mixing_matrix(1, 0, 0).tolist() == [[1.0]]
+
+
+def _case(size: int, round: int, segment: int) -> str:
+    return f"size {size}, round {round}, segment {segment}"
+
+
+def _check_neighbours(topology: Topology, size: int, round: int, segment: int) -> None:
+    everyone = [topology.neighbours(rank, size, round, segment) for rank in range(size)]
+    for rank in range(size):
+        fault = neighbours_fault(topology, rank, size, everyone.__getitem__)
+        assert fault is None, f"{_case(size, round, segment)}: {fault}"
 
 
 def _refusal(topology: Topology, size: int) -> str | None:

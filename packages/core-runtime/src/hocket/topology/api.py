@@ -9,7 +9,9 @@ each other, but at a mean in which some of them count more than others.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from hocket.arrays import MixingRows
 from hocket.configured import Configured
 
-__all__ = ["Neighbours", "Topology"]
+__all__ = ["Neighbours", "Topology", "neighbours_fault"]
 
 
 @dataclass(frozen=True)
@@ -130,3 +132,43 @@ class Topology(Configured, ABC):
             matrix[rank, rank] = neighbours.self_weight
             matrix[list(neighbours.send_to), rank] = neighbours.send_weights
         return matrix
+
+
+def neighbours_fault(
+    topology: Topology, rank: int, size: int, neighbours_of: Callable[[int], Neighbours]
+) -> str | None:
+    """Return where a rank's neighbours and weights break the contract of `Topology`; None where they do not.
+
+    Args:
+        topology: what it declares.
+        rank, size: whose neighbours are looked at, among how many ranks.
+        neighbours_of: what the topology answers, by rank, in one round for one segment; asked for the rank and its
+            neighbours.
+    """
+    own, who = neighbours_of(rank), f"rank {rank} of {size}"
+    for name, others in (("send_to", own.send_to), ("receive_from", own.receive_from)):
+        # They travel in messages and index Python lists: NumPy's integers would not do.
+        possible = all(type(other) is int and 0 <= other < size and other != rank for other in others)
+        if not possible or len(set(others)) < len(others):
+            return (
+                f"{who} has {name}={others}: it has to name other ranks of 0 to {size - 1}, each an int and once; "
+                f"where {size} ranks are not possible, check_size has to refuse them"
+            )
+    received = [own.self_weight]
+    for source in own.receive_from:
+        given = neighbours_of(source)
+        if rank not in given.send_to:
+            return f"{who} has {source} in receive_from, and rank {source} has send_to={given.send_to}"
+        received.append(given.send_weights[given.send_to.index(rank)])
+    for to in own.send_to:
+        expected = neighbours_of(to).receive_from
+        if rank not in expected:
+            return f"{who} has {to} in send_to, and rank {to} has receive_from={expected}"
+    for declaration, what, weights in (
+        ("columns_sum_to_one", "keeps and gives away", [own.self_weight, *own.send_weights]),
+        ("rows_sum_to_one", "keeps and receives", received),
+    ):
+        total = math.fsum(weights)
+        if getattr(topology, declaration) and not math.isclose(total, 1, abs_tol=1e-6):
+            return f"what {who} {what} has weights {weights} of sum {total:g}, and {declaration} is True"
+    return None
