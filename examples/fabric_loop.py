@@ -3,7 +3,8 @@
     pip install lightning-fabric
     hocket launch -n 4 fabric_loop.py --strategy diloco parameters.0.every=10
 
-Fabric keeps what is its own: device and precision, `fabric.backward`, checkpoints of rank 0, loggers, callbacks.
+Fabric keeps what is its own: device and precision, `fabric.backward`, loggers, callbacks. `session.save` keeps all that
+training goes on from, of every rank; `fabric.save` within `session.consensus()` keeps the model for others to read.
 Hocket starts the ranks, makes replicas equal, shares out samples (`hocket.loader`) and exchanges in `backward` and
 `step`. So Fabric starts no ranks: leave `devices` and `num_nodes` at 1.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +88,9 @@ def main() -> None:
     parser.add_argument("--strategy", default="agd")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the strategy")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument(
+        "--out", type=Path, help="a folder for checkpoints; the same command goes on from there"
+    )
     options = parser.parse_args()
 
     fabric = Fabric(accelerator="cpu", strategy=HocketStrategy(options.strategy, *options.overrides))
@@ -97,7 +102,10 @@ def main() -> None:
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
     session = fabric.strategy.session
     loader = hocket.loader(data, 32, shuffle=True)
-    for epoch in range(options.epochs):
+    first = 0
+    if options.out is not None and options.out.exists():
+        first = session.load(options.out).epoch
+    for epoch in range(first, options.epochs):
         for x, y in session.data(loader):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
@@ -105,8 +113,12 @@ def main() -> None:
             optimizer.step()
         mean = fabric.all_reduce(loss.detach())
         fabric.print(f"epoch {epoch + 1}: loss {mean:.3f}, mean of {fabric.world_size} ranks' last batches")
+        if options.out is not None:
+            session.save(options.out, keep=1)
     with session.consensus(), torch.no_grad():
         accuracy = (model(inputs).argmax(1) == data.tensors[1]).float().mean().item()
+        if options.out is not None:
+            fabric.save(options.out / "model.pt", {"model": model})  # rank 0 writes
     fabric.print(f"{options.strategy}: accuracy {100 * accuracy:.1f} %")
     session.close()
 

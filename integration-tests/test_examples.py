@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FULL = pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
@@ -64,6 +65,18 @@ def test_fabric_s_loop_trains(tmp_path: Path, strategy: str) -> None:
     told = launched(tmp_path, "fabric_loop.py", "--strategy", *strategy.split())
     assert told.count("mean of 2 ranks' last batches") == 3
     assert accuracy(told) > 70
+
+
+@FULL
+@needs("lightning_fabric")
+def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    given = ["--strategy", "dpsgd", "--out", "saved"]
+    whole = launched(tmp_path, "fabric_loop.py", *given[:2], "--epochs", "2")
+    launched(tmp_path, "fabric_loop.py", *given, "--epochs", "1")
+    told = launched(tmp_path, "fabric_loop.py", *given, "--epochs", "2")
+    assert "epoch 1:" not in told
+    assert whole.splitlines()[-2:] == told.splitlines()[-2:]
+    assert "model" in torch.load(tmp_path / "saved" / "model.pt")
 
 
 @FULL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -220,8 +220,7 @@ class AsTensor(SharedRandom):
 @dataclass(frozen=True)
 class Silent(SharedRandom):
     def compress(self, segment: Segment, state: State, round: int) -> Message:
-        nothing: Any = None
-        return nothing
+        return cast(Message, None)
 
 
 @pytest.mark.parametrize(
