@@ -140,6 +140,7 @@ def test_a_plugin_that_does_not_load_is_a_problem() -> None:
     first, last = plugins(broken)
     assert first.verdict is Verdict.PROBLEM
     assert "plugin 'sloth' of package hocket_no_such_module does not load: ModuleNotFoundError" in first.text
+    assert first.text.endswith(": mend it, or uninstall it")  # nobody offers another version
     assert last == Finding.ok("plugins", "none installed (`hocket plugins` shows which there are)")
 
 

@@ -140,6 +140,7 @@ def test_another_missing_plugin_is_answered_with_what_is_installed(install: Any)
     install("sloth", EMPTY)
     message = message_of(Registry(), "slot.thing")
     assert message.startswith("no installed package registers a plugin 'slot' (installed: ")
+    assert "check [project.entry-points.hocket] of its pyproject.toml, and pip install -e . again" in message
     assert message.endswith("Did you mean 'sloth'?")
     assert "(installed: none)" in message_of(Registry(lambda: []), "slot.thing")
 
@@ -222,8 +223,13 @@ def test_an_unknown_name_is_answered_with_what_there_is(install: Any) -> None:
     install("crossover", CROSSOVER)
     registry = Registry()
     assert message_of(registry, "complet") == (
-        "there is no topology 'complet'; there are: complete, exponential, irregular_directed, random_matching, ring. "
-        "Did you mean 'complete'?"
+        "there is no topology 'complet'; there are: complete, crossover.fair_random, crossover.lazy, exponential, "
+        "irregular_directed, random_matching, ring. Did you mean 'complete'?"
+    )
+    assert "Did you mean 'crossover.fair_random'?" in message_of(Registry(), "fair_random")
+    assert (
+        "Plugin 'crossover' of hocket-crossover 1.0 registers no collective: registry.collective"
+        in message_of(registry, "crossover.lossy", "collective")
     )
     message = message_of(registry, "crossover.fair_randm")
     known = "complete, crossover.fair_random, crossover.lazy, exponential, irregular_directed, random_matching, ring"

@@ -10,6 +10,7 @@ from hocket.cli.finding import Finding
 from hocket.errors import MissingPluginError
 from hocket.installing import how_to_install
 from hocket.plugin import Registry, default_registry
+from hocket.plugin.discovery import KNOWN_WORDS
 
 __all__ = ["both_mpis", "gpu", "numba_cache", "plugins", "torch_build"]
 
@@ -85,7 +86,8 @@ def plugins(registry: Registry | None = None) -> Iterator[Finding]:
         try:
             loaded.append(str(registry.load(word)))
         except MissingPluginError as error:
-            yield Finding.problem("plugins", f"{error}: upgrade its package, or uninstall it")
+            mend = "upgrade its package" if word in KNOWN_WORDS else "mend it"
+            yield Finding.problem("plugins", f"{error}: {mend}, or uninstall it")
     yield Finding.ok(
         "plugins", ", ".join(loaded) or "none installed (`hocket plugins` shows which there are)"
     )

@@ -113,7 +113,10 @@ def _advice(word: str, words: list[str]) -> str:
         return f"plugin {word!r} is not installed: {how_to_install(f'hocket-{word}')}"
     have = ", ".join(sorted(words)) or "none"
     hint = suggest(word, {*words, *KNOWN_WORDS})
-    return f"no installed package registers a plugin {word!r} (installed: {have}).{hint}"
+    return (
+        f"no installed package registers a plugin {word!r} (installed: {have}). If it is your own, check "
+        f"[project.entry-points.hocket] of its pyproject.toml, and pip install -e . again.{hint}"
+    )
 
 
 def _check_core(entry: EntryPoint, plugin: Plugin) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from hocket.errors import ConfigError, MissingPluginError, did_you_mean, near_words, suggest
+from hocket.errors import ConfigError, MissingPluginError, did_you_mean, near_words
 from hocket.installing import how_to_install
 from hocket.plugin import core, hookspecs
 from hocket.plugin.discovery import (
@@ -110,11 +110,9 @@ class Registry(Registrar):
         )
 
     def _near_recipes(self, name: str) -> str:
-        """Return which recipes of all plugins may be meant: those that lack only their prefix, else near ones."""
+        """Return which recipes of all plugins may be meant."""
         self.load_installed()
-        names = sorted(self._tables.recipes)
-        without_prefix = [full for full in names if full.rpartition(".")[2] == name]
-        return did_you_mean(without_prefix or near_words(name, names))
+        return did_you_mean(_near(name, sorted(self._tables.recipes)))
 
     def components(self) -> tuple[Registration, ...]:
         """Return everything registered so far, by kind and name."""
@@ -188,10 +186,16 @@ class Registry(Registrar):
             self._loaded[plugin.word] = plugin
 
     def _unknown(self, kind: Kind, name: str) -> ConfigError:
+        self.load_installed()
         allowed = self.names(kind)
         others = [other for other in Kind if (other, name) in self._tables.components]
         problem = f"{name!r} is a {others[0]}, not a {kind}" if others else f"there is no {kind} {name!r}"
-        message = f"{problem}; there are: {', '.join(allowed) or 'none'}.{suggest(name, allowed)}"
+        message = (
+            f"{problem}; there are: {', '.join(allowed) or 'none'}.{did_you_mean(_near(name, allowed)[:1])}"
+        )
+        plugin = self._loaded.get(name.partition(".")[0])
+        if plugin is not None and plugin.prefix and not any(own.startswith(plugin.prefix) for own in allowed):
+            message += f" Plugin {plugin.word!r} of {plugin} registers no {kind}: registry.{kind}(...) in its hocket_register"
         if kind is not Kind.TASK:
             return ConfigError(message)
         message += f" One of your own is module:attribute, such as {name.removesuffix('.py')}:MyTask"
@@ -201,6 +205,11 @@ class Registry(Registrar):
         return MissingPluginError(
             f"{message}. Others are in {package}, not installed: {how_to_install(package)}"
         )
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    """Return which of all plugins' names may be meant: those that lack only their prefix, else near ones."""
+    return [full for full in names if full.rpartition(".")[2] == name] or near_words(name, names)
 
 
 @cache
