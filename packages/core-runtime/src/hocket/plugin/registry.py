@@ -195,7 +195,8 @@ class Registry(Registrar):
         )
         plugin = self._loaded.get(name.partition(".")[0])
         if plugin is not None and plugin.prefix and not any(own.startswith(plugin.prefix) for own in allowed):
-            message += f" Plugin {plugin.word!r} of {plugin} registers no {kind}: registry.{kind}(...) in its hocket_register"
+            message += f" Plugin {plugin.word!r} of {plugin} registers no {kind}: "
+            message += f"registry.{kind}(...) in its hocket_register does"
         if kind is not Kind.TASK:
             return ConfigError(message)
         message += f" One of your own is module:attribute, such as {name.removesuffix('.py')}:MyTask"
