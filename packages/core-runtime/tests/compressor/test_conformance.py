@@ -281,6 +281,6 @@ def test_a_message_that_cannot_travel_ends_the_first_round(
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
 
-    where = rf"gradients\.0\[0\]: in round 0 compress of .*{type(bad).__name__} returned {told}.*CompressorConformance"
+    where = rf"gradients\.0\[0\]: compressor .*{type(bad).__name__} in round 0: compress returned {told}.*CompressorConformance"
     with pytest.raises(UserError, match=where):
         hocket.virtual(2).run(train)

@@ -346,8 +346,8 @@ def message_of(compressor: Compressor, segment: Segment, state: State, round: in
             from hocket.config.component import component_name
 
             raise UserError(
-                f"{segment.name}: in round {round} compress of {component_name(compressor)} returned {fault}. Run its "
-                "conformance suite, hocket.testing.compressor.CompressorConformance"
+                f"{segment.name}: compressor {component_name(compressor)} in round {round}: compress returned {fault}. "
+                "Run its conformance suite, hocket.testing.compressor.CompressorConformance"
             )
         state._looked_at = True
     return message
