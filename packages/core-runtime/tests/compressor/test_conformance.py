@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -248,6 +249,10 @@ def test_the_suite_fails_for_what_breaks_the_contract(bad: Compressor, test: str
         getattr(CompressorConformance(), test)(bad, make_segment([900, 100], trailer_numel=3))
 
 
+def test_pytest_tells_what_assertions_of_the_suites_compare() -> None:
+    assert type(sys.modules[CompressorConformance.__module__].__loader__).__name__ == "AssertionRewritingHook"
+
+
 def test_the_suite_says_which_elements_and_numbers() -> None:
     suite, segment = CompressorConformance(), make_segment([900, 100], trailer_numel=3)
     with pytest.raises(
@@ -281,6 +286,8 @@ def test_a_message_that_cannot_travel_ends_the_first_round(
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
 
-    where = rf"gradients\.0\[0\]: compressor .*{type(bad).__name__} in round 0: compress returned {told}.*CompressorConformance"
+    where = (
+        rf"gradients\.0\[0\]: compressor .*{type(bad).__name__} in round 0: compress returned {told}.*Run its"
+    )
     with pytest.raises(UserError, match=where):
         hocket.virtual(2).run(train)
