@@ -241,6 +241,43 @@ class CompressorConformance:
                 msg=_because(f"accumulate with weight {weight:g} is not out += weight * message"),
             )
 
+    def test_outgoing_stays_as_it_is(self, compressor: Compressor, segment: Segment) -> None:
+        if compressor.traits.applies_optimizer_terms or compressor.traits.prepares:
+            return
+        state = compressor.init(segment)
+        for round in range(2):
+            fill(segment, round)
+            before = segment.outgoing.clone()
+            message = run_round(compressor, segment, state, round)
+            dense(compressor, message)
+            assert torch.equal(segment.outgoing, before), (
+                f"round {round}: {_places(segment.outgoing != before)} of outgoing have changed; only a compressor "
+                "with applies_optimizer_terms or prepares may write there"
+            )
+
+    def test_what_prepares_says_so(self, compressor: Compressor, segment: Segment) -> None:
+        if not compressor.traits.prepares:
+            fill(segment, 0)
+            before = segment.outgoing.clone()
+            compressor.prepare([segment], 0, 2, 0.5)
+            assert torch.equal(segment.outgoing, before), (
+                f"prepare has changed {_places(segment.outgoing != before)} of outgoing: declare prepares=True"
+            )
+
+    def test_messages_of_two_segments_are_apart(self, compressor: Compressor) -> None:
+        first, second = (make_segment([50], index=index, device=self.device) for index in range(2))
+        states = [compressor.init(first), compressor.init(second)]
+        fill(first, 1)
+        message = run_round(compressor, first, states[0], 0)
+        before = message.payload.copy()
+        fill(second, 2)
+        run_round(compressor, second, states[1], 0)
+        np.testing.assert_array_equal(
+            message.payload,
+            before,
+            err_msg="segment 0's message changed when segment 1 was compressed: give each its own memory",
+        )
+
     def test_deterministic(self, compressor: Compressor, segment: Segment) -> None:
         first, second = (self._payloads(compressor, segment, range(3)) for _ in range(2))
         for round in range(3):
