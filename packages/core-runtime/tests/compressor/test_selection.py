@@ -32,9 +32,8 @@ from hocket.segment.segment import Segment
 from hocket.testing.compressor import dense, fill, make_segment, run_round
 
 # Few different values, so that there are ties, and all kinds of them.
-_VALUES = st.sampled_from(
-    [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-38, 3e38, math.inf, -math.inf, math.nan]
-)
+_KINDS = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 1e-45, -1e-38, 3e38, math.inf, -math.inf, math.nan)
+_VALUES = st.sampled_from([float(np.float32(each)) for each in _KINDS])
 _ARRAYS = arrays.arrays(np.float32, st.integers(0, 40), elements=_VALUES | st.floats(width=32))
 
 
