@@ -206,7 +206,8 @@ class TestUnderALauncher:
         ended = hocket("run", "sgd", "-n", "2", "optimizer=muon", "optimizer.lr=0.1", cwd=tmp_path)
         assert ended.returncode == 2
         [message] = ended.stderr.strip("\0\n").splitlines()
-        assert message.startswith("hocket: rank ")
+        # One rank speaks for all where both had time to find it.
+        assert message.startswith(("hocket: rank ", "hocket: all ranks "))
         assert "optimizer: muon takes matrices only: add rest: " in message
 
     def test_a_number_of_ranks_that_the_launcher_did_not_start(self, tmp_path: Path) -> None:
