@@ -45,18 +45,22 @@ def refused(training: Training, folder: Path) -> str:
     [
         (
             Training(("dpsgd", "parameters.0.topology=exponential")),
-            "step-00000003: strategy: parameters.0.topology.name: expected exponential, found ring",
+            "step-00000003: strategy: parameters.0.topology.name: this session has exponential, the checkpoint ring",
         ),
         (
             Training(("local",)),
-            "step-00000003: strategy: parameters.0.collective.name: expected nothing, found gossip",
+            "step-00000003: strategy: parameters.0.collective.name: this session has nothing, the checkpoint gossip",
         ),
         (
             Training(("dpsgd",), width=9),
-            r"rank-0000.safetensors: model/parameters/1.weight: expected float32\[9, 5\], found float32\[7, 5\] "
-            r"\(6 more differ\)",
+            r"rank-0000.safetensors: model/parameters/1.weight: this session has float32\[9, 5\], "
+            r"the checkpoint float32\[7, 5\] \(6 more differ\): "
+            r"go on with what it was saved with, or begin anew in another folder",
         ),
-        (Training(("dpsgd",), optimizer="adam"), "step-00000003: optimizer: expected Adam, found SGD"),
+        (
+            Training(("dpsgd",), optimizer="adam"),
+            "step-00000003: optimizer: this session has Adam, the checkpoint SGD",
+        ),
     ],
 )
 def test_of_something_else(training: Training, expected: str, saved: Path) -> None:

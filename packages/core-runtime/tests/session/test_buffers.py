@@ -83,6 +83,16 @@ def test_a_session_says_where_outer_parameters_leave_them_alone(caplog: pytest.L
     with caplog.at_level(logging.WARNING, "hocket"):
         on_ranks(RANKS, lambda rank: train(rank, OUTER))
         assert "the model's 3 buffers (BatchNorm's statistics) stay each rank's own" in caplog.text
+        assert "parameters.0.buffers=mean" in caplog.text
+        caplog.clear()
+        # Among leaders it is refused, so that it is no advice.
+        led = (
+            "parameters=[{collective: allreduce, over: {name: leaders, size: 1}, segments: bytes, every: 2, "
+            "outer: {name: sgd, lr: 0.7}}, {collective: broadcast, over: {name: group, size: 1}, segments: bytes, every: 2}]"
+        )
+        on_ranks(RANKS, lambda rank: train(rank, led))
+        assert "stay each rank's own" in caplog.text
+        assert "buffers=mean" not in caplog.text
         caplog.clear()
         on_ranks(RANKS, lambda rank: train(rank, OUTER, "parameters.0.buffers=mean"))
         on_ranks(RANKS, train)

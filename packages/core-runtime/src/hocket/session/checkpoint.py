@@ -423,6 +423,6 @@ def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, obje
         key = differing[0]
         others = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
         raise CheckpointError(
-            f"{what}{key and ': '}{key}: expected {expected.get(key, 'nothing')}, found {found.get(key, 'nothing')}"
-            f"{others}"
+            f"{what}{key and ': '}{key}: this session has {expected.get(key, 'nothing')}, the checkpoint "
+            f"{found.get(key, 'nothing')}{others}: go on with what it was saved with, or begin anew in another folder"
         )

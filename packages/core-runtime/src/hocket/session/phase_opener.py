@@ -27,6 +27,7 @@ from hocket.session.ranks import Ranks
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, Contribution
 from hocket.strategy.exchange import GRADIENTS, Buffers, Exchange, Progress
+from hocket.strategy.scope import Leaders
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
 from hocket.transport.peer import Peer
@@ -179,12 +180,12 @@ class PhaseOpener:
             return True
         left = averaged_buffers(model)
         if left and exchange.outer is not None and self._peer.rank == 0 and self._peer.size > 1:
+            cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
             _log.warning(
-                "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus: "
-                "%s.buffers=mean averages them with the outer parameters",
+                "%s: the model's %d buffers (BatchNorm's statistics) stay each rank's own until a consensus%s",
                 exchange.name,
                 len(left),
-                exchange.name,
+                "" if isinstance(exchange.over, Leaders) else cure,  # leaders' members would not hear of it
             )
         return False
 
