@@ -88,7 +88,8 @@ def test_a_session_says_where_outer_parameters_leave_them_alone(caplog: pytest.L
         # Among leaders it is refused, so that it is no advice.
         led = (
             "parameters=[{collective: allreduce, over: {name: leaders, size: 1}, segments: bytes, every: 2, "
-            "outer: {name: sgd, lr: 0.7}}, {collective: broadcast, over: {name: group, size: 1}, segments: bytes, every: 2}]"
+            "outer: {name: sgd, lr: 0.7}}, {collective: broadcast, over: {name: group, size: 1}, segments: bytes, "
+            "every: 2}]"
         )
         on_ranks(RANKS, lambda rank: train(rank, led))
         assert "stay each rank's own" in caplog.text
