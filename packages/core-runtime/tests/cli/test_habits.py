@@ -82,6 +82,16 @@ def test_a_dry_run_says_what_would_be_started(tmp_path: Path, monkeypatch: pytes
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 8
 
 
+def test_a_phase_that_is_never_reached_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "phases.yaml"
+    file.write_text("recipe: sgd\nphases: {8: {gradients: [], parameters: [{collective: allreduce}]}}\n")
+    words = ["run", str(file), "-n", "2", "--transport", "virtual", "--out", str(tmp_path / "out")]
+    warning = "hocket: warning: phases.8 is never reached: the run ends after step 8. Let it begin earlier, or raise"
+    for steps, told in ((8, True), (9, False)):
+        assert (warning in invoke(*words, f"steps={steps}", "--dry-run").output) is told
+    assert warning in invoke(*words, "steps=8").output
+
+
 def test_a_dry_run_that_refuses_says_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,7 +186,11 @@ def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
         "strategy: {gradients: [{collective: allreduce}]}\nphases: {100: {gradients: [], parameters: [%s]}}\n"
     )
     (tmp_path / "later.yaml").write_text(phases % exchange)
-    assert "later.yaml, from step 100 on" in recommend(str(tmp_path / "later.yaml"), *SITUATION)
+    (tmp_path / "based.yaml").write_text(f"recipe: agd\n{phases.partition(chr(10))[2] % exchange}")
+    for name in ("later.yaml", "based.yaml"):
+        shown = recommend(str(tmp_path / name), *SITUATION)
+        # Not what the recipe costs that comes before.
+        assert f"{name}, from step 100 on: your own phase" in shown
 
 
 def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:

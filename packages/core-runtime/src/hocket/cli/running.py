@@ -200,13 +200,14 @@ def _announce(
 
 def _show_length(run: RunConfig, data: TaskData) -> None:
     """Say how long a run would be that is not started."""
-    from hocket.training.loop import steps_per_epoch
+    from hocket.training.loop import steps_per_epoch, tell_unreached_phases
 
     assert run.ranks is not None
     samples = len(cast(Sized, data.train))
     replicas = build_engine(run).data_size(run.ranks)
     per_epoch = steps_per_epoch(run, samples, replicas)
     steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
+    tell_unreached_phases(run, steps, print)
     print(
         f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * replicas:,} samples, "
         f"{per_epoch:,} in an epoch; everything was checked, and nothing was started"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,16 @@ class _SinceRow:
     def add(self, loss: float, samples: int) -> None:
         self.loss += loss * samples
         self.samples += samples
+
+
+def tell_unreached_phases(run: RunConfig, steps: int, tell: Callable[[str], None]) -> None:
+    """Say which phases begin after a run's last step: all that was measured would be of another strategy."""
+    for phase in run.strategy.phases:
+        if phase.step >= steps:
+            tell(
+                f"hocket: warning: phases.{phase.step} is never reached: the run ends after step {steps}. Let it begin "
+                "earlier, or raise steps or epochs"
+            )
 
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
@@ -168,6 +178,7 @@ class _Run:
         epochs = run.epochs - session.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
+        tell_unreached_phases(run, self._steps, session.print)
         if resume and session.step >= self._steps and display is not Display.QUIET:
             session.print(
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
