@@ -149,6 +149,30 @@ def test_a_run_that_fails_leaves_the_others(
     assert "run (2 seeds)" in ended.out or "sgd (2 seeds)" in ended.out
 
 
+def test_runs_of_other_code_are_not_mixed_silently(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "from hocket.task import Digits\n\n\nclass Coded(Digits):\n    pass\n"
+    (tmp_path / "coded.py").write_text(task)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    command = ("sweep", "sgd", "task=coded:Coded", "steps=3", "--out", "out")
+    assert hocket(*command, "seed=0").status == 0
+    assert "run: has ended before" in hocket(*command, "seed=0").out
+    assert hocket(*command, "seed=1,2").err == ""
+    (tmp_path / "coded.py").write_text(task.replace("pass", "x = 1"))
+    refused = hocket(*command, "seed=1,2,3")
+    assert (refused.status, refused.out) == (2, "")
+    assert "out/seed=1 holds a run of other code: coded.py changed since" in refused.err
+    assert not (tmp_path / "out" / "seed=3").exists()
+
+    later = hocket(*command, "seed=3,4")
+    assert later.status == 0, later.err
+    ended = hocket("compare", "out")
+    told = "coded.py is another in each of: run, seed=1, seed=2; seed=3, seed=4"
+    assert ended.err == f"hocket: the runs are of different code: {told}\n"
+
+
 def test_a_strategy_replaces_that_of_a_file_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(

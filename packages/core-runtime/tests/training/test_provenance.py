@@ -28,7 +28,8 @@ OPTIMIZER = "import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n"
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 
 
-def hocket(*words: str, folder: Path) -> None:
+def hocket(*words: str, folder: Path) -> str:
+    """Return what it says on stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "hocket", *words],
         cwd=folder,
@@ -38,6 +39,7 @@ def hocket(*words: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:
@@ -69,19 +71,25 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
         name: version(name) for name in ("torch", "hocket-core")
     }
     assert start["hosts"] == {platform.node(): "0-1"}
-    assert start["sources"] == ["mine/tasks.py", "optimizers.py"]
+    assert start["sources"] == ["source/mine/tasks.py", "source/optimizers.py"]
     for name in start["sources"]:
-        assert (out / "source" / name).read_bytes() == (home / name).read_bytes()
+        assert (out / name).read_bytes() == (home / name.removeprefix("source/")).read_bytes()
 
     (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "9.0"))
     hocket("run", "../config.yaml", "--out", "../../again", "-q", folder=out / "source")
     assert (home / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
-    hocket("resume", "out", "steps=6", "-q", folder=home)
+    warned = hocket("resume", "out", "steps=6", "-q", folder=home)
+    assert "goes on with other code than before: mine/tasks.py changed since" in warned
     first, second = starts(out)
+    assert second["sources"] == ["source-2/mine/tasks.py", "source-2/optimizers.py"]
+    for name, scale in (("source", "3.0"), ("source-2", "9.0")):
+        assert (out / name / "mine" / "tasks.py").read_text() == TASK.replace("SCALE", scale)
     assert first == start
     assert (second["command"], second["git"]["dirty"]) == ("hocket resume out steps=6 -q", True)
     assert not list(out.glob("*.next.*"))
+    assert "other code" not in hocket("resume", "out", "steps=8", "-q", folder=home)
+    assert starts(out)[-1]["sources"] == second["sources"]
 
 
 def test_ranks_by_host_are_those_of_a_plain_count() -> None:

@@ -18,6 +18,7 @@ from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
 from hocket.installing import how_to_install
 from hocket.training import CHECKPOINTS, REPORT
+from hocket.training.provenance import kept_modules
 
 __all__ = ["compare_command", "require_plotly", "write_report"]
 
@@ -107,6 +108,14 @@ def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[s
     if len(clocks) > 1:
         told = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
         notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
+    versions: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        for module, contents in kept_modules(record.folder).items():
+            versions.setdefault(module, {}).setdefault(str(sorted(contents)), []).append(record)
+    for module, by_contents in sorted(versions.items()):
+        if len(by_contents) > 1:
+            told = "; ".join(map(_labels, by_contents.values()))
+            notes.append(f"the runs are of different code: {module} is another in each of: {told}")
     for record in records:
         if record.summary is None:
             notes.append(

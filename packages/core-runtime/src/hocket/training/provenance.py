@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -19,7 +20,16 @@ from typing import Any
 from hocket.plugin.discovery import CORE, installed
 from hocket.training import SOURCE, STARTS
 
-__all__ = ["add_start", "describe_start", "keep_user_modules", "ranks_by_host"]
+__all__ = [
+    "add_start",
+    "changed_modules",
+    "describe_start",
+    "keep_user_modules",
+    "kept_modules",
+    "ranks_by_host",
+]
+
+_log = logging.getLogger(__name__)
 
 _PACKAGES = (CORE.package, "torch", "numpy", "numba", "mpi4py")
 #: Of a run's configuration, where `module:attribute` may stand.
@@ -52,7 +62,7 @@ def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> 
         anew: leave out earlier ones, which were another run's.
     """
     path = folder / STARTS
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not anew else []
+    earlier = [] if anew else _starts(folder)
     path.write_text(json.dumps([*earlier, start], indent=2) + "\n", encoding="utf-8")
 
 
@@ -64,32 +74,110 @@ def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def keep_user_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Copy the user's own modules that a configuration names to a folder's `source`, and return where they lie in that.
+def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool = False) -> list[str]:
+    """Copy the user's own modules that a run is of to a folder's `source`, and return where they lie in the folder.
 
     They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. Those of installed packages are left out.
+    What the run was begun with is kept: where it goes on with other code, copies go to `source-2` and so on.
 
     Args:
         config: a run's, complete; what it names has been imported.
         folder: of the run's results.
+        resumed: whether the run in the folder goes on; a warning names the modules that have changed since.
     """
-    from hocket.session.ranks import flattened
-    from hocket.task.user import user_file
-
+    name = SOURCE
+    if resumed and (starts := _starts(folder)):
+        changed = changed_modules(config, folder)
+        name = f"{SOURCE}-{len(starts) + 1}" if changed else _source_of(starts[-1])
+        if changed:
+            _log.warning(
+                "the run in %s goes on with other code than before: %s changed since; copies of both are kept, these "
+                "in %s",
+                folder,
+                ", ".join(changed),
+                folder / name,
+            )
     kept = []
-    for named in flattened({key: config.get(key) for key in _NAMING}).values():
-        module, separator, _ = str(named).partition(":")
-        found = user_file(module) if separator else None
-        if found is None:
-            continue
-        path = Path(*module.split("."))
-        path = path / found.name if found.stem == "__init__" else path.with_suffix(found.suffix)
-        target = folder / SOURCE / path
+    for path, found in _user_modules(config).items():
+        target = folder / name / path
         if not (target.exists() and target.samefile(found)):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
-        kept.append(str(path))
-    return sorted(set(kept))
+        kept.append(str(Path(name) / path))
+    return sorted(kept)
+
+
+def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the user's own modules that are others than a folder's run had when it was last started.
+
+    Args:
+        config: a run's, complete; what it names has been imported.
+        folder: of a run's results; without `run.json`, nothing is known to have changed.
+    """
+    starts = _starts(folder)
+    changed = []
+    for kept in starts[-1].get("sources", ()) if starts else ():
+        path = _below_source(kept)
+        places = (root / path for root in (Path.cwd(), *_roots(config)))
+        found = next((place for place in places if place.is_file()), None)
+        if (
+            found is not None
+            and (folder / kept).is_file()
+            and found.read_bytes() != (folder / kept).read_bytes()
+        ):
+            changed.append(str(path))
+    return changed
+
+
+def kept_modules(folder: Path) -> dict[str, set[bytes]]:
+    """Return the contents of the user's own modules that a folder's run was of, one for each that it went on with."""
+    found: dict[str, set[bytes]] = {}
+    for start in _starts(folder):
+        for kept in start.get("sources", ()):
+            if (folder / kept).is_file():
+                found.setdefault(str(_below_source(kept)), set()).add((folder / kept).read_bytes())
+    return found
+
+
+def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
+    """Return the files of the modules that a configuration names, by where they lie below a folder of modules."""
+    return {_path_of(module, found): found for module, found in _named(config)}
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Yield the user's own modules that a configuration names, and their files."""
+    from hocket.session.ranks import flattened
+    from hocket.task.user import user_file
+
+    for named in flattened({key: config.get(key) for key in _NAMING}).values():
+        module, separator, _ = str(named).partition(":")
+        found = user_file(module) if separator else None
+        if found is not None:
+            yield module, found
+
+
+def _roots(config: Mapping[str, Any]) -> list[Path]:
+    """Return the folders that the modules which a configuration names were found in."""
+    return [found.parents[len(_path_of(module, found).parts) - 1] for module, found in _named(config)]
+
+
+def _path_of(module: str, file: Path) -> Path:
+    path = Path(*module.split("."))
+    return path / file.name if file.stem == "__init__" else path.with_suffix(file.suffix)
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    path = folder / STARTS
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found
+
+
+def _source_of(start: Mapping[str, Any]) -> str:
+    return next((Path(kept).parts[0] for kept in start.get("sources", ())), SOURCE)
+
+
+def _below_source(kept: str) -> Path:
+    return Path(*Path(kept).parts[1:])
 
 
 def _git() -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ class Results:
             return
         start = json.loads(path.read_text(encoding="utf-8"))
         start["hosts"] = ranks_by_host(self._host_names)
-        start["sources"] = keep_user_modules(config, self._folder)
+        start["sources"] = keep_user_modules(config, self._folder, resumed=self._resumed_after is not None)
         add_start(self._folder, start, anew=self._resumed_after is None)
         path.unlink()
 
