@@ -84,6 +84,25 @@ def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp
     ]
 
 
+def test_settings_that_recipes_bring_are_said(hocket: Hocket, tmp_path: Path) -> None:
+    (tmp_path / "adam.yaml").write_text(
+        "recipe: dpsgd\nname: adam\noptimizer: {name: adamw, lr: 1, weight_decay: 0.5}\n"
+    )
+    strategies = f"strategy=sgd,dpsgd,{tmp_path}/adam.yaml"
+    command = ("sweep", "sgd", strategies, "steps=2", "-n", "2", "--transport", "virtual")
+    ended = hocket(*command, "optimizer.lr=0.02,0.03", "--out", str(tmp_path / "out"))
+    assert ended.status == 0, ended.err
+    first, *lines = ended.out.splitlines()
+    assert first.startswith("6 runs")
+    assert lines[0] == "runs differ in optimizer.name: sgd in sgd, dpsgd; adamw in adam"
+    assert lines[1].startswith("runs differ in optimizer.weight_decay: 0")
+    assert "begins" in lines[2]
+    below = ended.out.partition("distance")[2]
+    assert "runs differ in optimizer.name: sgd in " in below
+    assert "runs differ in optimizer.lr: 0.02 in " in below
+    assert "runs differ in strategy" not in ended.out
+
+
 @pytest.mark.timeout(180)
 def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     steps = ["steps=60", "log_every=5"]

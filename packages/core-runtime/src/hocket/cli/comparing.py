@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
-from hocket.comparison.group import MEANING, group_by_seed
+from hocket.comparison.group import MEANING, differing_settings, group_by_seed
 from hocket.comparison.measure import measures, parse_target
 from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
@@ -52,6 +53,8 @@ def compare_command(
     )
     if any(len(group.records) > 1 for group in groups):
         print(MEANING)
+    for line in differing_settings([(group.label, group.records[0].config) for group in groups]):
+        print(textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
     if out is not None:
         from hocket.comparison.page import comparison_page
 

@@ -25,6 +25,7 @@ from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import compare_command
 from hocket.cli.folders import differing_keys
 from hocket.cli.wanted_ranks import WantedRanks
+from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
@@ -86,6 +87,11 @@ def sweep_command(
             run.check_folder()
         add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
+        swept = [argument.partition("=")[0].strip() for argument in arguments]
+        for line in differing_settings(
+            [(each.run.strategy.name or each.name, resolved(each.run)) for each in chosen], swept
+        ):
+            print(line, flush=True)
         failed = _carry_out(runs, jobs, lock)
         ended = [run.folder for run in runs if run not in failed]
         if ended:
