@@ -19,10 +19,12 @@ from hocket.training.provenance import ranks_by_host
 TASK = """
 from hocket.task import Digits
 
+from mine import scales
+
 
 class Scaled(Digits):
     def loss(self, output, target):
-        return SCALE * super().loss(output, target)
+        return SCALE * scales.ONE * super().loss(output, target)
 """
 OPTIMIZER = "import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n"
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -52,6 +54,10 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
     home = tmp_path / "home"
     (home / "mine").mkdir(parents=True)
     (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "3.0"))
+    (home / "mine" / "__init__.py").write_text("NAME = 1\n")
+    (home / "mine" / "scales.py").write_text("from plain import ONE\n\n__all__ = ['ONE']\n")
+    (home / "plain.py").write_text("ONE = 1.0\n")
+    (home / "unused.py").write_text("")
     (home / "optimizers.py").write_text(OPTIMIZER)
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*GIT, *words], cwd=home, check=True)
@@ -71,18 +77,21 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
         name: version(name) for name in ("torch", "hocket-core")
     }
     assert start["hosts"] == {platform.node(): "0-1"}
-    assert start["sources"] == ["source/mine/tasks.py", "source/optimizers.py"]
+    modules = ["mine/__init__.py", "mine/scales.py", "mine/tasks.py", "optimizers.py", "plain.py"]
+    assert start["sources"] == [f"source/{name}" for name in modules]
     for name in start["sources"]:
         assert (out / name).read_bytes() == (home / name.removeprefix("source/")).read_bytes()
 
     (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "9.0"))
+    (home / "plain.py").rename(home / "elsewhere.py")
     hocket("run", "../config.yaml", "--out", "../../again", "-q", folder=out / "source")
     assert (home / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
+    (home / "elsewhere.py").rename(home / "plain.py")
     warned = hocket("resume", "out", "steps=6", "-q", folder=home)
     assert "goes on with other code than before: mine/tasks.py changed since" in warned
     first, second = starts(out)
-    assert second["sources"] == ["source-2/mine/tasks.py", "source-2/optimizers.py"]
+    assert second["sources"] == [f"source-2/{name}" for name in modules]
     for name, scale in (("source", "3.0"), ("source-2", "9.0")):
         assert (out / name / "mine" / "tasks.py").read_text() == TASK.replace("SCALE", scale)
     assert first == start

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.plugin.discovery import CORE, installed
+from hocket.plugin.markers import PROJECT
 from hocket.training import SOURCE, STARTS
 
 __all__ = [
@@ -35,6 +36,8 @@ _PACKAGES = (CORE.package, "torch", "numpy", "numba", "mpi4py")
 #: Of a run's configuration, where `module:attribute` may stand.
 _NAMING = ("task", "optimizer", "schedulers")
 _GIT_TIMEOUT_S = 10.0
+#: A larger module, such as one of tables, is copied only where a configuration names it.
+_LARGEST_BYTES = 1 << 20
 
 
 def describe_start() -> dict[str, Any]:
@@ -77,7 +80,8 @@ def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
 def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool = False) -> list[str]:
     """Copy the user's own modules that a run is of to a folder's `source`, and return where they lie in the folder.
 
-    They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. Those of installed packages are left out.
+    They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. What the task imports goes with it;
+    modules of installed packages are left out.
     What the run was begun with is kept: where it goes on with other code, copies go to `source-2` and so on.
 
     Args:
@@ -140,8 +144,22 @@ def kept_modules(folder: Path) -> dict[str, set[bytes]]:
 
 
 def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
-    """Return the files of the modules that a configuration names, by where they lie below a folder of modules."""
-    return {_path_of(module, found): found for module, found in _named(config)}
+    """Return the files of the user's own modules, by where they lie below a folder of modules.
+
+    They are what a configuration names, and what has been imported from the working directory or beside that.
+    """
+    from hocket.task.user import user_file
+
+    found = {_path_of(module, file): file for module, file in _named(config)}
+    roots = [Path.cwd(), *_roots(config)]
+    for module in list(sys.modules):
+        file = None if module.partition(".")[0] == PROJECT else user_file(module)
+        if file is None or file.suffix != ".py" or file.stat().st_size > _LARGEST_BYTES:
+            continue
+        path = _path_of(module, file)
+        if any(root / path == file for root in roots):
+            found[path] = file
+    return found
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
