@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
-from hocket.comparison.group import MEANING, differing_settings, group_by_seed
+from hocket.comparison.group import MEANING, Group, differing_settings, group_by_seed
 from hocket.comparison.measure import measures, parse_target
 from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
@@ -40,7 +40,7 @@ def compare_command(
     aim = parse_target(target, records) if target is not None else None
     columns = measures(records, metrics, aim)
     groups = group_by_seed(records)
-    notes = _notes(records, without_metrics)
+    notes = _notes(records, groups, without_metrics)
     for note in notes:
         print(f"hocket: {note}", file=sys.stderr)
     if aim is not None:
@@ -95,11 +95,12 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
 
 
-def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[str]:
+def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: Sequence[Path]) -> list[str]:
     """Return what makes a comparison less than it seems.
 
     Args:
         records: what is compared.
+        groups: the same.
         without_metrics: folders of runs that are left out.
     """
     notes = []
@@ -119,6 +120,13 @@ def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[s
         if len(by_contents) > 1:
             told = "; ".join(map(_labels, by_contents.values()))
             notes.append(f"the runs are of different code: {module} is another in each of: {told}")
+    for group in groups:
+        for same in _by(group.records, lambda record: str(record.config["seed"])):
+            if len(same) > 1:
+                notes.append(
+                    f"{group.label} counts seed {same[0].config['seed']} {len(same)} times, and seems to spread less "
+                    f"than it does: name one of {_labels(same)}"
+                )
     for record in records:
         if record.summary is None:
             notes.append(

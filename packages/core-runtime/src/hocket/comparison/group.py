@@ -181,7 +181,11 @@ def _label(records: Sequence[Record]) -> str:
     if len(records) == 1:
         return first.label if first.summary is not None else f"{first.label} (until step {first.steps})"
     shared = _LOOSE_END.sub("", _common_start([record.label for record in records]))
-    return f"{shared or first.config.get('name') or 'run'} ({len(records)} seeds)"
+    seeds = len({record.config["seed"] for record in records})
+    count = f"{seeds} seed{'s' * (seeds > 1)}"
+    if seeds < len(records):
+        count = f"{len(records)} runs of {count}"
+    return f"{shared or first.config.get('name') or 'run'} ({count})"
 
 
 def _common_start(texts: Sequence[str]) -> str:
