@@ -30,7 +30,7 @@ OPTIMIZER = "import torch\n\n\nclass Plain(torch.optim.SGD):\n    pass\n"
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
 
 
-def hocket(*words: str, folder: Path) -> str:
+def hocket(*words: str, folder: Path, status: int = 0) -> str:
     """Return what it says on stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "hocket", *words],
@@ -40,7 +40,7 @@ def hocket(*words: str, folder: Path) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stderr
 
 
@@ -84,6 +84,11 @@ def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Pat
 
     (home / "mine" / "tasks.py").write_text(TASK.replace("SCALE", "9.0"))
     (home / "plain.py").rename(home / "elsewhere.py")
+    refused = hocket("run", "config.yaml", "--out", "../again", "-q", folder=out, status=2)
+    assert "no module 'mine.tasks' in" in refused
+    assert refused.endswith(
+        "This run's copy of it is in source: `cd source`, and name files from there: ../config.yaml\n"
+    )
     hocket("run", "../config.yaml", "--out", "../../again", "-q", folder=out / "source")
     assert (home / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
