@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -12,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
@@ -25,6 +28,7 @@ __all__ = [
     "add_start",
     "changed_modules",
     "describe_start",
+    "imported_versions",
     "keep_user_modules",
     "kept_modules",
     "ranks_by_host",
@@ -43,13 +47,15 @@ _LARGEST_BYTES = 1 << 20
 def describe_start() -> dict[str, Any]:
     """Return what is started here and with what: command, time, working directory, its git commit, versions.
 
-    `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit.
+    `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit. `hocket` is
+    the same of Hocket's own source, and None where it was installed from a package index.
     """
     return {
         "command": shlex.join(["hocket", *sys.argv[1:]]),
         "directory": os.getcwd(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": _git(),
+        "git": _git(os.getcwd()),
+        "hocket": _git_of_hocket(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
@@ -109,6 +115,18 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
             shutil.copyfile(found, target)
         kept.append(str(Path(name) / path))
     return sorted(kept)
+
+
+def imported_versions(files: Iterable[Path]) -> dict[str, str]:
+    """Return the versions of the installed packages that modules import, by the packages' names."""
+    names = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_bytes()))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    packages = packages_distributions()
+    return {package: version(package) for name in sorted(names) for package in packages.get(name, ())}
 
 
 def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
@@ -198,11 +216,24 @@ def _below_source(kept: str) -> Path:
     return Path(*Path(kept).parts[1:])
 
 
-def _git() -> dict[str, Any] | None:
-    commit = _git_says("rev-parse", "HEAD")
+def _git_of_hocket() -> dict[str, Any] | None:
+    try:
+        told = distribution(CORE.package).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    origin = json.loads(told) if told else {}
+    if "vcs_info" in origin:
+        return {"commit": origin["vcs_info"]["commit_id"], "dirty": False}
+    if origin.get("dir_info", {}).get("editable"):
+        return _git(url2pathname(urlsplit(origin["url"]).path))
+    return None
+
+
+def _git(folder: str) -> dict[str, Any] | None:
+    commit = _git_says("-C", folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    changes = _git_says("status", "--porcelain", "--untracked-files=no")
+    changes = _git_says("-C", folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.training import CONFIG, MODEL, NEXT_CONFIG, NEXT_START, PICTURE, REPORT, SUMMARY, TRACE_FILE
-from hocket.training.provenance import add_start, keep_user_modules, ranks_by_host
+from hocket.training.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 
 __all__ = ["Results"]
 
@@ -68,6 +68,8 @@ class Results:
         start = json.loads(path.read_text(encoding="utf-8"))
         start["hosts"] = ranks_by_host(self._host_names)
         start["sources"] = keep_user_modules(config, self._folder, resumed=self._resumed_after is not None)
+        modules = [self._folder / path for path in start["sources"] if path.endswith(".py")]
+        start["packages"] |= imported_versions(modules)
         add_start(self._folder, start, anew=self._resumed_after is None)
         path.unlink()
 
