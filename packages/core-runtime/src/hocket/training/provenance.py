@@ -117,8 +117,13 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
     return sorted(kept)
 
 
-def imported_versions(files: Iterable[Path]) -> dict[str, str]:
-    """Return the versions of the installed packages that modules import, by the packages' names."""
+def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the installed packages that the user's own modules import, by the packages' names.
+
+    Args:
+        config: a run's, complete; what it names has been imported.
+    """
+    files = [file for file in _user_modules(config).values() if file.suffix == ".py"]
     names = set()
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_bytes()))):
         if isinstance(node, ast.Import):
