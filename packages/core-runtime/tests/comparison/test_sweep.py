@@ -84,6 +84,7 @@ def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp
     ]
 
 
+@pytest.mark.timeout(180)
 def test_settings_that_recipes_bring_are_said(hocket: Hocket, tmp_path: Path) -> None:
     (tmp_path / "adam.yaml").write_text(
         "recipe: dpsgd\nname: adam\noptimizer: {name: adamw, lr: 1, weight_decay: 0.5}\n"
@@ -168,6 +169,7 @@ def test_a_run_that_fails_leaves_the_others(
     assert "run (2 seeds)" in ended.out or "sgd (2 seeds)" in ended.out
 
 
+@pytest.mark.timeout(180)
 def test_runs_of_other_code_are_not_mixed_silently(
     hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
