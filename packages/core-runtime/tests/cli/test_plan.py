@@ -6,6 +6,7 @@ import gc
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -336,6 +337,26 @@ def test_several_recipes_are_planned_with_a_row_each(capsys: pytest.CaptureFixtu
             if line.startswith(("together", "gradients.0", "parameters.0"))
         ][-1]
         assert re.split(r"  +", last)[-3:] == row[-3:]
+
+
+def test_a_recipe_may_have_overrides_of_its_own(hocket: Callable[..., Any]) -> None:
+    variant = "periodic_average parameters.0.every=2 network={latency_s: 1ms}"
+    several = hocket("plan", "periodic_average", variant, "task.network=cnn", "batch_size = 8")
+    assert several.status == 0, several.err
+    sent = {}
+    for words in (
+        ["periodic_average"],
+        ["periodic_average", "parameters.0.every=2", "network={latency_s: 1ms}"],
+    ):
+        sent[len(words)] = re.search(r"parameters\.0 .*", hocket("plan", *words, "task.network=cnn").out)
+    assert variant.split()[1] in several.out
+    alone = hocket("plan", variant, "task.network=cnn").out
+    assert sent[3] is not None
+    assert sent[3][0] in alone
+    assert sent[1] is not None
+    assert sent[1][0] not in alone
+    twice = hocket("plan", variant, "sgd", "parameters.0.every=3")
+    assert twice.err == f"hocket: parameters.0.every stands twice: in {variant!r}, and by itself\n"
 
 
 def test_a_pipeline_is_not_planned_by_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

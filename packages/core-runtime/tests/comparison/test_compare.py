@@ -90,6 +90,18 @@ def test_of_a_target_that_is_never_reached_the_best_value_is_told(runs: Path, ho
     assert table(some)["sgd (3 seeds)"]["time to target"].endswith("(1 of 3)")
 
 
+def test_a_seed_that_counts_twice_is_said(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    for name in ("sgd-0", "sgd-1"):
+        shutil.copytree(runs / name, tmp_path / name)
+    shutil.copytree(runs / "sgd-0", tmp_path / "run")
+    ended = hocket("compare", str(tmp_path))
+    assert "sgd (3 runs of 2 seeds)" in ended.out
+    [line] = ended.err.splitlines()
+    assert "counts seed 0 2 times" in line
+    assert line.endswith("name one of run, sgd-0")
+    assert "1 seed)" in hocket("compare", str(tmp_path / "run"), str(tmp_path / "sgd-0")).out
+
+
 def test_long_names_are_folded(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
     name = "a_run_whose_name_" + "goes_on_and_" * 8
     for each in ("one", "two"):

@@ -85,6 +85,26 @@ def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp
 
 
 @pytest.mark.timeout(180)
+def test_settings_that_recipes_bring_are_said(hocket: Hocket, tmp_path: Path) -> None:
+    (tmp_path / "adam.yaml").write_text(
+        "recipe: dpsgd\nname: adam\noptimizer: {name: adamw, lr: 1, weight_decay: 0.5}\n"
+    )
+    strategies = f"strategy=sgd,dpsgd,{tmp_path}/adam.yaml"
+    command = ("sweep", "sgd", strategies, "steps=2", "-n", "2", "--transport", "virtual")
+    ended = hocket(*command, "optimizer.lr=0.02,0.03", "--out", str(tmp_path / "out"))
+    assert ended.status == 0, ended.err
+    first, *lines = ended.out.splitlines()
+    assert first.startswith("6 runs")
+    assert lines[0] == "runs differ in optimizer.name: sgd in sgd, dpsgd; adamw in adam"
+    assert lines[1].startswith("runs differ in optimizer.weight_decay: 0")
+    assert "begins" in lines[2]
+    below = ended.out.partition("distance")[2]
+    assert "runs differ in optimizer.name: sgd in " in below
+    assert "runs differ in optimizer.lr: 0.02 in " in below
+    assert "runs differ in strategy" not in ended.out
+
+
+@pytest.mark.timeout(180)
 def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
     steps = ["steps=60", "log_every=5"]
     late = "delays={name: fixed, ranks: [0], seconds: 0.15}"
@@ -147,6 +167,31 @@ def test_a_run_that_fails_leaves_the_others(
     assert "seed=1: failed with exit status 2: seed 1 is no good (out/seed=1/output.txt)" in ended.out
     assert ended.err == "hocket: 1 of 3 runs have failed: seed=1; the same command tries them again\n"
     assert "run (2 seeds)" in ended.out or "sgd (2 seeds)" in ended.out
+
+
+@pytest.mark.timeout(180)
+def test_runs_of_other_code_are_not_mixed_silently(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "from hocket.task import Digits\n\n\nclass Coded(Digits):\n    pass\n"
+    (tmp_path / "coded.py").write_text(task)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    command = ("sweep", "sgd", "task=coded:Coded", "steps=3", "--out", "out")
+    assert hocket(*command, "seed=0").status == 0
+    assert "run: has ended before" in hocket(*command, "seed=0").out
+    assert hocket(*command, "seed=1,2").err == ""
+    (tmp_path / "coded.py").write_text(task.replace("pass", "x = 1"))
+    refused = hocket(*command, "seed=1,2,3")
+    assert (refused.status, refused.out) == (2, "")
+    assert "out/seed=1 holds a run of other code: coded.py changed since" in refused.err
+    assert not (tmp_path / "out" / "seed=3").exists()
+
+    later = hocket(*command, "seed=3,4")
+    assert later.status == 0, later.err
+    ended = hocket("compare", "out")
+    told = "coded.py is another in each of: run, seed=1, seed=2; seed=3, seed=4"
+    assert ended.err == f"hocket: the runs are of different code: {told}\n"
 
 
 def test_a_strategy_replaces_that_of_a_file_and_nothing_else(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hocket.errors import ConfigError
 from hocket.plugin import default_registry
 from hocket.training.run import RunConfig, load_run
 
-__all__ = ["Combination", "combinations"]
+__all__ = ["Combination", "combinations", "target_and_overrides"]
 
 _STRATEGY = "strategy"
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
@@ -67,6 +67,24 @@ def combinations(
     return list(found.values())
 
 
+def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[str, list[str]]:
+    """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and overrides of its own.
+
+    Args:
+        text: the parts, with blanks between them.
+        others: keys that are given besides.
+        label: how an error names the text.
+
+    Raises:
+        ConfigError: one of its own overrides is of such a key.
+    """
+    target, *own = _words(text)
+    for override in own:
+        if (key := override.partition("=")[0]) in others:
+            raise ConfigError(f"{key} stands twice: in {label}, and by itself")
+    return target, own
+
+
 def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str | None) -> RunConfig:
     others = {key: value for key, value in chosen.items() if key != _STRATEGY}
     overrides = [f"{key}={value}" for key, value in others.items()]
@@ -76,10 +94,7 @@ def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str
     elif not _names_recipe(strategy):
         run = load_run(target, [f"{_STRATEGY}={strategy}", *overrides])
     else:
-        recipe, *own = _words(strategy)
-        for override in own:
-            if (key := override.partition("=")[0]) in others:
-                raise ConfigError(f"{key} stands twice: in strategy={strategy}, and by itself")
+        recipe, own = target_and_overrides(strategy, list(others), f"strategy={strategy}")
         run = load_run(based_on(target, recipe, default_registry()), [*own, *overrides])
     run = replace(run, ranks=ranks or run.ranks or 1)
     if transport is not None:

@@ -6,18 +6,20 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
-from hocket.comparison.group import MEANING, group_by_seed
+from hocket.comparison.group import MEANING, Group, differing_settings, group_by_seed
 from hocket.comparison.measure import measures, parse_target
 from hocket.comparison.record import Record, read_record, read_records
 from hocket.errors import UserError, some
 from hocket.installing import how_to_install
 from hocket.training import CHECKPOINTS, REPORT
+from hocket.training.provenance import kept_modules
 
 __all__ = ["compare_command", "require_plotly", "write_report"]
 
@@ -38,7 +40,7 @@ def compare_command(
     aim = parse_target(target, records) if target is not None else None
     columns = measures(records, metrics, aim)
     groups = group_by_seed(records)
-    notes = _notes(records, without_metrics)
+    notes = _notes(records, groups, without_metrics)
     for note in notes:
         print(f"hocket: {note}", file=sys.stderr)
     if aim is not None:
@@ -51,6 +53,8 @@ def compare_command(
     )
     if any(len(group.records) > 1 for group in groups):
         print(MEANING)
+    for line in differing_settings([(group.label, group.records[0].config) for group in groups]):
+        print(textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
     if out is not None:
         from hocket.comparison.page import comparison_page
 
@@ -91,11 +95,12 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
 
 
-def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[str]:
+def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: Sequence[Path]) -> list[str]:
     """Return what makes a comparison less than it seems.
 
     Args:
         records: what is compared.
+        groups: the same.
         without_metrics: folders of runs that are left out.
     """
     notes = []
@@ -107,6 +112,21 @@ def _notes(records: Sequence[Record], without_metrics: Sequence[Path]) -> list[s
     if len(clocks) > 1:
         told = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
         notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
+    versions: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        for module, contents in kept_modules(record.folder).items():
+            versions.setdefault(module, {}).setdefault(str(sorted(contents)), []).append(record)
+    for module, by_contents in sorted(versions.items()):
+        if len(by_contents) > 1:
+            told = "; ".join(map(_labels, by_contents.values()))
+            notes.append(f"the runs are of different code: {module} is another in each of: {told}")
+    for group in groups:
+        for same in _by(group.records, lambda record: str(record.config["seed"])):
+            if len(same) > 1:
+                notes.append(
+                    f"{group.label} counts seed {same[0].config['seed']} {len(same)} times, and seems to spread less "
+                    f"than it does: name one of {_labels(same)}"
+                )
     for record in records:
         if record.summary is None:
             notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -206,14 +207,15 @@ def plan(
     hocket plan agd -n 8
     hocket plan sgd hierarchical_sgd dpsgd --hosts 4x8 task.network=cnn
     hocket plan sgd diloco -n 8 --params 25M --bandwidth 1gbit compute.step_s=200ms
+    hocket plan diloco 'diloco parameters.0.every=20' -n 8
     hocket plan dpsgd -n 16 --analysis --compare exponential --compare random_matching
     """
     from hocket.cli.planning import plan_command
     from hocket.cli.planning_several import plan_several
     from hocket.transport.hosts import parse_hosts
 
-    # A file's name may have an = in it.
-    targets = [word for word in words if "=" not in word or Path(word).is_file()]
+    # A file's name may have an = in it, and so have the overrides behind a recipe: `diloco parameters.0.every=20`.
+    targets = [word for word in words if Path(word).is_file() or not re.match(r"[^\s=]*\s*=", word)]
     overrides = tuple(word for word in words if word not in targets)
     overrides += tuple(network_overrides(bandwidth, latency))
     places = parse_hosts(hosts) if hosts else ()

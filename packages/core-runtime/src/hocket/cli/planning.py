@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hocket.cli.combinations import target_and_overrides
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
@@ -132,8 +134,12 @@ def planned_run(
 ) -> tuple[RunConfig, Placement]:
     """Read what is to be planned, with its number of ranks, and return where its replicas are; without torch.
 
-    Args, Raises: as in `plan_command`.
+    Args, Raises: as in `plan_command`; a recipe or a file may have overrides of its own behind it.
     """
+    if not Path(target).is_file() and "=" in target:
+        others = [override.partition("=")[0].strip() for override in overrides]
+        target, own = target_and_overrides(target, others, repr(target))
+        overrides = (*own, *overrides)
     run = load_run(target, overrides)
     shared = share_out(hosts, ranks) if hosts else ()
     run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or DEFAULT_RANKS)

@@ -58,7 +58,7 @@ def plan_several(
         begun = [(0, run.strategy.at(0)), *((p.step, p.strategy) for p in run.strategy.phases if p.step)]
         for step, strategy in begun:
             costs = planned_for(run, strategy, model, placement, bandwidth)
-            name = run.strategy.name or target
+            name = target if "=" in target else run.strategy.name or target
             slots = (strategy.gradients, strategy.parameters)
             rows.append(
                 (

@@ -25,12 +25,13 @@ from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import compare_command
 from hocket.cli.folders import differing_keys
 from hocket.cli.wanted_ranks import WantedRanks
+from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SUMMARY, SWEPT_CONFIG
 from hocket.training.observer import text_of_metrics
-from hocket.training.provenance import add_start, describe_start
+from hocket.training.provenance import add_start, changed_modules, describe_start
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import threads_per_rank
@@ -86,6 +87,11 @@ def sweep_command(
             run.check_folder()
         add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
+        swept = [argument.partition("=")[0].strip() for argument in arguments]
+        for line in differing_settings(
+            [(each.run.strategy.name or each.name, resolved(each.run)) for each in chosen], swept
+        ):
+            print(line, flush=True)
         failed = _carry_out(runs, jobs, lock)
         ended = [run.folder for run in runs if run not in failed]
         if ended:
@@ -126,7 +132,7 @@ class _Run:
         """Refuse a folder that holds another run.
 
         Raises:
-            UserError: it does; says in what it differs.
+            UserError: it does, or one of other code that is not begun anew; says in what it differs.
         """
         path = self.folder / CONFIG
         if not path.exists():
@@ -137,6 +143,14 @@ class _Run:
         if differing:
             told = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
             raise UserError(f"{self.folder} holds another run: {told}. Name another folder with --out")
+        if not (self.has_ended or complete(self.folder / CHECKPOINTS)):
+            return
+        changed = changed_modules(asked, self.folder)
+        if changed:
+            raise UserError(
+                f"{self.folder} holds a run of other code: {some(changed)} changed since, and {self.folder} keeps what "
+                "it was. Name another folder with --out, put the earlier code back, or remove that folder"
+            )
 
     def carry_out(self, lock: int, jobs: int) -> int:
         """Run it, or what is left of it, in processes of its own, and return the exit status."""

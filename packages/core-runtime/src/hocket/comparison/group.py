@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from hocket.comparison.record import Record
 from hocket.config.settings import DESCRIPTIVE
+from hocket.errors import some
 
-__all__ = ["MEANING", "Curve", "Group", "Spread", "group_by_seed"]
+__all__ = ["MEANING", "Curve", "Group", "Spread", "differing_settings", "group_by_seed"]
 
 #: What a group's numbers are.
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
@@ -28,6 +29,8 @@ _REPORTING = (
     "checkpoint",
     "timeout_s",
 )
+
+_STRATEGY = ("strategy", "phases")
 
 # What is left of names such as `agd-seed=0` and `agd-seed=1` when their ends are taken away.
 _LOOSE_END = re.compile(r"[\s,;/_.=-]*(seed)?[\s,;/_.=-]*$")
@@ -120,6 +123,44 @@ def group_by_seed(records: Sequence[Record]) -> list[Group]:
     return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
 
 
+def differing_settings(
+    runs: Sequence[tuple[str, Mapping[str, Any]]], chosen: Sequence[str] = ()
+) -> list[str]:
+    """Return a line for each setting in which runs differ, besides strategy, seed and what changes no number.
+
+    Of components of different kinds, such as two optimizers, those settings are compared that all of them have.
+
+    Args:
+        runs: labels, which may repeat, and complete configurations.
+        chosen: keys that are meant to differ, and those below them.
+    """
+    configs = [
+        {key: value for key, value in config.items() if key not in (*_REPORTING, *_STRATEGY)}
+        for _, config in runs
+    ]
+    lines = []
+    for key, values in _differing("", configs):
+        if any(f"{key}.".startswith(f"{each}.") for each in chosen):
+            continue
+        having: dict[str, list[str]] = {}
+        for (label, _), value in zip(runs, values, strict=True):
+            having.setdefault(json.dumps(value, default=str).strip('"'), []).append(label)
+        told = (f"{value} in {some(list(dict.fromkeys(labels)))}" for value, labels in having.items())
+        lines.append(f"runs differ in {key}: {'; '.join(told)}")
+    return lines
+
+
+def _differing(path: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield what differs within configurations: the keys that lead there, and each one's value; None where none is."""
+    if all(isinstance(value, dict) for value in values):
+        is_one_kind = all(value.get("name") == values[0].get("name") for value in values)
+        for key in dict.fromkeys(key for value in values for key in value):
+            if is_one_kind or all(key in value for value in values):
+                yield from _differing(f"{path}.{key}" if path else key, [value.get(key) for value in values])
+    elif any(value != values[0] for value in values):
+        yield path, values
+
+
 def _spread(values: Sequence[float]) -> Spread:
     """Return mean and deviation of one value or more, which may be NaN or infinite, as of a run that diverged."""
     mean = sum(values) / len(values)
@@ -140,7 +181,11 @@ def _label(records: Sequence[Record]) -> str:
     if len(records) == 1:
         return first.label if first.summary is not None else f"{first.label} (until step {first.steps})"
     shared = _LOOSE_END.sub("", _common_start([record.label for record in records]))
-    return f"{shared or first.config.get('name') or 'run'} ({len(records)} seeds)"
+    seeds = len({record.config["seed"] for record in records})
+    count = f"{seeds} seed{'s' * (seeds > 1)}"
+    if seeds < len(records):
+        count = f"{len(records)} runs of {count}"
+    return f"{shared or first.config.get('name') or 'run'} ({count})"
 
 
 def _common_start(texts: Sequence[str]) -> str:

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import logging
 import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from hocket.plugin.discovery import CORE, installed
+from hocket.plugin.markers import PROJECT
 from hocket.training import SOURCE, STARTS
 
-__all__ = ["add_start", "describe_start", "keep_user_modules", "ranks_by_host"]
+__all__ = [
+    "add_start",
+    "changed_modules",
+    "describe_start",
+    "imported_versions",
+    "keep_user_modules",
+    "kept_modules",
+    "ranks_by_host",
+]
+
+_log = logging.getLogger(__name__)
 
 _PACKAGES = (CORE.package, "torch", "numpy", "numba", "mpi4py")
 #: Of a run's configuration, where `module:attribute` may stand.
 _NAMING = ("task", "optimizer", "schedulers")
 _GIT_TIMEOUT_S = 10.0
+#: A larger module, such as one of tables, is copied only where a configuration names it.
+_LARGEST_BYTES = 1 << 20
 
 
 def describe_start() -> dict[str, Any]:
     """Return what is started here and with what: command, time, working directory, its git commit, versions.
 
-    `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit.
+    `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit. `hocket` is
+    the same of Hocket's own source, and None where it was installed from a package index.
     """
     return {
         "command": shlex.join(["hocket", *sys.argv[1:]]),
         "directory": os.getcwd(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": _git(),
+        "git": _git(os.getcwd()),
+        "hocket": _git_of_hocket(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
@@ -52,7 +71,7 @@ def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> 
         anew: leave out earlier ones, which were another run's.
     """
     path = folder / STARTS
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not anew else []
+    earlier = [] if anew else _starts(folder)
     path.write_text(json.dumps([*earlier, start], indent=2) + "\n", encoding="utf-8")
 
 
@@ -64,39 +83,162 @@ def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
     }
 
 
-def keep_user_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Copy the user's own modules that a configuration names to a folder's `source`, and return where they lie in that.
+def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool = False) -> list[str]:
+    """Copy the user's own modules that a run is of to a folder's `source`, and return where they lie in the folder.
 
-    They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. Those of installed packages are left out.
+    They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. What the task imports goes with it;
+    modules of installed packages are left out.
+    What the run was begun with is kept: where it goes on with other code, copies go to `source-2` and so on.
 
     Args:
         config: a run's, complete; what it names has been imported.
         folder: of the run's results.
+        resumed: whether the run in the folder goes on; a warning names the modules that have changed since.
     """
-    from hocket.session.ranks import flattened
-    from hocket.task.user import user_file
-
+    name = SOURCE
+    if resumed and (starts := _starts(folder)):
+        changed = changed_modules(config, folder)
+        name = f"{SOURCE}-{len(starts) + 1}" if changed else _source_of(starts[-1])
+        if changed:
+            _log.warning(
+                "the run in %s goes on with other code than before: %s changed since; copies of both are kept, these "
+                "in %s",
+                folder,
+                ", ".join(changed),
+                folder / name,
+            )
     kept = []
-    for named in flattened({key: config.get(key) for key in _NAMING}).values():
-        module, separator, _ = str(named).partition(":")
-        found = user_file(module) if separator else None
-        if found is None:
-            continue
-        path = Path(*module.split("."))
-        path = path / found.name if found.stem == "__init__" else path.with_suffix(found.suffix)
-        target = folder / SOURCE / path
+    for path, found in _user_modules(config).items():
+        target = folder / name / path
         if not (target.exists() and target.samefile(found)):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
-        kept.append(str(path))
-    return sorted(set(kept))
+        kept.append(str(Path(name) / path))
+    return sorted(kept)
 
 
-def _git() -> dict[str, Any] | None:
-    commit = _git_says("rev-parse", "HEAD")
+def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the installed packages that the user's own modules import, by the packages' names.
+
+    Args:
+        config: a run's, complete; what it names has been imported.
+    """
+    files = [file for file in _user_modules(config).values() if file.suffix == ".py"]
+    names = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_bytes()))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    packages = packages_distributions()
+    return {package: version(package) for name in sorted(names) for package in packages.get(name, ())}
+
+
+def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the user's own modules that are others than a folder's run had when it was last started.
+
+    Args:
+        config: a run's, complete; what it names has been imported.
+        folder: of a run's results; without `run.json`, nothing is known to have changed.
+    """
+    starts = _starts(folder)
+    changed = []
+    for kept in starts[-1].get("sources", ()) if starts else ():
+        path = _below_source(kept)
+        places = (root / path for root in (Path.cwd(), *_roots(config)))
+        found = next((place for place in places if place.is_file()), None)
+        if (
+            found is not None
+            and (folder / kept).is_file()
+            and found.read_bytes() != (folder / kept).read_bytes()
+        ):
+            changed.append(str(path))
+    return changed
+
+
+def kept_modules(folder: Path) -> dict[str, set[bytes]]:
+    """Return the contents of the user's own modules that a folder's run was of, one for each that it went on with."""
+    found: dict[str, set[bytes]] = {}
+    for start in _starts(folder):
+        for kept in start.get("sources", ()):
+            if (folder / kept).is_file():
+                found.setdefault(str(_below_source(kept)), set()).add((folder / kept).read_bytes())
+    return found
+
+
+def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
+    """Return the files of the user's own modules, by where they lie below a folder of modules.
+
+    They are what a configuration names, and what has been imported from the working directory or beside that.
+    """
+    from hocket.task.user import user_file
+
+    found = {_path_of(module, file): file for module, file in _named(config)}
+    roots = [Path.cwd(), *_roots(config)]
+    for module in list(sys.modules):
+        file = None if module.partition(".")[0] == PROJECT else user_file(module)
+        if file is None or file.suffix != ".py" or file.stat().st_size > _LARGEST_BYTES:
+            continue
+        path = _path_of(module, file)
+        if any(root / path == file for root in roots):
+            found[path] = file
+    return found
+
+
+def _named(config: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Yield the user's own modules that a configuration names, and their files."""
+    from hocket.session.ranks import flattened
+    from hocket.task.user import user_file
+
+    for named in flattened({key: config.get(key) for key in _NAMING}).values():
+        module, separator, _ = str(named).partition(":")
+        found = user_file(module) if separator else None
+        if found is not None:
+            yield module, found
+
+
+def _roots(config: Mapping[str, Any]) -> list[Path]:
+    """Return the folders that the modules which a configuration names were found in."""
+    return [found.parents[len(_path_of(module, found).parts) - 1] for module, found in _named(config)]
+
+
+def _path_of(module: str, file: Path) -> Path:
+    path = Path(*module.split("."))
+    return path / file.name if file.stem == "__init__" else path.with_suffix(file.suffix)
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    path = folder / STARTS
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found
+
+
+def _source_of(start: Mapping[str, Any]) -> str:
+    return next((Path(kept).parts[0] for kept in start.get("sources", ())), SOURCE)
+
+
+def _below_source(kept: str) -> Path:
+    return Path(*Path(kept).parts[1:])
+
+
+def _git_of_hocket() -> dict[str, Any] | None:
+    try:
+        told = distribution(CORE.package).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    origin = json.loads(told) if told else {}
+    if "vcs_info" in origin:
+        return {"commit": origin["vcs_info"]["commit_id"], "dirty": False}
+    if origin.get("dir_info", {}).get("editable"):
+        return _git(url2pathname(urlsplit(origin["url"]).path))
+    return None
+
+
+def _git(folder: str) -> dict[str, Any] | None:
+    commit = _git_says("-C", folder, "rev-parse", "HEAD")
     if not commit:
         return None
-    changes = _git_says("status", "--porcelain", "--untracked-files=no")
+    changes = _git_says("-C", folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 

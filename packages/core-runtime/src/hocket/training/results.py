@@ -11,13 +11,13 @@ import yaml
 
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.training import CONFIG, MODEL, NEXT_CONFIG, NEXT_START, PICTURE, REPORT, SUMMARY, TRACE_FILE
-from hocket.training.provenance import add_start, keep_user_modules, ranks_by_host
+from hocket.training.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 
 __all__ = ["Results"]
 
 
 class Results:
-    """What rank 0 writes of a run while it goes on.
+    """What rank 0 writes of a run while it goes on; made when the task's modules have been imported.
 
     Args:
         folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`, and what started it,
@@ -39,6 +39,11 @@ class Results:
         self._loggers = (JsonLines(), *(each for each in loggers if not isinstance(each, JsonLines)))
         for each in self._loggers:
             each.check()
+        next_config = folder / NEXT_CONFIG
+        # Found here, as looking through what is installed takes too long while a step is timed.
+        self._packages = (
+            imported_versions(yaml.safe_load(next_config.read_text())) if next_config.exists() else {}
+        )
         self._resumed_after: int | None = None
         self._logs: list[Log] | None = None
 
@@ -67,7 +72,8 @@ class Results:
             return
         start = json.loads(path.read_text(encoding="utf-8"))
         start["hosts"] = ranks_by_host(self._host_names)
-        start["sources"] = keep_user_modules(config, self._folder)
+        start["sources"] = keep_user_modules(config, self._folder, resumed=self._resumed_after is not None)
+        start["packages"] |= self._packages
         add_start(self._folder, start, anew=self._resumed_after is None)
         path.unlink()
 
