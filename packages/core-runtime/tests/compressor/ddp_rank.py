@@ -53,7 +53,7 @@ CASES: dict[str, Compressor] = {
     "shared_random": ErrorFeedback(SharedRandom(0.25)),
     "fp16": Float16(),
     "bf16": BFloat16(),
-    "positive": Positive(),
+    "positive": Positive(1.0),
 }
 
 
