@@ -60,7 +60,8 @@ def test_error_names_parameter_rank_and_step(strategy: tuple[str, ...], value: f
     for rank, message in enumerate(told):
         if rank == CULPRIT:
             assert message.startswith(
-                f"the gradients of rank {CULPRIT} at step {STEP} hold NaN or Inf, in 0.bias. hocket.attach(..., on_nonfinite="
+                f"the gradients of rank {CULPRIT} at step {STEP} hold NaN or Inf, in 0.bias. "
+                "hocket.attach(..., on_nonfinite="
             )
         else:
             assert message == (
