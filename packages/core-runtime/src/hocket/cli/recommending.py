@@ -303,8 +303,9 @@ def _show(
 ) -> list[_Candidate]:
     """Print the table, and return its rows' candidates in its order."""
     times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
-    shown = sorted(
-        predictions.candidates.values(), key=lambda each: (not each.loses_nothing, times[each.name])
+    shown = sorted(  # plain allreduce before what takes as long to three digits, as on hosts of one rank
+        predictions.candidates.values(),
+        key=lambda each: (not each.loses_nothing, float(f"{times[each.name]:.3g}"), each.name != PLAIN),
     )
     tests = _tests(shown)
     tested = any(each.synchronous_fraction for each in shown)
