@@ -132,7 +132,7 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
         (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for: a run is"),
         (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
         (["--resume", "recipe=sgd"], "RUN/config.yaml is complete, and no recipe lies below it: leave out recipe="),
-        (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: expected exponential"),
+        (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: this session has exponential"),
         (["--resume", "--out", "EMPTY"], "EMPTY holds no run to resume: there is no such folder"),
         (["--resume", "--out", "."], ". holds no run to resume: it has no config.yaml"),
         (["--resume", "epochs=0"], "override 'epochs=0': epochs: epochs must be 1 or more"),
