@@ -156,7 +156,9 @@ def test_compressed_gossip_keeps_the_mean(topology: str, compressor: Any) -> Non
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         with hocket.attach(model, optimizer, {"parameters": [exchange]}, initial="keep") as session:
             for _ in session.data(range(40)):
-                F.mse_loss(model(torch.zeros(1, 5, dtype=torch.float64)), torch.zeros(1, 3, dtype=torch.float64)).backward()
+                F.mse_loss(
+                    model(torch.zeros(1, 5, dtype=torch.float64)), torch.zeros(1, 3, dtype=torch.float64)
+                ).backward()
                 optimizer.step()
         return before, flat(model)
 
