@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+import hocket
 from hocket.collective.allreduce import Allreduce
 from hocket.collective.api import CollectiveTraits, Ends
 from hocket.collective.rooted import Broadcast
@@ -349,3 +350,25 @@ def test_a_wrapper_holds_none_as_a_compressor() -> None:
     clipping = {"name": "local_clipping", "max_norm": 1.0, "compressor": "none"}
     strategy = compose({"gradients": [{"collective": "allreduce", "compressor": clipping}]})
     assert compose(strategy.resolved()) == strategy
+
+
+def test_what_only_a_run_reads_of_a_file_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange = "gradients: [{collective: allreduce, segments: layers}]"
+    whole, bare = tmp_path / "whole.yaml", tmp_path / "bare.yaml"
+    whole.write_text(
+        f"name: mine\nrecipe: agd\noptimizer.lr: 0.2\ncheckpoint: {{every: 5}}\nranks: 8\nstrategy: {{{exchange}}}\n"
+    )
+    bare.write_text(
+        f"name: mine\nsource: a paper\n{exchange}\nphases: {{3: {{gradients.0.segments: bytes}}}}\n"
+    )
+    strategies = hocket.virtual(3).run(lambda: compose(whole if hocket.join().rank else str(whole)))
+    assert strategies == [compose(str(whole))] * 3
+    assert caplog.messages == [
+        f"{whole}: only `hocket run` reads optimizer, checkpoint, ranks: in a script the script's own count"
+    ]
+    caplog.clear()
+    for target in (str(bare), bare, "agd", {"recipe": "agd"}):
+        compose(target)
+    assert not caplog.messages

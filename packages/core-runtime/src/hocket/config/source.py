@@ -19,7 +19,16 @@ from hocket.config.settings import DEFAULTS, DESCRIPTIVE
 from hocket.errors import ConfigError
 from hocket.plugin import Registry
 
-__all__ = ["DEFAULT_RECIPE", "SLOTS", "Override", "Target", "based_on", "load_document", "parse_override"]
+__all__ = [
+    "DEFAULT_RECIPE",
+    "SLOTS",
+    "Override",
+    "Target",
+    "based_on",
+    "load_document",
+    "parse_override",
+    "run_keys",
+]
 
 #: What a run's file is based on when it has neither a strategy nor a recipe.
 DEFAULT_RECIPE = "sgd"
@@ -146,6 +155,19 @@ def based_on(target: str, recipe: str, registry: Registry) -> Target:
     layer, _ = _read(target, registry)
     kept = {key: value for key, value in layer.items() if key.partition(".")[0] not in _OF_STRATEGIES}
     return {**kept, "recipe": recipe, "name": recipe}
+
+
+def run_keys(target: Target, registry: Registry) -> list[str]:
+    """Return the keys of a file that say something of a run beside its strategy; none for what is no file.
+
+    Raises:
+        ConfigError: the file is unreadable or malformed.
+    """
+    if isinstance(target, Mapping) or not _is_file(os.fspath(target)):
+        return []
+    layer, _ = _read(target, registry)
+    roots = dict.fromkeys(key.partition(".")[0] for key in layer)
+    return [key for key in roots if key not in _OF_STRATEGIES]
 
 
 def _is_file(name: str) -> bool:

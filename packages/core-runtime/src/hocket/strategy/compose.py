@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from threading import Lock
 
 from hocket.config.component import build_component, build_record
 from hocket.config.document import Document, Location
 from hocket.config.phasing import phase_documents
 from hocket.config.settings import ROOT_KEYS
-from hocket.config.source import SLOTS, Target, load_document, parse_override
+from hocket.config.source import SLOTS, Target, load_document, parse_override, run_keys
 from hocket.errors import CompositionError, ConfigError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Exchange, Overlap
@@ -18,6 +20,12 @@ from hocket.strategy.strategy import Phase, Strategy
 
 __all__ = ["build_strategy", "check_composition", "compose", "read_slot"]
 
+_log = logging.getLogger("hocket")
+
+#: The files of whose other keys this process has warned: virtual ranks are its threads, and say it once.
+_told: set[tuple[str, str]] = set()
+_telling = Lock()
+
 
 def compose(target: Target | Strategy, *overrides: str, registry: Registry | None = None) -> Strategy:
     """Compose a strategy.
@@ -25,7 +33,7 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
     Args:
         target: a recipe's name, the path of a YAML file, a mapping with the content of one (OmegaConf's DictConfig is
             one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe or
-            a run's whole file, of which this takes the strategy.
+            a run's whole file, of which this takes the strategy: a warning names the other keys, once in a job.
         overrides: `KEY=VALUE`, laid over the target in order, for instance `parameters.0.topology=ring`.
         registry: where components come from; the installed plugins by default.
 
@@ -44,7 +52,20 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
             raise ConfigError(f"{override.origin.label}: {problem}; allowed: {', '.join(SLOTS)}")
     document.root.check_keys((*ROOT_KEYS, *SLOTS))
     name = document.tree.get("name")
-    return build_strategy(document, registry, None if name is None else str(name))
+    strategy = build_strategy(document, registry, None if name is None else str(name))
+    if left := run_keys(target, registry):
+        _warn_of_left(str(target), ", ".join(left))
+    return strategy
+
+
+def _warn_of_left(file: str, keys: str) -> None:
+    from hocket.transport.joining import launched_rank
+
+    with _telling:
+        if launched_rank() != 0 or (file, keys) in _told:
+            return
+        _told.add((file, keys))
+    _log.warning("%s: only `hocket run` reads %s: in a script the script's own count", file, keys)
 
 
 def _as_file(strategy: Strategy, registry: Registry) -> dict[str, object]:
