@@ -343,10 +343,11 @@ def message_of(compressor: Compressor, segment: Segment, state: State, round: in
     if not state._looked_at:
         fault = payload_fault(compressor, message, segment)
         if fault is not None:
-            from hocket.config.component import component_name
+            from hocket.plugin import Kind, default_registry
 
+            name = default_registry().name_of(Kind.COMPRESSOR, type(compressor))
             raise UserError(
-                f"{segment.name}: compressor {component_name(compressor)} in round {round}: compress returned {fault}. "
+                f"{segment.name}: compressor {name} in round {round}: compress returned {fault}. "
                 "Run its conformance suite, hocket.testing.compressor.CompressorConformance"
             )
         state._looked_at = True

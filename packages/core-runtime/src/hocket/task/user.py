@@ -20,9 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
 from hocket.task.api import Task
-from hocket.training import CONFIG, SOURCE
 
 __all__ = ["call_user_function", "load_user_object", "load_user_task", "user_file"]
+
+# Where a run's folder has its task's modules: `hocket.training.SOURCE`.
+_SOURCE = "source"
 
 # Where a task is named.
 _KEY = "task.name"
@@ -121,9 +123,9 @@ def _import(module_name: str, key: str) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
-            copy = Path(here, SOURCE, *module_name.split("."))
+            copy = Path(here, _SOURCE, *module_name.split("."))
             if copy.with_suffix(".py").is_file() or copy.is_dir():
-                nearby = f" This run's copy of it is in {SOURCE}: `cd {SOURCE}`, and name files from there: ../{CONFIG}"
+                nearby = f" This run's copy of it is in {_SOURCE}: `cd {_SOURCE}`, and name files from there: ../config.yaml"
             raise ConfigError(
                 f"{key}: no module {module_name!r} in {here} or among the installed packages.{nearby}"
             ) from error
