@@ -274,7 +274,7 @@ def torch_topk() -> Replacement:
         above = magnitudes[passing] != threshold
         return np.sort(np.concatenate([passing[above], passing[~above]])[:count])
 
-    return replaced(topk, _largest=largest)
+    return replaced(topk, largest_places=largest)
 
 
 def exact_selection() -> Replacement:

@@ -125,7 +125,10 @@ def _import(module_name: str, key: str) -> ModuleType:
             nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
             copy = Path(here, _SOURCE, *module_name.split("."))
             if copy.with_suffix(".py").is_file() or copy.is_dir():
-                nearby = f" This run's copy of it is in {_SOURCE}: `cd {_SOURCE}`, and name files from there: ../config.yaml"
+                nearby = (
+                    f" This run's copy of it is in {_SOURCE}: `cd {_SOURCE}`, and name files from there: "
+                    "../config.yaml"
+                )
             raise ConfigError(
                 f"{key}: no module {module_name!r} in {here} or among the installed packages.{nearby}"
             ) from error
