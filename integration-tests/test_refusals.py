@@ -34,6 +34,7 @@ MEANINGFUL = {
         "broadcast-none",
         *(f"gossip*-[!i]*-{compressor}" for compressor in ("none", "fp16", "bf16", "shared_random")),
         "gossip+push_sum-irregular_directed-none",
+        "pair_average-*-none",  # two values that meet half-way, whatever the matrix
     ),
 }
 
