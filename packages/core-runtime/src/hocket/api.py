@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hocket.collective.api import Ends as Ends
     from hocket.collective.api import Outcome as Outcome
     from hocket.collective.packing import Packing as Packing
+    from hocket.collective.scalable import SHARES as SHARES
     from hocket.collective.scalable import ScalableChannel as ScalableChannel
     from hocket.collective.scalable import bytes_to_each as bytes_to_each
     from hocket.collective.scalable import scalable_cost as scalable_cost
@@ -143,6 +144,7 @@ _HOMES = {
     "Ends": "hocket.collective.api",
     "Outcome": "hocket.collective.api",
     "Packing": "hocket.collective.packing",
+    "SHARES": "hocket.collective.scalable",
     "ScalableChannel": "hocket.collective.scalable",
     "bytes_to_each": "hocket.collective.scalable",
     "scalable_cost": "hocket.collective.scalable",

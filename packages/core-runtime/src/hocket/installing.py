@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-__all__ = ["how_to_install"]
+__all__ = ["how_to_install", "origin_of_core", "source_folder"]
 
 _CORE = "hocket-core"
 
@@ -18,18 +19,16 @@ _CORE = "hocket-core"
 def how_to_install(package: str, extra: str = "") -> str:
     """Return the command that installs a package of the repository, or adds an extra to it.
 
-    pip notes in `direct_url.json` where a package came from, unless it was an index (PEP 610).
-
     Args:
         package: such as `hocket-eager`.
         extra: such as `mpi`; empty for none.
     """
-    origin = _origin()
+    origin = origin_of_core()
     extras = f"[{extra}]" if extra else ""
     options: list[str] = []
     what = package + extras
     if "dir_info" in origin:
-        folder = _beside(Path(url2pathname(urlsplit(origin["url"]).path)), package)
+        folder = _beside(source_folder(origin), package)
         if Path(folder).is_dir():
             options = ["-e"] if origin["dir_info"].get("editable") else []
             what = f"{folder}{extras}"
@@ -40,10 +39,15 @@ def how_to_install(package: str, extra: str = "") -> str:
     return shlex.join(["pip", "install", *options, what])
 
 
-def _origin() -> dict[str, Any]:
-    """Return where hocket-core came from; empty where it was an index."""
+def origin_of_core() -> dict[str, Any]:
+    """Return where hocket-core came from, by pip's `direct_url.json` (PEP 610); empty where it was an index."""
     origin: dict[str, Any] = json.loads(distribution(_CORE).read_text("direct_url.json") or "{}")
     return origin
+
+
+def source_folder(origin: Mapping[str, Any]) -> Path:
+    """Return the folder that an origin with `dir_info` names."""
+    return Path(url2pathname(urlsplit(origin["url"]).path))
 
 
 def _beside(core: PurePath, package: str) -> PurePath:

@@ -17,7 +17,7 @@ import pytest
 from hocket.transport.mpiexec import find_mpiexec
 
 if TYPE_CHECKING:
-    from conftest import Job, Start
+    from conftest import Ended, Job, Start
 
 pytestmark = pytest.mark.mpi
 
@@ -171,15 +171,19 @@ def test_a_killed_rank(how: str, transport: str, begin: Callable[..., Job], tmp_
         assert time.monotonic() - killed_s < SOON_S
 
 
-def test_a_rank_that_is_killed_while_the_others_compute(transport: str, begin: Callable[..., Job]) -> None:
-    ended = begin("kill", 1).end()
+def check_that_the_dead_is_named(ended: Ended, named: str, transport: str) -> None:
+    """Rank 1 was killed in step 3, and the others waited for it in the operation that is named."""
     [message] = messages(ended.errors)
     assert "was killed by SIGKILL" in message
     if tells_of_deaths(transport):
         assert re.match(
-            r"hocket: at step 3, rank [02]: gradients.0\[0\] \(allreduce\): rank 1 has died; ", message
+            rf"hocket: at step 3, rank [02]: gradients.0\[0\] \({named}\): rank 1 has died; ", message
         )
     assert ended.status != 0
+
+
+def test_a_rank_that_is_killed_while_the_others_compute(transport: str, begin: Callable[..., Job]) -> None:
+    check_that_the_dead_is_named(begin("kill", 1).end(), "allreduce", transport)
 
 
 @BOTH
@@ -190,14 +194,7 @@ def test_a_killed_rank_and_lanes_on_devices(
     operation: str, named: str, transport: str, begin: Callable[..., Job]
 ) -> None:
     """Survivors name it, and where they waited, though torch knows of connections alone."""
-    ended = begin("kill", 1, lanes="gloo", operation=operation).end()
-    [message] = messages(ended.errors)
-    assert "was killed by SIGKILL" in message
-    if tells_of_deaths(transport):
-        assert re.match(
-            rf"hocket: at step 3, rank [02]: gradients.0\[0\] \({named}\): rank 1 has died; ", message
-        )
-    assert ended.status != 0
+    check_that_the_dead_is_named(begin("kill", 1, lanes="gloo", operation=operation).end(), named, transport)
 
 
 def test_a_rank_that_computes_and_gossip_on_devices(begin: Callable[..., Job]) -> None:

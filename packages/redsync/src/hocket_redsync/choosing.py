@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hocket.api import SparseAlgorithm, bytes_to_each, dtype_of, numel_of
+from hocket.api import SHARES, SparseAlgorithm, bytes_to_each, dtype_of, numel_of
 from hocket_redsync.cost import CostModel
 from hocket_redsync.message import Form, content_bytes, message_bytes
 from hocket_redsync.selection import Method
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from hocket_redsync.residual import ResidualCompressor
 
 __all__ = ["Choice", "Way", "choose", "first_dense_size", "num_selected"]
-
-# What a rank sends of a scalable message, in messages.
-_SHARES = 2.5
 
 # `plan` looks for the number of ranks from which dense is better up to here.
 _MOST_RANKS = 1 << 14
@@ -114,7 +111,7 @@ def _sparse_seconds(
     sent = sending.expected_count(numel)
     selected = 0 if sending.form is Form.DENSE else numel
     if algorithm is SparseAlgorithm.SCALABLE:
-        nbytes = _SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
+        nbytes = SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
         return costs.sparse_seconds(selected, 2 * sent, nbytes, size)
     return costs.sparse_seconds(selected, size * sent, content_bytes(sending.form, sent, itemsize), size)
 

@@ -55,12 +55,14 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Regions", "ScalableChannel", "bytes_to_each", "scalable_cost", "share_bytes"]
+__all__ = ["SHARES", "Regions", "ScalableChannel", "bytes_to_each", "scalable_cost", "share_bytes"]
 
 _HEADER_BYTES = 16
 _INDEX_BYTES = 4
 #: To owners go messages of so many shares: ranks do not select as much as each other in a region.
 _ROOM = 1.5
+#: What a rank sends to each other rank, an owner's message included, in shares.
+SHARES = 1 + _ROOM
 #: So often the last round's elements count beside a cut into equal lengths.
 _TRUST = 3
 
@@ -81,7 +83,7 @@ def share_bytes(shape: SegmentShape, num_selected: float, size: int) -> int:
 
 def bytes_to_each(shape: SegmentShape, num_selected: float, size: int) -> float:
     """Return the bytes that a rank sends to each other rank, on average; arguments as of `share_bytes`."""
-    return (1 + _ROOM) * share_bytes(shape, num_selected, size)
+    return SHARES * share_bytes(shape, num_selected, size)
 
 
 def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
@@ -89,7 +91,7 @@ def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cos
     share = message_bytes / size
     seconds = network.message_seconds((size - 1) * _ROOM * share) if size > 1 else 0.0
     return Cost(
-        (size - 1) * (1 + _ROOM) * share,
+        (size - 1) * SHARES * share,
         seconds + network.allgather_seconds(share, size),
         (1 + 2 * _ROOM) * message_bytes,
     )
@@ -298,7 +300,7 @@ class ScalableChannel(Channel):
     def bytes_to_each(self, segment: Segment) -> float:
         """Return the bytes that a rank sends to each other rank in a round, on average."""
         _, share = self._ways[segment.index].gathered.shape
-        return (1 + _ROOM) * int(share)
+        return SHARES * int(share)
 
     def _share(self, payload: Array, segment: Segment) -> _Share:
         trailer_numel = -(-segment.trailer_numel // self._peer.size)

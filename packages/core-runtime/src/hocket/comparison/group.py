@@ -14,7 +14,7 @@ from hocket.comparison.record import Record
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import some
 
-__all__ = ["MEANING", "Curve", "Group", "Spread", "differing_settings", "group_by_seed"]
+__all__ = ["MEANING", "Curve", "Group", "Spread", "differing_settings", "group_by_seed", "written"]
 
 #: What a group's numbers are.
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
@@ -144,10 +144,15 @@ def differing_settings(
             continue
         having: dict[str, list[str]] = {}
         for (label, _), value in zip(runs, values, strict=True):
-            having.setdefault(json.dumps(value, default=str).strip('"'), []).append(label)
+            having.setdefault(written(value), []).append(label)
         told = (f"{value} in {some(list(dict.fromkeys(labels)))}" for value, labels in having.items())
         lines.append(f"runs differ in {key}: {'; '.join(told)}")
     return lines
+
+
+def written(value: object) -> str:
+    """Return a setting's value as text."""
+    return json.dumps(value, default=str).strip('"')
 
 
 def _differing(path: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:

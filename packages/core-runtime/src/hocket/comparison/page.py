@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from hocket.comparison.group import MEANING, Curve, Group
+from hocket.comparison.group import MEANING, Curve, Group, written
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.record import Record
 from hocket.session.ranks import flattened
@@ -270,7 +269,7 @@ def _settings(groups: Sequence[Group]) -> str:
 def _plain(settings: Mapping[str, object], key: str) -> str:
     if key not in settings:
         return "-"
-    return json.dumps(settings[key], default=str).strip('"')
+    return written(settings[key])
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

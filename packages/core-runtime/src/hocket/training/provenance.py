@@ -13,13 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
+from hocket.installing import origin_of_core, source_folder
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
 from hocket.training import SOURCE, STARTS
@@ -223,14 +222,13 @@ def _below_source(kept: str) -> Path:
 
 def _git_of_hocket() -> dict[str, Any] | None:
     try:
-        told = distribution(CORE.package).read_text("direct_url.json")
+        origin = origin_of_core()
     except PackageNotFoundError:
         return None
-    origin = json.loads(told) if told else {}
     if "vcs_info" in origin:
         return {"commit": origin["vcs_info"]["commit_id"], "dirty": False}
     if origin.get("dir_info", {}).get("editable"):
-        return _git(url2pathname(urlsplit(origin["url"]).path))
+        return _git(str(source_folder(origin)))
     return None
 
 
