@@ -410,14 +410,12 @@ class Running:
         """Return what gets through of what ranks offer, [ranks, n], and what their sum is multiplied by, [n]."""
         sent = [self.send(rank, each) for rank, each in zip(ranks, offered, strict=True)]
         messages, where = (np.stack(parts) for parts in zip(*sent, strict=True))
-        if getattr(self.exchange.collective, "algorithm", None) in (
-            SparseAlgorithm.SCALABLE,
-            SparseAlgorithm.AUTO,
-        ):
+        collective = self.exchange.collective
+        if isinstance(collective, SparseAllreduce) and collective.algorithm is not SparseAlgorithm.GATHER:
             where = self._through(ranks[0], offered[0], messages, where)
             messages = np.where(where, messages, 0.0)
         factors = np.ones(messages.shape[1])
-        if getattr(self.exchange.collective, "mean", None) is Mean.CONTRIBUTORS:
+        if getattr(collective, "mean", None) is Mean.CONTRIBUTORS:
             factors = len(ranks) / np.maximum(where.sum(0), 1)
         return messages, factors
 

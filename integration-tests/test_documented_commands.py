@@ -51,8 +51,8 @@ def prepare(place: str, folder: Path) -> None:
     scripts = [block for block in blocks if "hocket.attach(" in block and "sys.argv" in block]
     (folder / "train.py").write_text(scripts[0] if scripts and "agd" in COMMANDS[place] else JOINS)
     for block in blocks:
-        if block.startswith("# my_task.py"):
-            (folder / "my_task.py").write_text(block)
+        if named := re.match(r"# ([a-z_0-9]+\.py)\b", block):
+            (folder / named[1]).write_text(block)
     (folder / "my_run.yaml").write_text("recipe: sgd\nepochs: 1\n")
 
 
@@ -74,7 +74,8 @@ def test_it_can_be_started(place: str, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     words = shlex.split(command)[1:]
     done = CliRunner().invoke(cli, [*words, "--dry-run"] if words[0] == "run" else words)
-    sys.modules.pop("my_task", None)
+    for script in tmp_path.glob("*.py"):
+        sys.modules.pop(script.stem, None)
     assert done.exit_code == 0, done.output
 
 

@@ -225,7 +225,13 @@ class Checkpoints:
             name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()
         }
         found = {name: file.describe(name) for name in file.names("model")}
-        _compare(f"{file.path}", expected, found)
+        same = manifest.ranks == session.size
+        _compare(
+            f"{file.path}",
+            expected,
+            found,
+            also="" if same else f", on {manifest.ranks} ranks instead of {session.size}",
+        )
         if self._more.keys() != set(file.keys("more")):
             saved, given = (
                 ", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), self._more)
@@ -417,12 +423,13 @@ def _check_run(manifest: Manifest, file: StateFile) -> None:
         )
 
 
-def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, object]) -> None:
+def _compare(what: str, expected: Mapping[str, object], found: Mapping[str, object], also: str = "") -> None:
     differing = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
     if differing:
         key = differing[0]
         others = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
         raise CheckpointError(
             f"{what}{key and ': '}{key}: this session has {expected.get(key, 'nothing')}, the checkpoint "
-            f"{found.get(key, 'nothing')}{others}: go on with what it was saved with, or begin anew in another folder"
+            f"{found.get(key, 'nothing')}{others}: go on with what it was saved with{also}, or begin anew in "
+            "another folder"
         )
