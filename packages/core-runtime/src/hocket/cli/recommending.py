@@ -213,7 +213,7 @@ def recommend_command(asked: Asked) -> None:
     shown = _show(predictions, placement, base.network.bandwidth_bits_per_s, delays, packing=asked.measure)
     _show_costs(shown)
     if refused:
-        print("\nNot possible here:")
+        print("\nLeft out here:")
         _say([f"{name}: {why}" for name, why in refused])
     print()
     _say(_assumptions(asked, placement, delays, shown))
@@ -222,7 +222,7 @@ def recommend_command(asked: Asked) -> None:
 def _candidates(
     asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
 ) -> tuple[list[_Candidate], list[tuple[str, str]]]:
-    """Return the strategies that could be taken, and those that cannot, with the reason."""
+    """Return the strategies that could be taken, and those that are left out, with the reason."""
     found: list[_Candidate] = []
     refused = []
     registry.load_installed()
@@ -237,7 +237,11 @@ def _candidates(
             if not (run.accuracy or asked.all) or not run.strategy.exchanges:
                 continue
             candidate = _Candidate(name, _here(run, asked, base), run.strategy, recipe=run)
-            found.append(_checked(candidate, placement, model))
+            candidate = _checked(candidate, placement, model)
+            if idle := _without_ranks(candidate.strategy, placement):
+                refused.append((name, f"no two ranks meet in {idle}: without that it is a simpler strategy"))
+                continue
+            found.append(candidate)
         except HocketError as error:
             refused.append((name, str(error)))
     if asked.target is not None:
@@ -345,6 +349,15 @@ def _checked(candidate: _Candidate, placement: Placement, model: nn.Module) -> _
         check_run(candidate.run)
     plan(candidate.strategy, model, placement, run.network)
     return candidate
+
+
+def _without_ranks(strategy: Strategy, placement: Placement) -> str:
+    """Return the exchanges that do not take place among these ranks, such as those within hosts of one rank."""
+    return ", ".join(
+        each.name
+        for each in strategy.exchanges
+        if not any(each.takes_place(len(part)) for part in each.over.parts(placement))
+    )
 
 
 def _last_key(override: str) -> str:
@@ -490,12 +503,12 @@ def _assumptions(
     asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[_Candidate]
 ) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
+    average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
         "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides two "
         "thirds of a step, overlap forward a third, and a delay so many steps. A fast step is worth nothing by "
         "itself: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`).",
-        "Order: what changes nothing first, then by time, as tested where that is given.",
-        "On emulated hosts predictions were within a factor of 1.7 of what was measured: docs/choosing.md.",
+        f"Order: what changes nothing first, then by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
         lines.append(
