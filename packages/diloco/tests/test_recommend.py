@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
+import hocket_diloco
 from hocket.cli.main import cli
 
+ATLAS = Path(__file__).resolve().parents[3] / "docs" / "atlas" / "README.md"
 SITUATION = ["--params", "1M", "--hosts", "4x1", "--bandwidth", "100mbit", "--step", "200ms"]
 OUTER = "{name: sgd, lr: 0.7, momentum: 0.9, nesterov: true}"
 FILE = """
@@ -71,3 +75,17 @@ def test_the_average_is_of_the_file_s_own_phases(tmp_path: Path) -> None:
     # A run that ends before the phase has nothing of it.
     lines = recommend(str(tmp_path / "mine.yaml"), "steps=100")
     assert not any("from step 240" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming", "noloco", "sparta", "muloco", "sparseloco"])
+def test_accuracy_from_scratch_is_the_atlas_s(name: str) -> None:
+    of_characters = ATLAS.read_text().split("\n## ")[1]
+    assert of_characters.startswith("characters")
+    losses = {
+        found[1]: float(found[2]) for found in re.finditer(r"^\| `(\S+)` \| (\d\.\d+) ", of_characters, re.M)
+    }
+    file = Path(str(hocket_diloco.__file__)).parent / "recipes" / f"{name}.yaml"
+    start, scratch = yaml.safe_load(file.read_text())["accuracy"].split("; from scratch")
+    loss = losses["diloco" if name == "diloco" else f"diloco.{name}"]
+    assert f"{100 * (loss / losses['sgd'] - 1):.1f} % above" in scratch
+    assert "after a synchronous start" in start
