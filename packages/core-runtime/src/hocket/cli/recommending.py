@@ -505,9 +505,10 @@ def _assumptions(
     margin = f"{100 * (CLOSE - 1):.0f} %"
     average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
-        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides two "
-        "thirds of a step, overlap forward a third, and a delay so many steps. A fast step is worth nothing by "
-        "itself: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`).",
+        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides, of "
+        "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
+        "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
+        "sweep`, `hocket compare`).",
         f"Order: what changes nothing first, then by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
