@@ -12,12 +12,15 @@ from click.testing import CliRunner
 from torch import nn
 
 import hocket
+from hocket.cli import recommending
 from hocket.cli.main import cli
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
 from hocket.plan.advice import least_bandwidth, most_hosts, predict
 from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
+from hocket.plugin import Registry
+from hocket.plugin.discovery import KNOWN_WORDS, installed
 from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 
@@ -164,6 +167,16 @@ def test_a_recipe_whose_stages_have_no_ranks_is_left_out() -> None:
     [why] = re.findall(r"^- hierarchical_sgd: (.*(?:\n  .*)*)", told[told.index("Left out here:") :], re.M)
     assert " ".join(why.split()).startswith("no two ranks meet in gradients.0, gradients.2")
     assert "hierarchical_sgd" in table(recommend(*SITUATION, "--hosts", "4x2"))
+
+
+def test_packages_whose_recipes_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [entry for entry in installed() if entry.name == "redsync"]
+    monkeypatch.setattr(recommending, "default_registry", lambda: Registry(lambda: there))
+    told = " ".join(recommend(*SITUATION).split())
+    absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
+    assert f"Recipes of {', '.join(f'hocket-{word}' for word in absent)} are not here: pip install " in told
+    assert "diloco" in absent
+    assert not recommending._absent(KNOWN_WORDS)
 
 
 def test_plain_allreduce_is_level_with_a_row_as_the_row_says() -> None:

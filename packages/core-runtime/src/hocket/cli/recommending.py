@@ -23,8 +23,10 @@ from hocket.cli.situation import (
 )
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.errors import AttachError, HocketError, UserError
+from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, Prediction, least_bandwidth, most_hosts, predict
 from hocket.plugin import Registry, default_registry
+from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, load_run
 
@@ -216,7 +218,7 @@ def recommend_command(asked: Asked) -> None:
         print("\nLeft out here:")
         _say([f"{name}: {why}" for name, why in refused])
     print()
-    _say(_assumptions(asked, placement, delays, shown))
+    _say([*_absent(registry.installed()), *_assumptions(asked, delays, shown)])
 
 
 def _candidates(
@@ -499,9 +501,14 @@ def _cost(each: _Candidate) -> str:
     return f"{each.name}: {'; '.join(told) or 'your own'}"
 
 
-def _assumptions(
-    asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[_Candidate]
-) -> list[str]:
+def _absent(installed: Sequence[str]) -> list[str]:
+    """Return what packages with recipes are not installed, and what installs them."""
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in installed and word != TASKS]
+    commands = "; ".join(how_to_install(package) for package in absent)
+    return [f"Recipes of {', '.join(absent)} are not here: {commands}"] if absent else []
+
+
+def _assumptions(asked: Asked, delays: Delays | None, shown: Sequence[_Candidate]) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
     average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
