@@ -14,6 +14,7 @@ from torch import nn
 import hocket
 from hocket.cli import recommending
 from hocket.cli.main import cli
+from hocket.cli.table import format_seconds
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
 from hocket.plan.advice import least_bandwidth, most_hosts, predict
@@ -167,6 +168,34 @@ def test_a_recipe_whose_stages_have_no_ranks_is_left_out() -> None:
     [why] = re.findall(r"^- hierarchical_sgd: (.*(?:\n  .*)*)", told[told.index("Left out here:") :], re.M)
     assert " ".join(why.split()).startswith("no two ranks meet in gradients.0, gradients.2")
     assert "hierarchical_sgd" in table(recommend(*SITUATION, "--hosts", "4x2"))
+
+
+def test_its_known_error_is_that_of_the_measured_table() -> None:
+    choosing = (Path(__file__).resolve().parents[4] / "docs" / "choosing.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \|((?: +(?:\d+, \d+)? ?\|){6})$", choosing, re.M)
+    off: dict[str, list[float]] = {}
+    for name, cells in rows:
+        pairs = [
+            tuple(map(float, cell.split(","))) if cell.strip() else (1.0, 1.0)
+            for cell in cells.split("|")[:6]
+        ]
+        off[name] = [max(one / other, other / one) for one, other in pairs]
+    assert len(off) == 8
+    four, eight = (
+        {name: round(max(each[part]), 1) for name, each in off.items()} for part in (slice(4), slice(4, 6))
+    )
+    told = " ".join(recommend(*SITUATION).split())
+    others = max(each for name, each in four.items() if name != "eager.solo")
+    assert f"at most {others} times off, eager.solo {four['eager.solo']}; against 8" in told
+    assert f"sgp {eight['sgp']} and redsync {eight['redsync']} (docs/choosing.md)" in told
+    assert max(each for name, each in eight.items() if name not in ("sgp", "redsync")) <= others
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(562.3, "562 s"), (999.7, "1,000 s"), (14105.2, "14,105 s"), (0.0123, "12.3 ms")]
+)
+def test_seconds_are_written_without_powers_of_ten(seconds: float, told: str) -> None:
+    assert format_seconds(seconds) == told
 
 
 def test_packages_whose_recipes_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

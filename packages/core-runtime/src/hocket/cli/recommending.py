@@ -516,6 +516,8 @@ def _assumptions(asked: Asked, delays: Delays | None, shown: Sequence[_Candidate
         "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
         "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
         "sweep`, `hocket compare`).",
+        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8, "
+        "whose ranks shared two cores, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
         f"Order: what changes nothing first, then by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
