@@ -410,7 +410,10 @@ class Running:
         """Return what gets through of what ranks offer, [ranks, n], and what their sum is multiplied by, [n]."""
         sent = [self.send(rank, each) for rank, each in zip(ranks, offered, strict=True)]
         messages, where = (np.stack(parts) for parts in zip(*sent, strict=True))
-        if getattr(self.exchange.collective, "algorithm", None) in (SparseAlgorithm.SCALABLE, SparseAlgorithm.AUTO):
+        if getattr(self.exchange.collective, "algorithm", None) in (
+            SparseAlgorithm.SCALABLE,
+            SparseAlgorithm.AUTO,
+        ):
             where = self._through(ranks[0], offered[0], messages, where)
             messages = np.where(where, messages, 0.0)
         factors = np.ones(messages.shape[1])

@@ -218,7 +218,7 @@ def recommend_command(asked: Asked) -> None:
         print("\nLeft out here:")
         _say([f"{name}: {why}" for name, why in refused])
     print()
-    _say([*_absent(registry.installed()), *_assumptions(asked, delays, shown)])
+    _say([*_absent(registry.installed()), *_assumptions(asked, placement, delays, shown)])
 
 
 def _candidates(
@@ -508,7 +508,9 @@ def _absent(installed: Sequence[str]) -> list[str]:
     return [f"Recipes of {', '.join(absent)} are not here: {commands}"] if absent else []
 
 
-def _assumptions(asked: Asked, delays: Delays | None, shown: Sequence[_Candidate]) -> list[str]:
+def _assumptions(
+    asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[_Candidate]
+) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
     average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
