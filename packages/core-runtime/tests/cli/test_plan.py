@@ -408,7 +408,8 @@ def test_the_share_of_computing_counts_who_is_late(capsys: pytest.CaptureFixture
     )
     assert "; 50% never, per rank" in told
     plan_command("agd", ("compute.step_s=100ms",), 4)
-    assert "99% from 0.1 Gbit/s or less, per rank" in " ".join(capsys.readouterr().out.split())
+    # The first layer, 8,320 numbers, is sent when backward has ended: 1.5 times 33 KB in 0.9 ms, beside latency.
+    assert "95% from 0.1 Gbit/s or less, 99% from 0.45 Gbit/s on" in " ".join(capsys.readouterr().out.split())
     plan_several(("sgd", "agd"), ("compute.step_s=100ms", late), 4, ())
     assert re.search(r"sgd .* 25%", capsys.readouterr().out)
 

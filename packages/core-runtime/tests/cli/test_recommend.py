@@ -12,12 +12,16 @@ from click.testing import CliRunner
 from torch import nn
 
 import hocket
+from hocket.cli import recommending
 from hocket.cli.main import cli
+from hocket.cli.table import format_seconds
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
 from hocket.plan.advice import least_bandwidth, most_hosts, predict
 from hocket.plan.lateness import LOOKED_AT, held_up_seconds
 from hocket.plan.plan import Plan, plan
+from hocket.plugin import Registry
+from hocket.plugin.discovery import KNOWN_WORDS, installed
 from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 
@@ -140,15 +144,14 @@ def test_it_ranks_recipes_and_says_what_they_cost() -> None:
     rows = table(slow)
     names = list(rows)
     # What changes nothing comes first, and both parts go by time.
-    assert names[:3] == sorted(
-        ["agd", "hierarchical_sgd", "sgd"], key=lambda name: seconds_of(rows[name]["step"])
-    )
-    assert {rows[name]["costs"] for name in names[:3]} == {"nothing"}
-    times = [seconds_of(rows[name]["step"]) for name in names[3:]]
+    assert names[:2] == sorted(["agd", "sgd"], key=lambda name: seconds_of(rows[name]["step"]))
+    assert {rows[name]["costs"] for name in names[:2]} == {"nothing"}
+    times = [seconds_of(rows[name].get("as tested") or rows[name]["step"]) for name in names[2:]]
     assert times == sorted(times)
+    assert ("as tested where that is given" in " ".join(slow.split())) is ("as tested" in rows["agd"])
     assert set(names) == set(table(fast))
     assert "local" not in names
-    for name in names[3:]:
+    for name in names[2:]:
         letter = rows[name]["costs"]
         [listed] = re.findall(rf"^{letter}: (.*\n(?:.*\n)*?)(?=\w+: |\n)", slow, re.M)
         assert re.search(rf"^  - {re.escape(name)}: (?:.*\n)*?.*measured:", listed, re.M), name
@@ -157,6 +160,52 @@ def test_it_ranks_recipes_and_says_what_they_cost() -> None:
     assert rows["sgd"]["agd is level from"] == "0.1 Gbit/s or less"
     assert 0.1 < float(rows["periodic_average"]["agd is level from"].split()[0]) < 100
     assert {row["and up to"] for row in table(fast).values()} == {"", "128 hosts or more"}
+
+
+def test_a_recipe_whose_stages_have_no_ranks_is_left_out() -> None:
+    told = recommend(*SITUATION)
+    assert "hierarchical_sgd" not in table(told)
+    [why] = re.findall(r"^- hierarchical_sgd: (.*(?:\n  .*)*)", told[told.index("Left out here:") :], re.M)
+    assert " ".join(why.split()).startswith("no two ranks meet in gradients.0, gradients.2")
+    assert "hierarchical_sgd" in table(recommend(*SITUATION, "--hosts", "4x2"))
+
+
+def test_its_known_error_is_that_of_the_measured_table() -> None:
+    choosing = (Path(__file__).resolve().parents[4] / "docs" / "choosing.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \|((?: +(?:\d+, \d+)? ?\|){6})$", choosing, re.M)
+    off: dict[str, list[float]] = {}
+    for name, cells in rows:
+        pairs = [
+            tuple(map(float, cell.split(","))) if cell.strip() else (1.0, 1.0)
+            for cell in cells.split("|")[:6]
+        ]
+        off[name] = [max(one / other, other / one) for one, other in pairs]
+    assert len(off) == 8
+    four, eight = (
+        {name: round(max(each[part]), 1) for name, each in off.items()} for part in (slice(4), slice(4, 6))
+    )
+    told = " ".join(recommend(*SITUATION).split())
+    others = max(each for name, each in four.items() if name != "eager.solo")
+    assert f"at most {others} times off, eager.solo {four['eager.solo']}; against 8" in told
+    assert f"sgp {eight['sgp']} and redsync {eight['redsync']} (docs/choosing.md)" in told
+    assert max(each for name, each in eight.items() if name not in ("sgp", "redsync")) <= others
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(562.3, "562 s"), (999.7, "1,000 s"), (14105.2, "14,105 s"), (0.0123, "12.3 ms")]
+)
+def test_seconds_are_written_without_powers_of_ten(seconds: float, told: str) -> None:
+    assert format_seconds(seconds) == told
+
+
+def test_packages_whose_recipes_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [entry for entry in installed() if entry.name == "redsync"]
+    monkeypatch.setattr(recommending, "default_registry", lambda: Registry(lambda: there))
+    told = " ".join(recommend(*SITUATION).split())
+    absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
+    assert f"Recipes of {', '.join(f'hocket-{word}' for word in absent)} are not here: pip install " in told
+    assert "diloco" in absent
+    assert not recommending._absent(KNOWN_WORDS)
 
 
 def test_plain_allreduce_is_level_with_a_row_as_the_row_says() -> None:

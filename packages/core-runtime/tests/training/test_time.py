@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
+import hocket
 from hocket.cli.main import main
 from hocket.delays import RandomSubset
+from hocket.plan.advice import predict
+from hocket.plan.plan import plan
+from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 
 RANKS, STEPS, STEP_S = 4, 24, 0.02
@@ -102,6 +107,23 @@ def test_backward_hides_all_but_the_last_layer_s_exchange(train: Train) -> None:
         waited[recipe] = 1 / summary["steps_per_second"] - step_s
     assert waited["sgd"] == pytest.approx(LAYERS * layer_s, rel=0.02)
     assert waited["agd"] == pytest.approx(layer_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "segments", ["layers", "{name: bytes, size_mb: 100}", "{name: bytes, size_mb: 0.04}"]
+)
+@pytest.mark.parametrize("step_s", [0.02, 0.06])
+def test_backward_hides_as_much_as_is_predicted(segments: str, step_s: float, train: Train) -> None:
+    """A single segment is sent when backward has ended: of it nothing is hidden."""
+    override = f"gradients.0.segments={segments}"
+    _, summary = train("agd", f"compute={{step_s: {step_s}}}", "epochs=1", override)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    planned = plan(hocket.compose("agd", override), model, Placement(tuple(range(RANKS))), NETWORK)
+    predicted = predict(planned, step_s)
+    # Segments that follow each other closely hide some latency of the next.
+    assert predicted.step_s == pytest.approx(1 / summary["steps_per_second"], rel=0.03)
+    if "100" in segments:
+        assert predicted.exposed_s == pytest.approx(planned.seconds_per_step)
 
 
 def test_forward_hides_what_comes_before_a_layer_is_read(train: Train) -> None:

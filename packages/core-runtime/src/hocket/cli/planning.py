@@ -255,8 +255,9 @@ def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
     late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     return [
         f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time, a step of "
-        f"{format_seconds(step_s / share)}{late}; {', '.join(told)}, per rank. Hidden are two thirds of a step by "
-        "overlap backward, a third by forward, and as many steps as a delay has."
+        f"{format_seconds(step_s / share)}{late}; {', '.join(told)}, per rank. Hidden are, "
+        "of all segments but the last, what two thirds of a step can by overlap backward, a third by forward, and as "
+        "many steps as a delay has."
     ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from hocket.cli.situation import (
 )
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.errors import AttachError, HocketError, UserError
+from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, Prediction, least_bandwidth, most_hosts, predict
 from hocket.plugin import Registry, default_registry
+from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.strategy.scope import Placement
 from hocket.training.run import RunConfig, load_run
 
@@ -50,33 +53,50 @@ class _Candidate:
     Attributes:
         name: a recipe's, with what of it is changed; or the file's.
         run: with all that was asked for.
-        strategy: its last phase's.
+        strategy: that of the last phase that the run reaches.
+        recipe: the recipe whose words and test are of this strategy; None where nobody has measured it.
+        base: the recipe that it changes, where it has no other.
         override: what has to be set for it to work here; empty for nothing.
-        is_recipe: whether it is a recipe as it stands, for which its accuracy was told.
-        packing_s: seconds of a step that its compressors compute; 0 where that is not measured.
+        start: the share of the run's steps before the last phase, by strategy; empty where the file does not say.
     """
 
     name: str
     run: RunConfig
     strategy: Strategy
+    recipe: RunConfig | None = None
+    base: RunConfig | None = None
     override: str = ""
-    is_recipe: bool = True
-    packing_s: float = 0.0
+    start: tuple[tuple[float, Strategy], ...] = ()
 
     @property
     def loses_nothing(self) -> bool:
         """Whether a step gives the mean of all gradients, as it is known."""
-        return self.is_recipe and self.run.changes.startswith("nothing")
+        return self.recipe is not None and self.recipe.changes.startswith(_NOTHING)
 
     @property
     def test(self) -> str:
         """What says how accurate it is; empty where nothing does."""
-        return self.run.measured_on if self.is_recipe else ""
+        return self.recipe.measured_on if self.recipe is not None else ""
 
     @property
     def synchronous_fraction(self) -> float:
         """Of the steps of that test, how many were a plain allreduce's."""
-        return self.run.synchronous_fraction if self.is_recipe else 0.0
+        return self.recipe.synchronous_fraction if self.recipe is not None else 0.0
+
+    @property
+    def has_start(self) -> bool:
+        """Whether its run, or that of the test, begins with another strategy."""
+        return bool(self.start or self.synchronous_fraction)
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """Its own by its name, and those of its start by theirs."""
+        start = {self.of_start(place): each for place, (_, each) in enumerate(self.start)}
+        return {self.name: self.strategy, **start}
+
+    def of_start(self, place: int) -> str:
+        """Return what the strategy at a place of its start is called."""
+        return f"{self.name}: start {place}"
 
 
 class _Predictions:
@@ -88,6 +108,7 @@ class _Predictions:
         base: of which the network is that of all.
         step_s: seconds that a step computes.
         delays: of late ranks.
+        packing: seconds of a step that compressors compute, by strategy; empty where that is not measured.
     """
 
     def __init__(
@@ -97,9 +118,14 @@ class _Predictions:
         base: RunConfig,
         step_s: float,
         delays: Delays | None,
+        packing: Mapping[str, float],
     ) -> None:
         self.candidates = {each.name: each for each in candidates}
+        self._strategies = {
+            name: strategy for each in candidates for name, strategy in each.strategies.items()
+        }
         self._model, self._base, self._step_s, self._delays = model, base, step_s, delays
+        self._packing = packing
         self._found: dict[tuple[str, Placement, float], Prediction | None] = {}
         self._held_up: dict[tuple[str, Placement], float] = {}
 
@@ -111,12 +137,21 @@ class _Predictions:
         return self._found[key]
 
     def as_tested(self, name: str, where: Placement, bandwidth: float) -> float | None:
-        """Return the seconds of a step on average, with as many of a plain allreduce as where accuracy was measured."""
-        own, plain = (self.of(each, where, bandwidth) for each in (name, _SYNCHRONOUS))
-        fraction = self.candidates[name].synchronous_fraction
-        if own is None or (fraction and plain is None):
+        """Return the seconds of a step on average, begun as the file says, or as where accuracy was measured."""
+        candidate = self.candidates[name]
+        begun = [(fraction, candidate.of_start(place)) for place, (fraction, _) in enumerate(candidate.start)]
+        if not begun and candidate.synchronous_fraction:
+            begun = [(candidate.synchronous_fraction, _SYNCHRONOUS)]
+        own = self.of(name, where, bandwidth)
+        if own is None:
             return None
-        return own.step_s if plain is None else own.step_s + fraction * (plain.step_s - own.step_s)
+        average = own.step_s
+        for fraction, other in begun:
+            before = self.of(other, where, bandwidth)
+            if before is None:
+                return None
+            average += fraction * (before.step_s - own.step_s)
+        return average
 
     def is_level(self, name: str, where: Placement, bandwidth: float) -> bool:
         """Return whether plain allreduce takes as long as a candidate, or hardly longer."""
@@ -128,11 +163,11 @@ class _Predictions:
 
         network = replace(self._base.network, bandwidth_bits_per_s=bandwidth)
         try:
-            costs = plan(self.candidates[name].strategy, self._model, where, network)
+            costs = plan(self._strategies[name], self._model, where, network)
         except HocketError:
             return None
         held_up_s = self._held_up_seconds(name, where, costs)
-        return predict(costs, self._step_s, held_up_s, self.candidates[name].packing_s)
+        return predict(costs, self._step_s, held_up_s, self._packing.get(name, 0.0))
 
     def _held_up_seconds(self, name: str, where: Placement, costs: Plan) -> float:
         """Return it from where it was found with another bandwidth, of which it knows nothing."""
@@ -166,44 +201,53 @@ def recommend_command(asked: Asked) -> None:
 
     from hocket.plan.plan import plan
 
+    packing: dict[str, float] = {}
     if asked.measure:
         from hocket.plan.packing_time import packing_seconds
 
-        candidates = [
-            replace(each, packing_s=packing_seconds(plan(each.strategy, model, placement, each.run.network)))
+        packing = {
+            name: packing_seconds(plan(strategy, model, placement, base.network))
             for each in candidates
-        ]
+            for name, strategy in each.strategies.items()
+        }
     _show_head(base, placement, plan(base.strategy, model, placement, base.network), step_s, delays)
-    predictions = _Predictions(candidates, model, base, step_s, delays)
+    predictions = _Predictions(candidates, model, base, step_s, delays, packing)
     shown = _show(predictions, placement, base.network.bandwidth_bits_per_s, delays, packing=asked.measure)
     _show_costs(shown)
     if refused:
-        print("\nNot possible here:")
+        print("\nLeft out here:")
         _say([f"{name}: {why}" for name, why in refused])
     print()
-    _say(_assumptions(asked, placement, delays, shown))
+    _say([*_absent(registry.installed()), *_assumptions(asked, placement, delays, shown)])
 
 
 def _candidates(
     asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
 ) -> tuple[list[_Candidate], list[tuple[str, str]]]:
-    """Return the strategies that could be taken, and those that cannot, with the reason."""
+    """Return the strategies that could be taken, and those that are left out, with the reason."""
     found: list[_Candidate] = []
     refused = []
     registry.load_installed()
+    recipes: list[RunConfig] = []
     for recipe in registry.recipes():
         name = recipe.name
         try:
             run = load_run(based_on_asked(asked, name, registry), asked.of_run, registry=registry)
+            recipes.append(load_run(name, registry=registry))
             if run.engine != base.engine:
                 continue
             if not (run.accuracy or asked.all) or not run.strategy.exchanges:
                 continue
-            found.append(_checked(_Candidate(name, _here(run, asked, base), run.strategy), placement, model))
+            candidate = _Candidate(name, _here(run, asked, base), run.strategy, recipe=run)
+            candidate = _checked(candidate, placement, model)
+            if idle := _without_ranks(candidate.strategy, placement):
+                refused.append((name, f"no two ranks meet in {idle}: without that it is a simpler strategy"))
+                continue
+            found.append(candidate)
         except HocketError as error:
             refused.append((name, str(error)))
     if asked.target is not None:
-        own = _own(asked, base, registry)
+        own = _own(asked, base, registry, recipes)
         if own is not None and not any(each.run.strategy == own.run.strategy for each in found):
             try:
                 found.append(_checked(own, placement, model))
@@ -212,7 +256,9 @@ def _candidates(
     return found, refused
 
 
-def _own(asked: Asked, base: RunConfig, registry: Registry) -> _Candidate | None:
+def _own(
+    asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[RunConfig]
+) -> _Candidate | None:
     """Return the strategy of what the user names; None where that exchanges nothing.
 
     Raises:
@@ -227,7 +273,47 @@ def _own(asked: Asked, base: RunConfig, registry: Registry) -> _Candidate | None
     if not run.strategy.exchanges and not run.strategy.phases:
         return None
     name = ", ".join([Path(asked.target).name, *map(_last_key, asked.of_strategy)])
-    return _Candidate(name, _here(run, asked, base), run.strategy, is_recipe=False)
+    here = _here(run, asked, base)
+    reached = [phase.step for phase in run.strategy.phases if run.steps is None or phase.step < run.steps]
+    last = max(reached, default=0)
+    strategy = run.strategy.at(last)
+    start: list[tuple[float, Strategy]] = []
+    if last and run.steps is not None:
+        limits = [*dict.fromkeys((0, *reached))]
+        start = [((end - begin) / run.steps, run.strategy.at(begin)) for begin, end in pairwise(limits)]
+    return _Candidate(
+        f"{name}, from step {last} on" if last else name,
+        here,
+        strategy,
+        recipe=next((each for each in recipes if _is_measured(each, strategy, here)), None),
+        base=next(
+            (each for each in recipes if each.name in (run.recipe, run.name) and _is_kin(each, strategy)),
+            None,
+        ),
+        start=tuple(start),
+    )
+
+
+def _is_measured(recipe: RunConfig, strategy: Strategy, run: RunConfig) -> bool:
+    """Return whether a recipe's words are of this strategy; its accuracy, of such an optimizer."""
+    from hocket.strategy.compose import compose
+
+    exact = recipe.changes.startswith(_NOTHING)
+    same = exact or recipe.optimizer.class_name == run.optimizer.class_name
+    settings = (recipe.strategy, *(compose(recipe.strategy, each) for each in recipe.also_measured))
+    return bool(recipe.accuracy) and same and strategy in settings
+
+
+def _is_kin(recipe: RunConfig, strategy: Strategy) -> bool:
+    """Return whether a strategy has a recipe's exchanges, whatever their settings."""
+    parts = [
+        [
+            (each.slot, type(each.collective), type(each.compressor), type(each.outer))
+            for each in one.exchanges
+        ]
+        for one in (recipe.strategy, strategy)
+    ]
+    return parts[0] == parts[1]
 
 
 def _here(run: RunConfig, asked: Asked, base: RunConfig) -> RunConfig:
@@ -257,17 +343,23 @@ def _checked(candidate: _Candidate, placement: Placement, model: nn.Module) -> _
             candidate,
             name=f"{candidate.name}, {_last_key(error.override)}",
             run=replace(run, strategy=strategy),
+            strategy=strategy,
             override=error.override,
-            is_recipe=False,
+            recipe=None,
+            base=candidate.recipe or candidate.base,
         )
         check_run(candidate.run)
-    strategy = candidate.run.strategy
-    last = max((phase.step for phase in strategy.phases), default=0)
-    candidate = replace(candidate, strategy=strategy.at(last))
-    if last:
-        candidate = replace(candidate, name=f"{candidate.name}, from step {last} on")
     plan(candidate.strategy, model, placement, run.network)
     return candidate
+
+
+def _without_ranks(strategy: Strategy, placement: Placement) -> str:
+    """Return the exchanges that do not take place among these ranks, such as those within hosts of one rank."""
+    return ", ".join(
+        each.name
+        for each in strategy.exchanges
+        if not any(each.takes_place(len(part)) for part in each.over.parts(placement))
+    )
 
 
 def _last_key(override: str) -> str:
@@ -308,7 +400,7 @@ def _show(
         key=lambda each: (not each.loses_nothing, float(f"{times[each.name]:.3g}"), each.name != PLAIN),
     )
     tests = _tests(shown)
-    tested = any(each.synchronous_fraction for each in shown)
+    tested = any(each.has_start for each in shown)
     per_host = where.size // len(set(where.hosts))
     hosts = [number for number in _HOSTS if delays is None or _fits(delays, number * per_host)]
     headers = (
@@ -332,7 +424,7 @@ def _show(
             (
                 each.name,
                 format_seconds(found.step_s),
-                *((format_seconds(times[each.name]) if each.synchronous_fraction else "",) * tested),
+                *((format_seconds(times[each.name]) if each.has_start else "",) * tested),
                 format_seconds(found.exposed_s),
                 *((format_seconds(found.held_up_s),) * (delays is not None)),
                 format_bytes(found.bytes_per_step),
@@ -396,30 +488,39 @@ def _show_costs(shown: Sequence[_Candidate]) -> None:
 
 
 def _cost(each: _Candidate) -> str:
-    run = each.run
-    if each.is_recipe:
-        measured = f"; measured: {run.accuracy}" if each.test and not each.loses_nothing else ""
-        return f"{each.name}: {run.changes or 'see its paper'}{measured}"
+    recipe = each.recipe
+    if recipe is not None:
+        measured = f"; measured: {recipe.accuracy}" if each.test and not each.loses_nothing else ""
+        other = "" if each.name == recipe.name else f"as {recipe.name}: "
+        return f"{each.name}: {other}{recipe.changes or 'see its paper'}{measured}"
     told = [f"set {each.override}"] if each.override else []
-    if run.strategy.phases:  # what its recipe does is what comes before
-        return f"{each.name}: your own phase"
-    if run.changes:
-        told.append(f"the recipe that it is based on: {run.changes}")
-    if run.measured_on:
-        told.append(f"measured of that: {run.accuracy} ({run.measured_on})")
+    if each.base is not None and each.base.changes:
+        told.append(f"the recipe that it is based on: {each.base.changes}")
+    if each.base is not None and each.base.measured_on:
+        told.append(f"measured of that: {each.base.accuracy} ({each.base.measured_on})")
     return f"{each.name}: {'; '.join(told) or 'your own'}"
+
+
+def _absent(installed: Sequence[str]) -> list[str]:
+    """Return what packages with recipes are not installed, and what installs them."""
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in installed and word != TASKS]
+    commands = "; ".join(how_to_install(package) for package in absent)
+    return [f"Recipes of {', '.join(absent)} are not here: {commands}"] if absent else []
 
 
 def _assumptions(
     asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[_Candidate]
 ) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
+    average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
-        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides two "
-        "thirds of a step, overlap forward a third, and a delay so many steps. A fast step is worth nothing by "
-        "itself: compare what strategies reach in the same time (`hocket sweep`, `hocket compare`).",
-        "Order: what changes nothing first, then by time, as tested where that is given.",
-        "On emulated hosts predictions were within a factor of 1.7 of what was measured: docs/choosing.md.",
+        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides, of "
+        "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
+        "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
+        "sweep`, `hocket compare`).",
+        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8, "
+        "whose ranks shared two cores, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
+        f"Order: what changes nothing first, then by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
         lines.append(
@@ -435,6 +536,12 @@ def _assumptions(
             f"As tested: accuracy was measured in runs that begin with steps of {_SYNCHRONOUS}, {told}; this is a step "
             "of such a run on average. docs/choosing.md has the lines of a file that begins so."
         )
+    for each in shown:
+        if each.start:
+            share = sum(fraction for fraction, _ in each.start)
+            lines.append(f"As tested, {each.name}: a step on average, the {share:.0%} before it included.")
+        elif each.strategy != each.run.strategy and each.run.strategy.phases and each.run.steps is None:
+            lines.append(f"{each.name}: with steps=N its average over all phases is told, too.")
     lines += [
         f"{PLAIN} is level: plain allreduce takes at most {margin} longer (than as tested, where that is given), from "
         "this bandwidth of a rank on, and up to so many such hosts with this network.",

@@ -19,6 +19,7 @@ from hocket.checkpoint.folder import complete
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, check_free, folder_of, load_resumed, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
+from hocket.cli.table import format_seconds
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
 from hocket.errors import UserError
@@ -309,7 +310,7 @@ def _show_results(folder: Path, options: RunOptions) -> None:
     waiting = "" if waited is None else f", {100 * waited:.0f} % of it waiting for other ranks"
     print(
         f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: validation "
-        f"{text_of_metrics(summary)} after {summary['steps']} steps in {summary['seconds']:.2g} s{clock}"
+        f"{text_of_metrics(summary)} after {summary['steps']} steps in {format_seconds(summary['seconds'])}{clock}"
         f"{waiting if summary['ranks'] > 1 else ''}"
     )
     print(

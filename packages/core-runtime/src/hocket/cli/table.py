@@ -100,7 +100,9 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write seconds with three significant digits."""
+    """Write seconds with three significant digits, and whole ones from 1000 on."""
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -32,6 +32,7 @@ DESCRIPTIVE = (
     "source",
     "changes",
     "accuracy",
+    "also_measured",
     "measured_on",
     "synchronous_fraction",
 )
@@ -108,6 +109,7 @@ class RunSettings:
         changes: what a step gives other than the mean of all gradients, for `hocket recommend`; it begins with
             `nothing` where that is what it gives.
         accuracy: what that cost where it was measured.
+        also_measured: overrides, each of which alone was measured by the same test; `accuracy` names its figure, too.
         measured_on: the test that says so, and where that is written.
         synchronous_fraction: of the test's steps that were a plain allreduce's, at its beginning, 0 to 1.
         recipe: what the file is based on; a recipe's name.
@@ -153,6 +155,7 @@ class RunSettings:
     source: str = ""
     changes: str = ""
     accuracy: str = ""
+    also_measured: tuple[str, ...] = ()
     measured_on: str = ""
     synchronous_fraction: float = 0.0
     recipe: str | None = None

@@ -28,7 +28,9 @@ BACKWARD_SHARE = 2 / 3
 def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
     """Return how long a rank waits for exchanges, in seconds a step on average.
 
-    Overlap backward hides two thirds of a step, overlap forward the third after it, and a delay so many steps.
+    Overlap backward hides what segments whose gradients are in early can send during two thirds of a step, which
+    passes in each layer as its share of the parameters; the last of them, and a single one, is sent when backward has
+    ended. Overlap forward hides the third after it, and a delay so many steps.
 
     Args:
         plan: of the exchanges.
@@ -38,8 +40,8 @@ def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
     gradients = [planned for planned in plan.exchanges if planned.exchange.slot == GRADIENTS]
     exposed = 0.0
     if gradients:
-        hides = step_s * BACKWARD_SHARE * (gradients[0].exchange.overlap is Overlap.BACKWARD)
-        exposed += max(0.0, sum(sum(each.segment_seconds) for each in gradients) - hides - hidden_s)
+        backward_s = step_s * BACKWARD_SHARE * (gradients[0].exchange.overlap is Overlap.BACKWARD)
+        exposed += max(0.0, _ended_after(gradients, backward_s) - backward_s - hidden_s)
     for planned in plan.exchanges:
         if planned not in gradients:
             hides = hidden_s + step_s * _hidden_steps(planned)
@@ -47,6 +49,29 @@ def exposed_seconds(plan: Plan, step_s: float, hidden_s: float = 0.0) -> float:
             period = min(planned.exchange.period(len(scope)) for scope in planned.scopes)
             exposed += sum(max(0.0, seconds - hides) for seconds in sends) / period
     return exposed
+
+
+def _ended_after(gradients: list[ExchangePlan], backward_s: float) -> float:
+    """Return how many seconds after the begin of backward the last segment is there; each is sent once it can be.
+
+    Args:
+        gradients: the exchanges of gradients, which pass each segment on.
+        backward_s: seconds in which gradients come in; 0 where they are all in when exchanges begin.
+    """
+    gradients = [planned for planned in gradients if planned.layouts]
+    if not gradients:
+        return 0.0
+    numel = [sum(span.numel for span in layout.spans) for layout in gradients[0].layouts]
+    segment_seconds = np.zeros(len(numel))
+    for planned in gradients:
+        seconds = np.array(planned.segment_seconds)
+        # A rank that carries only some of the segments: the others' are shared out.
+        alike = len(seconds) == len(numel)
+        segment_seconds += seconds if alike else seconds.sum() * np.divide(numel, sum(numel))
+    ended_s = 0.0
+    for in_s, seconds_s in zip(backward_s * np.cumsum(numel) / sum(numel), segment_seconds, strict=True):
+        ended_s = float(max(ended_s, in_s) + seconds_s)
+    return ended_s
 
 
 def _hidden_steps(planned: ExchangePlan) -> float:
