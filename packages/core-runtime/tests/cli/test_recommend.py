@@ -239,7 +239,7 @@ def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
     for name in ("later.yaml", "based.yaml"):
         shown = recommend(str(tmp_path / name), *SITUATION)
         # Not what the recipe costs that comes before.
-        assert f"{name}, from step 100 on: your own phase" in shown
+        assert f"{name}, from step 100 on: your own\n" in shown
 
 
 def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
