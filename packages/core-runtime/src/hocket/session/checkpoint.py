@@ -252,8 +252,8 @@ class Checkpoints:
             _log.warning(
                 "%s is of %d ranks, and %d run: they continue from the replicas' mean, %s the optimizer's state%s; the "
                 "pass over the data that was under way begins again, with new random draws, and what exchanges kept "
-                "between rounds is dropped%s. An epoch has other steps: look at the schedulers' and all else that counts "
-                "steps",
+                "between rounds is dropped%s. An epoch has other steps: look at the schedulers' and all else that "
+                "counts steps",
                 path,
                 manifest.ranks,
                 self._peer.size,
