@@ -233,7 +233,8 @@ def _candidates(
         name = recipe.name
         try:
             run = load_run(based_on_asked(asked, name, registry), asked.of_run, registry=registry)
-            recipes.append(load_run(name, registry=registry))
+            if asked.target is not None:  # as they stand, to tell which of them it is
+                recipes.append(load_run(name, registry=registry))
             if run.engine != base.engine:
                 continue
             if not (run.accuracy or asked.all) or not run.strategy.exchanges:
@@ -519,7 +520,7 @@ def _assumptions(
         "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
         "sweep`, `hocket compare`).",
         "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8, "
-        "whose ranks shared two cores, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
+        "whose ranks shared two cores, eager.solo 2.0, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
         f"Order: what changes nothing first, then by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
