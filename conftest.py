@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 
+import pytest
 from hypothesis import settings
 
 from hocket.training.startup import defer_dynamo
@@ -14,6 +16,15 @@ settings.load_profile("hocket")
 
 # The tests' own processes start a second earlier, too.
 defer_dynamo()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what takes long and says little more than the rest, but in `tools/test --full`."""
+    if os.environ.get("HOCKET_CELLS") == "all":
+        return
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="tools/test --full runs it"))
 
 
 def pytest_collection_finish() -> None:

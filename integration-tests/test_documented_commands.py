@@ -79,7 +79,7 @@ def test_it_can_be_started(place: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("place", COMMANDS)
 def test_it_comes_to_its_end(place: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-FULL = pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
 
 
 def needs(library: str) -> pytest.MarkDecorator:
@@ -48,7 +46,7 @@ def test_the_character_transformer_learns(tmp_path: Path) -> None:
     assert float(re.findall(r"held-out loss ([\d.]+)", told)[0]) < 3.5  # 5.5 is that of a guess
 
 
-@FULL
+@pytest.mark.full
 def test_the_resnet_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     given = ["--samples", "1280", "--width", "4", "--out", "saved"]
     launched(tmp_path, "resnet.py", *given, "--epochs", "1")
@@ -58,7 +56,7 @@ def test_the_resnet_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert accuracy(told) > 20
 
 
-@FULL
+@pytest.mark.full
 @needs("lightning_fabric")
 @pytest.mark.parametrize("strategy", ["sgd", "diloco parameters.0.every=10"])
 def test_fabric_s_loop_trains(tmp_path: Path, strategy: str) -> None:
@@ -67,7 +65,7 @@ def test_fabric_s_loop_trains(tmp_path: Path, strategy: str) -> None:
     assert accuracy(told) > 70
 
 
-@FULL
+@pytest.mark.full
 @needs("lightning_fabric")
 def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     given = ["--strategy", "dpsgd", "--out", "saved"]
@@ -79,14 +77,14 @@ def test_fabric_s_loop_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert "model" in torch.load(tmp_path / "saved" / "model.pt")
 
 
-@FULL
+@pytest.mark.full
 @needs("lightning_fabric")
 def test_fabric_s_strategy_has_the_numbers_of_a_session(tmp_path: Path) -> None:
     told = launched(tmp_path, str(Path(__file__).parent / "fabric_rank.py"), str(EXAMPLES))
     assert told.split() == ["same", "same"]
 
 
-@FULL
+@pytest.mark.full
 @needs("accelerate")
 def test_accelerate_s_loop_trains(tmp_path: Path) -> None:
     told = launched(
@@ -95,7 +93,7 @@ def test_accelerate_s_loop_trains(tmp_path: Path) -> None:
     assert accuracy(told) > 60
 
 
-@FULL
+@pytest.mark.full
 @needs("nbclient")
 def test_the_notebook_runs(tmp_path: Path) -> None:
     nbformat: Any = import_module("nbformat")

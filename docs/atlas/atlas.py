@@ -259,7 +259,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="the runs' folder")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: times alone")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--draw", action="store_true", help="train nothing; without --out draw results.json")
     options = parser.parse_args()

@@ -15,8 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_netlab import NETLAB, needs_hosts, netlab, running
 
-full = pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
-
 pytestmark = [pytest.mark.alone, needs_hosts]
 
 README_SCRIPT = Path(__file__).parents[2] / "packages/core-runtime/tests/launched/readme.py"
@@ -76,7 +74,12 @@ def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "who"), [("stop", 3), pytest.param("compute", 2, marks=full), pytest.param("stop", 0, marks=full)]
+    ("how", "who"),
+    [
+        ("stop", 3),
+        pytest.param("compute", 2, marks=pytest.mark.full),
+        pytest.param("stop", 0, marks=pytest.mark.full),
+    ],
 )
 def test_over_mpi_too_a_report_names_the_rank_of_another_host_that_does_not_come(
     how: str, who: int, tmp_path: Path

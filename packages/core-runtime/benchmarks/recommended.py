@@ -4,8 +4,9 @@
         .venv/bin/python packages/core-runtime/benchmarks/recommended.py --bandwidth 1gbit [--late 1x300ms]
 
 24 layers, 1.2 M parameters in all, on emulated accelerators that compute for 100 ms a step, as the hosts share this
-machine's cores. Each strategy's steps are measured over whole periods, and predicted from the network's nominal rate.
-The last lines say by how much predictions are off, and which pairs that differ by more than 15 % are in another order.
+machine's cores; with `run -n 8` two ranks on each of the hosts. Each strategy's steps are measured over whole periods,
+and predicted from the network's nominal rate. The last lines say by how much predictions are off, and which pairs that
+differ by more than 15 % are in another order.
 Needs hocket-gossipgrad's benchmarks, hocket-diloco, hocket-eager and hocket-redsync.
 """
 
@@ -26,6 +27,7 @@ from hocket.plan.lateness import held_up_seconds
 from hocket.plan.packing_time import packing_seconds
 from hocket.plan.plan import plan
 from hocket.quantities import bits_per_second
+from hocket.session.ranks import find_ranks
 from hocket.strategy.scope import Placement
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
@@ -46,16 +48,18 @@ SIDES = {
     "redsync": 48,
     "eager.solo": 48,
 }
+#: Those that exchange within hosts of several ranks first.
+IN_STAGES = {"hierarchical_sgd": 24, "diloco.two_level": 60}
 DIFFERENT = 1.15
 
 
-def predicted(name: str, ranks: int, bandwidth: float, delays: Delays | None) -> float:
+def predicted(name: str, placement: Placement, bandwidth: float, delays: Delays | None) -> float:
     """Return the predicted seconds of a step."""
     network = NetworkModel(latency_s=LATENCY_S, bandwidth_bits_per_s=bandwidth)
     with torch.device("meta"):
         layers = (torch.nn.Linear(MACHINE.numel, 1, bias=False) for _ in range(MACHINE.layers))
         model = torch.nn.Sequential(*layers)
-    planned = plan(hocket.compose(name), model, Placement(tuple(range(ranks))), network)
+    planned = plan(hocket.compose(name), model, placement, network)
     held_up_s = 0.0 if delays is None else held_up_seconds(planned, MACHINE.compute_s, delays)
     return predict(planned, MACHINE.compute_s, held_up_s, packing_seconds(planned)).step_s
 
@@ -80,21 +84,23 @@ def main() -> None:
     )
     parser.add_argument("--bandwidth", default="1gbit")
     parser.add_argument("--late")
-    parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=SIDES, metavar="SIDE")
+    parser.add_argument("--sides", nargs="*", choices=SIDES | IN_STAGES, metavar="SIDE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     delays = delays_of(options.late) if options.late else None
     found = {}
     with hocket.join() as peer:
-        for name in options.sides:
+        placement = find_ranks(peer).placement
+        sides = options.sides or [*SIDES, *(IN_STAGES if peer.size > len(set(placement.hosts)) else ())]
+        for name in sides:
             found[name] = _measured(peer, name, delays)
         if peer.rank == 0:
             bandwidth = bits_per_second(options.bandwidth)
-            report(found, {name: predicted(name, peer.size, bandwidth, delays) for name in found})
+            report(found, {name: predicted(name, placement, bandwidth, delays) for name in found})
 
 
 def _measured(peer: Peer, name: str, delays: Delays | None) -> float:
-    timing = measure(peer, MACHINE, (name,), SIDES[name], delays=delays)
+    timing = measure(peer, MACHINE, (name,), (SIDES | IN_STAGES)[name], delays=delays)
     if peer.rank == 0:
         print(f"{name}: {1e3 * timing.seconds:.0f} ms", file=sys.stderr, flush=True)
     return timing.seconds

@@ -131,6 +131,7 @@ def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
     assert "seed: 0, 1\n" in in_common
 
 
+@pytest.mark.full
 def test_many_metrics(hocket: Hocket, browser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     (tmp_path / "many.py").write_text(MANY)

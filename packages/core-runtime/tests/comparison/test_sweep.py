@@ -75,6 +75,7 @@ def test_runs_are_those_of_hocket_run_and_none_is_run_twice(
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp_path: Path) -> None:
     lines = hocket("sweep", "sgd", "seed=0,1,2", "steps=2", "--out", str(tmp_path)).out.splitlines()[1:7]
@@ -84,6 +85,7 @@ def test_a_result_stands_before_the_run_that_takes_its_place(hocket: Hocket, tmp
     ]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_settings_that_recipes_bring_are_said(hocket: Hocket, tmp_path: Path) -> None:
     (tmp_path / "adam.yaml").write_text(
@@ -145,6 +147,7 @@ def test_what_was_interrupted_goes_on(hocket: Hocket, tmp_path: Path) -> None:
         assert_same(whole, cut / f"seed={seed}")
 
 
+@pytest.mark.full
 def test_a_run_that_fails_leaves_the_others(
     hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

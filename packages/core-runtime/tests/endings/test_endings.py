@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mpi
 
 #: Ranks of torch take seconds to begin: what the transports share is tried with both in `tools/test --full`.
 BOTH = pytest.mark.parametrize("transport", ["mpi", "torch"], indirect=True)
-USUAL = ["mpi", "torch"] if os.environ.get("HOCKET_CELLS") == "all" else ["mpi"]
+USUAL = ["mpi", pytest.param("torch", marks=pytest.mark.full)]
 
 HERE = Path(__file__).parent
 RANKS = 3

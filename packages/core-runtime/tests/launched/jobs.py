@@ -16,8 +16,6 @@ import readme_script
 from hocket.transport.single import SinglePeer
 
 HERE = Path(__file__).parent
-#: What takes long, and says little more than the rest.
-of_full_set = pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 

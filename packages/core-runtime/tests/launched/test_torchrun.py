@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import HERE, TORCHRUN, check_readme, ended, of_full_set
+from jobs import HERE, TORCHRUN, check_readme, ended
 
 
 def test_the_script_of_the_readme(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize(
     ("launcher", "first"),
-    [("torchrun", []), pytest.param("hocket", [], marks=of_full_set), ("hocket", ["joined"])],
+    [("torchrun", []), pytest.param("hocket", [], marks=pytest.mark.full), ("hocket", ["joined"])],
 )
 def test_beside_a_process_group_and_ddp_of_the_users_own(
     launcher: str, first: list[str], tmp_path: Path
@@ -67,7 +67,7 @@ class Killed(Digits):
 """
 
 
-@of_full_set
+@pytest.mark.full
 def test_a_run_of_hocket_goes_on_where_torchrun_starts_it_again(tmp_path: Path) -> None:
     (tmp_path / "killed_task.py").write_text(TASK)
     run = ["-m", "hocket", "run", "sgd", "steps=12", "log_every=1", "checkpoint.every=3", "--out", "out"]

@@ -58,6 +58,7 @@ def test_a_trace_of_two_ranks(tmp_path: Path) -> None:
     assert len(trace.arrows) == 2 * STEPS // 2
 
 
+@pytest.mark.full
 def test_exchanges_with_neighbours_on_devices_are_traced_whole(tmp_path: Path) -> None:
     done = run("dpsgd", f"steps={STEPS}", "lanes=gloo", "--trace", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,6 +70,7 @@ def test_exchanges_with_neighbours_on_devices_are_traced_whole(tmp_path: Path) -
         assert names.count("exchange in parameters.0[0] of ranks 0 1") == STEPS
 
 
+@pytest.mark.full
 def test_without_trace_there_is_none(tmp_path: Path) -> None:
     done = run("sgd", f"steps={STEPS}", "--transport", "virtual", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

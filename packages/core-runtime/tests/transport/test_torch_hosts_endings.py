@@ -19,7 +19,7 @@ from test_torch_hosts import CAN_MAKE_HOSTS, HERE, start, two_hosts
 
 pytestmark = [
     pytest.mark.skipif(not CAN_MAKE_HOSTS, reason="netlab needs root, ip, tc and unshare"),
-    pytest.mark.skipif(os.environ.get("HOCKET_CELLS") != "all", reason="tools/test --full runs it"),
+    pytest.mark.full,
 ]
 
 RANKS = 4

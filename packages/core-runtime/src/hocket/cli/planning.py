@@ -22,6 +22,7 @@ from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
 from hocket.outer.merge import Add
+from hocket.plan.links import WITHIN_A_HOST
 from hocket.quantities import count, read
 from hocket.strategy.exchange import Buffers
 from hocket.strategy.scope import Placement
@@ -76,8 +77,9 @@ _SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 #: What hosts change in a plan.
 HOSTS = (
-    "Hosts: they say who shares memory and who is in a group or leads it (over: {name: group, by: host}). A message "
-    "takes as long within a host as between two."
+    "Hosts: they say who shares memory and who is in a group or leads it (over: {name: group, by: host}). The "
+    "bandwidth is that of each host's link, which its ranks share; messages within a host take memory's "
+    f"{WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s and {format_seconds(WITHIN_A_HOST.latency_s)}."
 )
 
 #: Of how many steps the mean of injected delays is taken.
@@ -318,7 +320,8 @@ def ranks_of(run: RunConfig, placement: Placement) -> str:
 
 def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
     bandwidth = run.network.bandwidth_bits_per_s
-    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per rank"
+    joined = "host" if len(set(placement.hosts)) > 1 else "rank"
+    speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
     lines = [
         "Sent: by a rank, on average over ranks and steps, by a ring (allreduce), a tree (broadcast) or to "
         "each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "

@@ -30,7 +30,7 @@ class Asked:
         params: how many parameters the model has, such as 25M; None where a task or `model` says.
         model: `module:function` that returns it.
         hosts: where ranks are, as `parse_hosts` reads it; None for what the run says, on hosts of their own.
-        bandwidth, latency: of a rank's link, such as 1gbit and 50us.
+        bandwidth, latency: of a host's link, such as 1gbit and 50us.
         step: how long a step computes, such as 200ms.
         late: `1x300ms`: so many ranks, others in each step, are late by so much, with `@10%` in a tenth of the steps;
             or a mapping of `delays`.
@@ -93,7 +93,7 @@ def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
 
 _NETWORK_OPTIONS = (
     click.option("--params", metavar="25M", help="How many parameters the model has, in place of a task's."),
-    click.option("--bandwidth", metavar="1gbit", help="Of each rank's link; default: the run's, 10gbit."),
+    click.option("--bandwidth", metavar="1gbit", help="Of each host's link; default: the run's, 10gbit."),
     click.option("--latency", metavar="50us", help="Of a message; default: the run's, 20us."),
 )
 

@@ -25,6 +25,7 @@ from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.errors import AttachError, HocketError, UserError
 from hocket.installing import how_to_install
 from hocket.plan.advice import CLOSE, PLAIN, Prediction, least_bandwidth, most_hosts, predict
+from hocket.plan.links import WITHIN_A_HOST
 from hocket.plugin import Registry, default_registry
 from hocket.plugin.discovery import KNOWN_WORDS, TASKS
 from hocket.strategy.scope import Placement
@@ -377,7 +378,7 @@ def _show_head(
     late = "" if delays is None else f"; late ranks: {title(delays)}"
     _say(
         [
-            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s a rank, latency "
+            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s a host, latency "
             f"{format_seconds(base.network.latency_s)}; {planned.num_parameters:,} parameters, "
             f"{format_bytes(planned.model_bytes)}; a step computes {format_seconds(step_s)}{late}"
         ],
@@ -525,8 +526,8 @@ def _assumptions(
     ]
     if where.size > len(set(where.hosts)):
         lines.append(
-            "Several ranks on a host: a message within a host is charged as one between two, so that what exchanges "
-            "within hosts first (hierarchical_sgd, diloco.two_level) is faster than it says here."
+            "Several ranks on a host share its link: a collective passes it once, gossip with each message that "
+            f"leaves. Messages within a host take memory's {WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s."
         )
     if any(each.synchronous_fraction for each in shown):
         fractions = {each.test: each.synchronous_fraction for each in shown if each.synchronous_fraction}
@@ -545,7 +546,7 @@ def _assumptions(
             lines.append(f"{each.name}: with steps=N its average over all phases is told, too.")
     lines += [
         f"{PLAIN} is level: plain allreduce takes at most {margin} longer (than as tested, where that is given), from "
-        "this bandwidth of a rank on, and up to so many such hosts with this network.",
+        "this bandwidth of a host on, and up to so many such hosts with this network.",
         "Memory: of buffers for what is sent and what comes back, and of what compressors and outer optimizers keep. "
         "Parameters that are sent from where they lie need none.",
     ]

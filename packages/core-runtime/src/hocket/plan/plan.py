@@ -12,6 +12,7 @@ from hocket.compressor.api import footprint_of
 from hocket.errors import CompositionError
 from hocket.plan.buffers import averaged_buffers, mean_cost
 from hocket.plan.layout import Layout, layouts
+from hocket.plan.links import networks
 from hocket.segment.partition import Span, named_spans
 from hocket.strategy.exchange import Buffers, Exchange
 from hocket.strategy.scope import Placement
@@ -98,7 +99,7 @@ def plan(
         strategy: composed.
         model: on any device, `meta` included; only names, shapes and dtypes are looked at.
         ranks: how many, on one host; or on which hosts they are.
-        network: what seconds are predicted for, within a host and between hosts.
+        network: what seconds are predicted for, between hosts; on one host, between its ranks.
         shared_bytes: from this size on, in bytes, ranks of one host share a segment's memory; infinite where they do
             not.
 
@@ -109,7 +110,9 @@ def plan(
     strategy.check_size(placement)
     spans = named_spans((name, p) for name, p in model.named_parameters() if p.requires_grad)
     exchanges = tuple(
-        _with_buffers(_planned(exchange, spans, placement, network, strategy, shared_bytes), model, network)
+        _with_buffers(
+            _planned(exchange, spans, placement, network, strategy, shared_bytes), model, placement, network
+        )
         for exchange in strategy.exchanges
     )
     nbytes = sum(span.numel * span.dtype.itemsize for span in spans)
@@ -149,21 +152,22 @@ def _planned(
         if any(map(each.takes_place, map(len, each.over.parts(placement))))
     ]
     own_buffers = exchange not in taking_place[1:]
+    links = networks(exchange, parts, placement, network)
     costs = {
-        size: [_cost(exchange, layout, size, network, own_buffers) for layout in cut]
-        for size in {len(part) for part in parts}
+        (size, link): [_cost(exchange, layout, size, link, own_buffers) for layout in cut]
+        for size, link in set(zip(map(len, parts), links, strict=True))
     }
-    # Parts of the same size that exchange the same segments have the same costs.
+    # Parts of the same size that exchange the same segments over the same links have the same costs.
     carriers = [set(over.carriers(segment, placement)) for segment in range(over.num_roles(placement))]
     of_rank = [Cost()] * placement.size
-    known: dict[tuple[int, ...], Cost] = {}
+    known: dict[tuple[object, ...], Cost] = {}
     slowest = 0.0
     slowest_seconds: tuple[float, ...] = ()
-    for part in parts if cut else ():
+    for part, link in zip(parts, links, strict=True) if cut else ():
         carries = [part in those for those in carriers]
-        role = (len(part), *carries)
+        role = (len(part), link, *carries)
         if role not in known:
-            carried = [c for i, c in enumerate(costs[len(part)]) if carries[i % len(carries)]]
+            carried = [c for i, c in enumerate(costs[len(part), link]) if carries[i % len(carries)]]
             known[role] = sum(carried, Cost())
             if known[role].seconds > slowest:
                 slowest = known[role].seconds
@@ -181,12 +185,15 @@ def _planned(
     )
 
 
-def _with_buffers(planned: ExchangePlan, model: nn.Module, network: NetworkModel) -> ExchangePlan:
+def _with_buffers(
+    planned: ExchangePlan, model: nn.Module, placement: Placement, network: NetworkModel
+) -> ExchangePlan:
     """Add what averaging the model's buffers costs, where the exchange does that."""
     exchange, sizes = planned.exchange, [len(scope) for scope in planned.scopes]
     if exchange.buffers is not Buffers.MEAN or not planned.layouts:
         return planned
-    costs = [(size, mean_cost(model, size, network)) for size in sizes]
+    links = networks(exchange, planned.scopes, placement, network)
+    costs = [(size, mean_cost(model, size, link)) for size, link in zip(sizes, links, strict=True)]
     return replace(
         planned,
         bytes_per_step=planned.bytes_per_step

@@ -46,11 +46,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A full-duplex link per rank, joined by a switch that is never the bottleneck.
+    """A full-duplex link per host, joined by a switch that is never the bottleneck; virtual ranks have a host each.
 
     Attributes:
         latency_s: from the moment a byte leaves the sender's link to its arrival, in seconds; at least 0.
-        bandwidth_bits_per_s: of each rank's link, in each direction, in bits a second; more than 0.
+        bandwidth_bits_per_s: of each host's link, in each direction, in bits a second; more than 0.
         poll_s: what one call of `Request.done` costs its caller, in seconds; more than 0, so that a loop that
             polls sees time pass.
 
