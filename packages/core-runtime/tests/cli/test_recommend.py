@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from torch import nn
 
 import hocket
-from hocket.cli import recommending
 from hocket.cli.main import cli
+from hocket.cli.recommend import command, showing
 from hocket.cli.table import format_seconds
 from hocket.delays import Delays, Fixed, RandomSubset
 from hocket.errors import UserError
@@ -203,12 +203,12 @@ def test_seconds_are_written_without_powers_of_ten(seconds: float, told: str) ->
 
 def test_packages_whose_recipes_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [entry for entry in installed() if entry.name == "redsync"]
-    monkeypatch.setattr(recommending, "default_registry", lambda: Registry(lambda: there))
+    monkeypatch.setattr(command, "default_registry", lambda: Registry(lambda: there))
     told = " ".join(recommend(*SITUATION).split())
     absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
     assert f"Recipes of {', '.join(f'hocket-{word}' for word in absent)} are not here: pip install " in told
     assert "diloco" in absent
-    assert not recommending._absent(KNOWN_WORDS)
+    assert not showing.absent(KNOWN_WORDS)
 
 
 def test_plain_allreduce_is_level_with_a_row_as_the_row_says() -> None:

@@ -13,7 +13,7 @@ import click
 
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
-from hocket.cli.recommend_options import Asked, network_options, network_overrides, recommend_options
+from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
@@ -246,7 +246,7 @@ def recommend(asked: Asked) -> None:
     hocket recommend runs/mine --hosts 8x1 --bandwidth 1gbit --step 100ms --late 1x300ms@10%
     hocket recommend diloco parameters.0.every=30 --params 25M --hosts 8x1 --step 100ms
     """
-    from hocket.cli.recommending import recommend_command
+    from hocket.cli.recommend.command import recommend_command
 
     recommend_command(asked)
 

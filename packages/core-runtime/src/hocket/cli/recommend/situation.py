@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.planning import model_of, model_of_size
-from hocket.cli.recommend_options import Asked, network_overrides
+from hocket.cli.recommend.options import Asked, network_overrides
 from hocket.config.source import based_on
 from hocket.delays import RandomSubset
 from hocket.errors import ConfigError, UserError

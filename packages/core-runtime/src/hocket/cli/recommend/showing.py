@@ -1,0 +1,232 @@
+"""How predictions are told: a table, what each strategy costs, and what was assumed."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hocket.cli.planning import MATRICES, title
+from hocket.cli.recommend.candidates import NOTHING, Candidate
+from hocket.cli.recommend.options import Asked
+from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
+from hocket.cli.table import format_bytes, format_seconds, show_table
+from hocket.installing import how_to_install
+from hocket.plan.advice import CLOSE, PLAIN, least_bandwidth, most_hosts
+from hocket.plan.links import WITHIN_A_HOST
+from hocket.plugin.discovery import KNOWN_WORDS, TASKS
+from hocket.strategy.scope import Placement
+from hocket.training.run import RunConfig
+
+if TYPE_CHECKING:
+    from hocket.delays import Delays
+    from hocket.plan.plan import Plan
+
+__all__ = ["absent", "assumptions", "say", "show_costs", "show_head", "show_table_of"]
+
+_TEXT_WIDTH = 110
+#: The numbers of hosts that are looked at for what plain allreduce is good for.
+_HOSTS = tuple(2**power for power in range(1, 8))
+_UNKNOWN = "not measured"
+
+
+def show_head(
+    base: RunConfig, placement: Placement, planned: Plan, step_s: float, delays: Delays | None
+) -> None:
+    hosts = len(set(placement.hosts))
+    speed = base.network.bandwidth_bits_per_s
+    late = "" if delays is None else f"; late ranks: {title(delays)}"
+    say(
+        [
+            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s a host, latency "
+            f"{format_seconds(base.network.latency_s)}; {planned.num_parameters:,} parameters, "
+            f"{format_bytes(planned.model_bytes)}; a step computes {format_seconds(step_s)}{late}"
+        ],
+        bullet="",
+    )
+    print()
+
+
+def show_table_of(
+    predictions: Predictions,
+    where: Placement,
+    bandwidth: float,
+    delays: Delays | None,
+    *,
+    packing: bool,
+) -> list[Candidate]:
+    """Print the table, and return its rows' candidates in its order."""
+    times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
+    shown = sorted(  # plain allreduce before what takes as long to three digits, as on hosts of one rank
+        predictions.candidates.values(),
+        key=lambda each: (not each.loses_nothing, float(f"{times[each.name]:.3g}"), each.name != PLAIN),
+    )
+    tests = _tests(shown)
+    tested = any(each.has_start for each in shown)
+    per_host = where.size // len(set(where.hosts))
+    hosts = [number for number in _HOSTS if delays is None or _fits(delays, number * per_host)]
+    headers = (
+        "strategy",
+        "step",
+        *(("as tested",) * tested),
+        "waiting",
+        *(("held up",) * (delays is not None)),
+        "sent per step",
+        "memory",
+        *(("compressing",) * packing),
+        f"{PLAIN} is level from",
+        "and up to",
+        "costs",
+    )
+    rows = []
+    for each in shown:
+        found = predictions.of(each.name, where, bandwidth)
+        assert found is not None
+        rows.append(
+            (
+                each.name,
+                format_seconds(found.step_s),
+                *((format_seconds(times[each.name]) if each.has_start else "",) * tested),
+                format_seconds(found.exposed_s),
+                *((format_seconds(found.held_up_s),) * (delays is not None)),
+                format_bytes(found.bytes_per_step),
+                format_bytes(found.memory_bytes),
+                *((format_seconds(found.packing_s),) * packing),
+                *_level(predictions, each.name, where, bandwidth, hosts),
+                NOTHING if each.loses_nothing else tests.get(each.test, _UNKNOWN),
+            )
+        )
+    show_table(headers, rows, numbers=headers[1:-1])
+    print()
+    return shown
+
+
+def _level(
+    predictions: Predictions, name: str, where: Placement, bandwidth: float, hosts: Sequence[int]
+) -> tuple[str, str]:
+    """Return from which bandwidth on, and up to how many hosts, plain allreduce is level with a candidate."""
+    from hocket.plan.utilisation import BANDWIDTHS
+
+    if name == PLAIN:
+        return "", ""
+    per_host = where.size // len(set(where.hosts))
+    least = least_bandwidth(lambda each: predictions.is_level(name, where, each))
+    most = most_hosts(
+        lambda number: predictions.is_level(name, Placement.of_counts([per_host] * number), bandwidth), hosts
+    )
+    lowest = "" if least is None else f"{least / 1e9:.3g} Gbit/s{' or less' * (least == BANDWIDTHS[0])}"
+    reached = "" if most is None else f"{most} hosts{' or more' * (most == hosts[-1])}"
+    return lowest or "never", reached or "never"
+
+
+def _tests(shown: Sequence[Candidate]) -> dict[str, str]:
+    """Return letters for the tests by which accuracy was measured, in the order of the table."""
+    tests = dict.fromkeys(each.test for each in shown if each.test and not each.loses_nothing)
+    return {test: chr(ord("a") + place) for place, test in enumerate(tests)}
+
+
+def _fits(delays: Delays, ranks: int) -> bool:
+    try:
+        delays.check_size(ranks)
+    except ValueError:
+        return False
+    return True
+
+
+def show_costs(shown: Sequence[Candidate]) -> None:
+    print("What they change, and what that cost; figures of different tests cannot be compared.\n")
+    groups = {
+        f"{NOTHING}: the mean of all gradients": [each for each in shown if each.loses_nothing],
+        **{
+            f"{letter}: {test}": [each for each in shown if each.test == test and not each.loses_nothing]
+            for test, letter in _tests(shown).items()
+        },
+        f"{_UNKNOWN}": [each for each in shown if not (each.loses_nothing or each.test)],
+    }
+    for heading, members in groups.items():
+        if members:
+            say([heading], bullet="")
+            say([_cost(each) for each in members], bullet="  - ")
+
+
+def _cost(each: Candidate) -> str:
+    recipe = each.recipe
+    if recipe is not None:
+        measured = f"; measured: {recipe.accuracy}" if each.test and not each.loses_nothing else ""
+        other = "" if each.name == recipe.name else f"as {recipe.name}: "
+        return f"{each.name}: {other}{recipe.changes or 'see its paper'}{measured}"
+    told = [f"set {each.override}"] if each.override else []
+    if each.base is not None and each.base.changes:
+        told.append(f"the recipe that it is based on: {each.base.changes}")
+    if each.base is not None and each.base.measured_on:
+        told.append(f"measured of that: {each.base.accuracy} ({each.base.measured_on})")
+    return f"{each.name}: {'; '.join(told) or 'your own'}"
+
+
+def absent(installed: Sequence[str]) -> list[str]:
+    """Return what packages with recipes are not installed, and what installs them."""
+    absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in installed and word != TASKS]
+    commands = "; ".join(how_to_install(package) for package in absent)
+    return [f"Recipes of {', '.join(absent)} are not here: {commands}"] if absent else []
+
+
+def assumptions(
+    asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[Candidate]
+) -> list[str]:
+    margin = f"{100 * (CLOSE - 1):.0f} %"
+    average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
+    lines = [
+        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides, of "
+        "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
+        "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
+        "sweep`, `hocket compare`).",
+        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8, "
+        "whose ranks shared two cores, eager.solo 2.0, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
+        f"Order: what changes nothing first, then by a step's time{average}.",
+    ]
+    if where.size > len(set(where.hosts)):
+        lines.append(
+            "Several ranks on a host share its link: a collective passes it once, gossip with each message that "
+            f"leaves. Messages within a host take memory's {WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s."
+        )
+    if any(each.synchronous_fraction for each in shown):
+        fractions = {each.test: each.synchronous_fraction for each in shown if each.synchronous_fraction}
+        told = ", ".join(
+            f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
+        )
+        lines.append(
+            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS}, {told}; this is a step "
+            "of such a run on average. docs/choosing.md has the lines of a file that begins so."
+        )
+    for each in shown:
+        if each.start:
+            share = sum(fraction for fraction, _ in each.start)
+            lines.append(f"As tested, {each.name}: a step on average, the {share:.0%} before it included.")
+        elif each.strategy != each.run.strategy and each.run.strategy.phases and each.run.steps is None:
+            lines.append(f"{each.name}: with steps=N its average over all phases is told, too.")
+    lines += [
+        f"{PLAIN} is level: plain allreduce takes at most {margin} longer (than as tested, where that is given), from "
+        "this bandwidth of a host on, and up to so many such hosts with this network.",
+        "Memory: of buffers for what is sent and what comes back, and of what compressors and outer optimizers keep. "
+        "Parameters that are sent from where they lie need none.",
+    ]
+    if asked.params is not None:
+        lines.append(f"The model is taken for {MATRICES} equal matrices: --model or task= says more.")
+    if not asked.measure:
+        lines.append(
+            "Computing that compressors do is not counted: --measure takes its time on this machine."
+        )
+    if delays is not None:
+        lines.append(
+            "Held up: by ranks that are late, one's own delays included; ranks with partial collectives do not wait."
+        )
+    if not asked.all:
+        lines.append("--all ranks recipes, too, whose accuracy has not been measured.")
+    return lines
+
+
+def say(lines: Sequence[str], bullet: str = "- ") -> None:
+    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    for line in lines:
+        print(textwrap.fill(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)))
