@@ -81,8 +81,9 @@ def _met(
     if topology is None:
         met[places] = np.maximum(clock[places], begun[places].max())
         return met
-    for place, rank in enumerate(places):
-        sources = topology.neighbours(place, len(places), round, segment).receive_from
-        if sources:
-            met[rank] = max(clock[rank], *(begun[places[source]] for source in sources))
+    rows = topology.mixing_rows(len(places), round, segment)
+    own = rows.starts[:-1]  # a rank's own value is the first that it adds up
+    times = begun[places][rows.sources]
+    times[own] = clock[places]
+    met[places] = np.maximum.reduceat(times, own)
     return met

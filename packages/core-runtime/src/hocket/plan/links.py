@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
@@ -59,6 +60,7 @@ def _shared(network: NetworkModel, messages: float) -> NetworkModel:
     return replace(network, bandwidth_bits_per_s=min(network.bandwidth_bits_per_s / messages, fastest))
 
 
+@lru_cache(maxsize=256)
 def _messages_on_a_link(topology: Topology, part: Part, placement: Placement) -> float:
     """Return how many of its ranks' messages leave the busiest host, for one that a rank sends, on average."""
     on_host: dict[int, list[int]] = {}

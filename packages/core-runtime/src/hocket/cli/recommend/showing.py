@@ -28,6 +28,7 @@ __all__ = ["absent", "assumptions", "say", "show_costs", "show_head", "show_tabl
 _TEXT_WIDTH = 110
 #: The numbers of hosts that are looked at for what plain allreduce is good for.
 _HOSTS = tuple(2**power for power in range(1, 8))
+_MOST_RANKS = 128
 _UNKNOWN = "not measured"
 
 
@@ -65,7 +66,11 @@ def show_table_of(
     tests = _tests(shown)
     tested = any(each.has_start for each in shown)
     per_host = where.size // len(set(where.hosts))
-    hosts = [number for number in _HOSTS if delays is None or _fits(delays, number * per_host)]
+    hosts = [
+        number
+        for number in _HOSTS
+        if number * per_host <= _MOST_RANKS and (delays is None or _fits(delays, number * per_host))
+    ]
     headers = (
         "strategy",
         "step",
