@@ -140,9 +140,7 @@ def _run(options: argparse.Namespace) -> int:
         ranks = lab.hosts if options.ranks is None else options.ranks
         if ranks < 1:
             raise NetlabError(f"-n {ranks}: at least one rank")
-        # Each host believes that it has all cores; with so many threads per rank, a small model trains 7 times
-        # slower.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+        _share_cores(ranks)
         rank = by_environment(options.command) if options.env else options.command
         command = mpiexec_command(mpiexec, lab, ranks, shlex.split(options.mpi), rank)
         before, start_s = lab.traffic(), time.monotonic()
@@ -157,9 +155,18 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
+def _share_cores(ranks: int) -> None:
+    """Let each of so many ranks compute by its share of the cores, of which each host believes that it has all.
+
+    With so many threads per rank, a small model trains 7 times slower.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+
+
 def _exec(options: argparse.Namespace) -> int:
     with _lab(options) as lab:
         _check_host(lab, options.host)
+        _share_cores(lab.hosts)
         return _wait(lab.inside(options.host, options.command), signal.SIGTERM)
 
 
@@ -168,6 +175,7 @@ def _shell(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, lambda number, frame: None)
     with _lab(options) as lab:
         _check_host(lab, options.host)
+        _share_cores(lab.hosts)
         others = ", ".join(f"host{host} {links.address(host)}" for host in range(lab.hosts))
         _say(
             f"lab {lab.key}: {others}; from other terminals: tools/netlab --lab {lab.key} exec HOST -- COMMAND"

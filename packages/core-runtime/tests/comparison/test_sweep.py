@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from hocket.cli.combinations import combinations
 from hocket.strategy import compose
+from hocket.training.run import resolved
 
 #: Carries out a command: its status and what it printed.
 Hocket = Callable[..., Any]
@@ -224,6 +225,10 @@ def test_variants_stand_beside_recipes(tmp_path: Path, monkeypatch: pytest.Monke
         assert [each.run.strategy.parameters[0].every for each in found] == [8, 3, 2]
         assert [each.run.batch_size for each in found] == batch_sizes
         assert {each.run.epochs for each in found} == {2}
+    common = "optimizer={name: sgd, lr: 0.1, momentum: 0.9}"
+    for chosen in combinations("sgd", ["strategy=sgd,sgd optimizer.lr=0.05", common], 4, None):
+        settings = resolved(chosen.run)["optimizer"]
+        assert (settings["lr"], settings["momentum"]) == (0.05 if "0.05" in chosen.name else 0.1, 0.9)
     sparse = "gradients.0={collective: sparse_allreduce, compressor: {name: topk, density: 0.1}}"
     one, other = (each.run for each in combinations("sgd", [f"strategy=sgd,sgd {sparse}"], 4, None))
     assert other.strategy == compose("sgd", sparse)
@@ -248,6 +253,10 @@ def test_commas_within_brackets_and_quotes_divide_nothing() -> None:
         (
             ["sgd", "strategy=sgd seed=1,dpsgd", "seed=0,1"],
             "seed stands twice: in strategy=sgd seed=1, and by itself",
+        ),
+        (
+            ["sgd", "strategy=sgd,agd gradients.0.every=1", "strategy.gradients.0.every=1"],
+            "gradients.0.every stands twice: in strategy=agd gradients.0.every=1, and by itself",
         ),
         (
             ["sgd", "strategy=sgd,dpsgd parameters.1.every=2"],

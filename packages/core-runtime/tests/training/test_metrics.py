@@ -69,6 +69,16 @@ SOURCE = """
     class Number(Judged):
         def torchmetrics(self):
             return {"f1": 0.5}
+
+
+    class Bare(Judged):
+        def metrics(self, output, target):
+            return output.sum()
+
+
+    class Wide(Judged):
+        def metrics(self, output, target):
+            return {"wide": output.sum(0)}
 """
 
 
@@ -157,6 +167,8 @@ def test_the_ranks_spread(hocket_run: Callable[..., int]) -> None:
             "what torchmetrics() of task Single returns is MulticlassF1Score(); allowed: torchmetrics objects",
         ),
         ("Number", "what torchmetrics() of task Number returns: 'f1' is 0.5; allowed: a torchmetrics object"),
+        ("Bare", "metrics() of task Bare returned Tensor; allowed: a mapping of names to numbers"),
+        ("Wide", "metrics() of task Wide: 'wide' is Tensor of shape [10]; allowed: one number, the sum over"),
     ],
 )
 def test_mistakes(
@@ -164,3 +176,4 @@ def test_mistakes(
 ) -> None:
     assert hocket_run("sgd", f"task=judged:{task}", "steps=1") == 2
     assert expected in capfd.readouterr().err
+    assert not Path("out/metrics.jsonl").exists()  # before it has trained

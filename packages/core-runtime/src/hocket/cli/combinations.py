@@ -68,34 +68,42 @@ def combinations(
 
 
 def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[str, list[str]]:
-    """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and overrides of its own.
+    """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and all overrides in their order.
+
+    Those of a key come before those of what it contains: `optimizer={...}` for all leaves one's own `optimizer.lr=0.1`
+    as it is.
 
     Args:
         text: the parts, with blanks between them.
-        others: keys that are given besides.
+        others: overrides that are given besides.
         label: how an error names the text.
 
     Raises:
-        ConfigError: one of its own overrides is of such a key.
+        ConfigError: one of its own overrides is of the key of another.
     """
     target, *own = _words(text)
+    given = {_key(override) for override in others}
     for override in own:
-        if (key := override.partition("=")[0]) in others:
+        if (key := _key(override)) in given:
             raise ConfigError(f"{key} stands twice: in {label}, and by itself")
-    return target, own
+    return target, sorted([*own, *others], key=lambda override: _key(override).count("."))
+
+
+def _key(override: str) -> str:
+    """Return what an override is of; a strategy's keys may stand with `strategy.` before them, and without."""
+    return override.partition("=")[0].strip().removeprefix(f"{_STRATEGY}.")
 
 
 def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str | None) -> RunConfig:
-    others = {key: value for key, value in chosen.items() if key != _STRATEGY}
-    overrides = [f"{key}={value}" for key, value in others.items()]
+    overrides = [f"{key}={value}" for key, value in chosen.items() if key != _STRATEGY]
     strategy = chosen.get(_STRATEGY)
     if strategy is None:
         run = load_run(target, overrides)
     elif not _names_recipe(strategy):
         run = load_run(target, [f"{_STRATEGY}={strategy}", *overrides])
     else:
-        recipe, own = target_and_overrides(strategy, list(others), f"strategy={strategy}")
-        run = load_run(based_on(target, recipe, default_registry()), [*own, *overrides])
+        recipe, overrides = target_and_overrides(strategy, overrides, f"strategy={strategy}")
+        run = load_run(based_on(target, recipe, default_registry()), overrides)
     run = replace(run, ranks=ranks or run.ranks or 1)
     if transport is not None:
         run = replace(run, transport=TransportName(transport))

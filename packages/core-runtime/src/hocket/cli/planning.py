@@ -139,9 +139,8 @@ def planned_run(
     Args, Raises: as in `plan_command`; a recipe or a file may have overrides of its own behind it.
     """
     if not Path(target).is_file() and "=" in target:
-        others = [override.partition("=")[0].strip() for override in overrides]
-        target, own = target_and_overrides(target, others, repr(target))
-        overrides = (*own, *overrides)
+        target, together = target_and_overrides(target, overrides, repr(target))
+        overrides = tuple(together)
     run = load_run(target, overrides)
     shared = share_out(hosts, ranks) if hosts else ()
     run = replace(run, ranks=sum(host.ranks for host in shared) or ranks or run.ranks or DEFAULT_RANKS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def evaluate(
     By meters of this rank, unless others are given.
 
     Raises:
-        ConfigError: a metric has the name of the loss or of a torchmetrics object.
+        ConfigError: metrics are no numbers by name, or one has the name of the loss or of a torchmetrics object.
     """
     training = model.training
     model.eval()
@@ -80,9 +80,9 @@ def evaluate(
             output = call(model, inputs)
             total.samples += len(chosen)
             total.loss += float(loss(output, target)) * len(chosen)
-            for name, value in task.metrics(output, target).items():
+            for name, value in _sums(task, output, target).items():
                 _check_name(name, total.meters, task)
-                total.metrics[name] = total.metrics.get(name, 0.0) + float(value)
+                total.metrics[name] = total.metrics.get(name, 0.0) + value
             for meter in total.meters.values():
                 meter.update(output, target)
     model.train(training)
@@ -113,6 +113,24 @@ def _gather(session: TrainingSession, tensor: torch.Tensor) -> list[torch.Tensor
     """Return the tensors of all ranks that have seen samples: those of others are empty, and of any dtype."""
     told = [unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))]
     return [each for each in told if each.numel()] or told
+
+
+def _sums(task: Task, output: Any, target: Any) -> dict[str, float]:
+    """Return a task's metrics of a batch, by name."""
+    found: object = task.metrics(output, target)
+    where = f"metrics() of task {type(task).__name__}"
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where} returned {type(found).__name__}; allowed: a mapping of names to numbers")
+    sums = {}
+    for name, value in found.items():
+        try:
+            sums[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+            raise ConfigError(
+                f"{where}: {name!r} is {type(value).__name__}{shape}; allowed: one number, the sum over the batch"
+            ) from error
+    return sums
 
 
 def _check_name(name: str, meters: dict[str, Meter], task: Task) -> None:

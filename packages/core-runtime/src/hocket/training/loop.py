@@ -103,6 +103,10 @@ def train(
     device = device_of(run, peer)
     model = task.model().to(device)
     loss = in_precision(run, model, task.loss, device)
+    with (
+        torch.random.fork_rng()
+    ):  # what a task says wrongly of its metrics is told before it has trained for long
+        evaluate(model, task, loss, data.valid, range(min(1, len(data.valid))), device)
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
