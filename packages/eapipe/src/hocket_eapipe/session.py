@@ -212,7 +212,7 @@ class PipelineSession(TrainingSession):
 
     def settle(self) -> None:
         self.require("settle")
-        self.meet()
+        self.meet("session.settle")
         self._runner.drain()
         for session in self._sessions:
             session.settle_together()

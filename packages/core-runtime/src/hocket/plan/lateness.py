@@ -46,7 +46,7 @@ def held_up_seconds(plan: Plan, step_s: float, delays: Delays, seed: int = 0) ->
             delay = planned.exchange.delay
             if step < delay:
                 continue
-            begun = came[-1 - delay]
+            begun = came[-1 - delay] if delay else clock  # after the exchanges before it
             for ranks in planned.scopes:
                 due = list(_due(planned, step + 1 - delay, len(ranks)))
                 for segment in due:

@@ -81,7 +81,7 @@ class Checkpoints:
         session, peer, folder = self._session, self._peer, self._folder
         session.end_step_to_save()
         step = session.step
-        steps = session.gather(step)
+        steps = session.gathered(step, "session.save")
         if any(of_rank != step for of_rank in steps):
             told = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
             raise CheckpointError(

@@ -135,21 +135,28 @@ class SessionCore(ABC):
     def end_pass(self) -> None:
         """Take note that the loop over `data` is over; `data` calls it."""
 
-    def meet(self) -> None:
-        """Find out that all ranks have left the last pass over `data` after the same batch; collective.
+    def meet(self, call: str) -> None:
+        """Find out that all ranks have left the last pass over `data` after the same batch, for the same; collective.
 
         Everything that is collective and comes after a loop begins with it: what one rank does there would be mixed up
         with what others still do in their loop.
+
+        Args:
+            call: what this rank is about to do.
         """
         strategy = self.strategy
         if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
-            self.epochs.meet(self.peer)
+            self.epochs.meet(self.peer, call)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
-        self.require("session.gather")
-        self.meet()
-        return gather(self.peer, value)
+        return self.gathered(value, "session.gather")
+
+    def gathered(self, value: Any, call: str) -> list[Any]:
+        """Gather for what the user has called; collective."""
+        self.require(call)
+        self.meet(call)
+        return gather(self.peer, value, what=call)
 
     @abstractmethod
     def end_step_to_save(self) -> None:

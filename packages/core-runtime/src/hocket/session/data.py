@@ -77,7 +77,7 @@ class SessionData:
             return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        self._session.meet()
+        self._session.meet("the next pass over session.data")
         current = self._begin()
         early = True
         try:
@@ -176,7 +176,11 @@ class SessionData:
             length = None
         compares = not (session.epochs.compared or self._same_batches)
         mark = fingerprint(current.first) if compares and current.first is not END else None
-        told = gather(peer, [length, has_any, current.reading.facts, session.data_rank, mark])
+        told = gather(
+            peer,
+            [length, has_any, current.reading.facts, session.data_rank, mark],
+            what="a pass over session.data",
+        )
         lengths, having, facts, shares, marks = zip(*told, strict=True)
         check_facts(facts)
         session.epochs.compared = True

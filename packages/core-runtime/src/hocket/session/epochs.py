@@ -14,6 +14,7 @@ from hocket.session.loader import (
 )
 from hocket.session.streams import StreamCursor, StreamedSamples
 from hocket.transport.peer import gather
+from hocket.transport.status import number_ranks
 
 if TYPE_CHECKING:
     from hocket.transport.peer import Peer
@@ -94,12 +95,16 @@ class Epochs:
             self._current = None
             self._left = (ended.num_steps, early)
 
-    def meet(self, peer: Peer) -> None:
-        """Find out that all ranks have left the last pass after the same batch; collective.
+    def meet(self, peer: Peer, call: str) -> None:
+        """Find out that all ranks have left the last pass after the same batch, and go on with the same; collective.
+
+        Args:
+            peer: all ranks.
+            call: what this rank goes on with.
 
         Raises:
             ExchangeTimeoutError: this one has left its loop, and others go on with theirs; tells what they do.
-            UserError: ranks have left it after different batches.
+            UserError: ranks have left it after different batches, or go on with different things.
         """
         left, self._left = self._left, None
         if left is None or peer.size == 1:
@@ -107,17 +112,26 @@ class Epochs:
         batch, early = left
         where = f"after batch {batch} of a pass over session.data"
         try:
-            told = gather(peer, batch, what=f"{'left' if early else 'ended'} the loop {where}")
+            told = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
         except ExchangeTimeoutError as error:
             if not early:
                 raise
             raise ExchangeTimeoutError(
                 f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
             ) from error
-        if any(other != batch for other in told):
-            each = ", ".join(f"rank {rank} after batch {other}" for rank, other in enumerate(told))
+        if any(other != batch for other, _ in told):
+            each = ", ".join(f"rank {rank} after batch {other}" for rank, (other, _) in enumerate(told))
             raise UserError(
                 f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}"
+            )
+        calls: dict[str, list[int]] = {}
+        for rank, (_, other) in enumerate(told):
+            calls.setdefault(other, []).append(rank)
+        if len(calls) > 1:
+            each = ", ".join(f"{other} on {number_ranks(ranks)}" for other, ranks in calls.items())
+            raise UserError(
+                f"after the loop over session.data ranks go on with different things: {each}. All ranks call what is "
+                "collective: take it out of `if session.is_main`, and leave there what one rank does with the result"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class Optimizers:
         given: those that were attached, in order.
         every: these, each followed by those within it.
         waiting: those of `given` that the step under way still waits for.
+        summed_rates: the learning rates of all groups in all steps. Ranks that differ in it have stepped by different
+            ones, though they be equal when somebody compares them.
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
@@ -60,6 +62,7 @@ class Optimizers:
         self._attached = {inner: own for own in given for inner in _with_inner(own)}
         self.every = tuple(self._attached)
         self.waiting = set(self.given)
+        self.summed_rates = 0.0
         self._groups = self._sizes()
         self._session: Stepped | None = None
         self._unrelated: WeakSet[Optimizer] = WeakSet()
@@ -181,6 +184,10 @@ class Optimizers:
 
     def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._session is not None and self._num_under_way() == 1:
+            for group in optimizer.param_groups:
+                rate = group.get("lr")
+                if isinstance(rate, float):  # not a tensor, for which a device would have to be waited for
+                    self.summed_rates += rate
             self._session.after_step(self._attached[optimizer])
 
     def _skipped(self, optimizer: Optimizer) -> None:

@@ -166,19 +166,24 @@ class Phases:
         alone = replica.ranks.peer.size == 1
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer)
 
-    def compare_steps(self, step: int, num_unused: int) -> None:
+    def compare_steps(self, step: int, num_unused: int, call: str) -> None:
         """Notice optimizers whose settings have become different between ranks, or that did not step alike; collective.
 
         Args:
             step: how many steps have ended.
             num_unused: how many times this rank's optimizers did not use gradients that were exchanged.
+            call: what the ranks compare them for.
 
         Raises:
             DisagreementError: they have, and replicas are to stay equal.
         """
-        settings = self._replica.optimizers.settings()
-        facts = {"optimizer": settings, "backwards without optimizer.step()": num_unused}
-        told = differing(self._replica.ranks.peer, facts)
+        optimizers = self._replica.optimizers
+        facts = {
+            "optimizer": optimizers.settings(),
+            "learning rates of all steps, summed": optimizers.summed_rates,
+            "backwards without optimizer.step()": num_unused,
+        }
+        told = differing(self._replica.ranks.peer, facts, call)
         if told and self.replicas_equal:
             raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
 

@@ -95,12 +95,13 @@ def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -
         raise DisagreementError("the ranks were started differently:\n" + differences)
 
 
-def differing(peer: Peer, facts: Mapping[str, object]) -> str:
+def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") -> str:
     """Compare `facts` over all ranks; collective.
 
     Args:
         peer: the ranks.
         facts: JSON-able values by name, nested mappings allowed.
+        what: as in `Peer.allgather_bytes`.
 
     Returns:
         A line for each of the first facts that differ, with its values and their ranks; empty where none does.
@@ -108,7 +109,7 @@ def differing(peer: Peer, facts: Mapping[str, object]) -> str:
     if peer.size == 1:
         return ""
     mine = json.dumps(facts, sort_keys=True, default=str).encode()
-    told = peer.allgather_bytes(mine)
+    told = peer.allgather_bytes(mine, what=what)
     if all(other == told[0] for other in told):
         return ""
     flat = [flattened(json.loads(other)) for other in told]

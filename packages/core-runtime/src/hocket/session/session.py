@@ -331,10 +331,10 @@ class Session(TrainingSession):
 
     def consensus(self) -> AbstractContextManager[None]:
         self.require("session.consensus")
-        self.meet()
+        self.meet("session.consensus")
         self._end_partial_step()
         self.settle_together()
-        self._phases.compare_steps(self.step, self._num_unused)
+        self._compare_steps("session.consensus")
         return self._within(self._phases.set_to_mean())
 
     @contextmanager
@@ -354,10 +354,13 @@ class Session(TrainingSession):
 
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
-        self.meet()
+        self.meet("session.consensus_distance")
         self.settle_together()
-        self._phases.compare_steps(self.step, self._num_unused)
+        self._compare_steps("session.consensus_distance")
         return self._phases.distance(self.gather)
+
+    def _compare_steps(self, call: str) -> None:
+        self._phases.compare_steps(self.step, self._num_unused, call)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
@@ -400,10 +403,11 @@ class Session(TrainingSession):
     def close(self) -> None:
         if self.state in (SessionState.CLOSED, SessionState.BROKEN):
             return
-        self.meet()
+        self.meet("the session's end")
         self._end_partial_step()
         self.heed_no_signal(together=True)
         self.settle_together()
+        self._compare_steps("the session's end")
         self.state = SessionState.CLOSED
         self._phases.close()
         if self._streamed is not None:
