@@ -59,7 +59,12 @@ def main(arguments: list[str]) -> int:
         _say(str(error))
         return 2
     except _Interrupted as interruption:
-        _say(f"{interruption.signal.name}: ended, and the lab removed")
+        what = (
+            "ended, and the lab removed"
+            if options.lab is None
+            else f"ended; lab {options.lab} is still there"
+        )
+        _say(f"{interruption.signal.name}: {what}")
         return 128 + interruption.signal
 
 

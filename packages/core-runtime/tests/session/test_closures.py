@@ -60,8 +60,9 @@ def test_lbfgs_is_that_of_one_process(strategy: str, search: str) -> None:
         return losses, flat(own)
 
     for losses, values in on_ranks(3, run):
-        assert losses == pytest.approx(expected, abs=1e-11)
-        assert torch.allclose(values, flat(model), rtol=0, atol=1e-11)
+        # Steps of a fixed length diverge, and with them what processors round otherwise.
+        assert losses == pytest.approx(expected, abs=1e-9)
+        assert torch.allclose(values, flat(model), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("overlap", ["none", "forward"])

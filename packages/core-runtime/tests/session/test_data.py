@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -246,6 +247,26 @@ def test_ranks_that_leave_at_different_batches_without_waiting_are_told() -> Non
     expected = "rank 0 after batch 6, rank 1 after batch 3, rank 2 after batch 6"
     with pytest.raises(UserError, match=expected):
         on_ranks(3, lambda rank: left(rank, {1: 3}, "periodic_average", THEN["consensus"]))
+
+
+@pytest.mark.parametrize("others", [each for each in THEN if each != "consensus"])
+def test_ranks_that_go_on_with_different_things_are_told(others: str) -> None:
+    calls = {
+        "close": "the session's end",
+        "gather": "session.gather",
+        "distance": "session.consensus_distance",
+        "another pass": "the next pass over session.data",
+    }
+    with pytest.raises(
+        UserError,
+        match=rf"session\.consensus on rank 0, {re.escape(calls[others])} on ranks 1, 2\. All ranks call",
+    ):
+        on_ranks(
+            3,
+            lambda rank: left(
+                rank, dict.fromkeys(range(3), 3), "sgd", THEN["consensus" if rank == 0 else others]
+            ),
+        )
 
 
 def test_where_nothing_is_exchanged_each_may_leave_when_it_likes() -> None:

@@ -291,6 +291,26 @@ def test_rates_that_drift_apart_are_named_at_consensus() -> None:
         on_ranks(2, run)
 
 
+def test_rates_that_differed_on_the_way_are_named_at_the_end() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, "sgd"):
+            for rate in (
+                0.1 * (1 + rank),
+                0.0,
+            ):  # cosines to 0, over as many steps as each believes that there are
+                optimizer.param_groups[0]["lr"] = rate
+                optimizer.zero_grad()
+                model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(
+        DisagreementError, match=r"rates of all steps, summed: 0\.1 on rank 0, 0\.2 on rank 1"
+    ):
+        on_ranks(2, run)
+
+
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
 def test_attach_gives_all_ranks_what_the_first_optimizer_remembers(make: Any) -> None:
     def run(rank: int) -> tuple[bool, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hocket.configured import Configured
+from hocket.errors import ConfigError
 
 __all__ = ["Task", "TaskData"]
 
@@ -25,10 +26,20 @@ class TaskData:
     Attributes:
         train: what the model learns from.
         valid: what is held out; the same samples on every rank and in every run.
+
+    Raises:
+        ConfigError: one of them is empty.
     """
 
     train: Dataset[Any]
     valid: Dataset[Any]
+
+    def __post_init__(self) -> None:
+        for name, samples in (("train", self.train), ("valid", self.valid)):
+            if isinstance(samples, Sized) and not len(samples):
+                raise ConfigError(
+                    f"the task's data() has no samples in `{name}`: one to train on is needed, and one that is held out"
+                )
 
 
 class Task(Configured, ABC):

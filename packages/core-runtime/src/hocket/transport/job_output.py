@@ -98,7 +98,7 @@ class Report:
     def rank_was_killed(self, rank: int, host: str, number: int) -> None:
         """Take in that a signal, 0 for an unknown one, has killed a rank; the others end by themselves if they know."""
         self._killed(f"rank {rank}", host, number)
-        if not self._all_have_joined():
+        if self.num_joined < self.ranks:
             self.end()  # those that start would wait for it for ever: nobody tells them within MPI_Init
 
     def rank_left(self, rank: int, code: int) -> None:
@@ -108,8 +108,10 @@ class Report:
             self._left(rank, code)
         self.end()
 
-    def _all_have_joined(self) -> bool:
-        return len([*self.folder.glob("[0-9]*")]) >= self.ranks
+    @property
+    def num_joined(self) -> int:
+        """How many ranks of this host have joined the job."""
+        return len([*self.folder.glob("[0-9]*")])
 
     def read(self, paragraph: str) -> bool:
         """Take in a paragraph; return whether it is a launcher's and says nothing more to a reader."""

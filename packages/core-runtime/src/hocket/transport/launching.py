@@ -153,7 +153,15 @@ def launch(
     if report.message:
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
-        print(f"hocket: the ranks ended with exit code {status}, without a word", file=sys.stderr)
+        elsewhere = [host.name for host in hosts if not are_here([host])]
+        if elsewhere and here and report.num_joined == 0:
+            print(
+                f"hocket: no rank has started (exit code {status}): the launcher says why, above. Each host has to be "
+                f"reached without a password: `ssh {elsewhere[0]} true`",
+                file=sys.stderr,
+            )
+        else:
+            print(f"hocket: the ranks ended with exit code {status}, without a word", file=sys.stderr)
     if status != 0 and report.wants_process_group:
         print(f"hocket: {_NO_PROCESS_GROUP}", file=sys.stderr)
     return status

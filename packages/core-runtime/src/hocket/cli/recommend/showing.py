@@ -61,7 +61,12 @@ def show_table_of(
     times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
     shown = sorted(  # plain allreduce before what takes as long to three digits, as on hosts of one rank
         predictions.candidates.values(),
-        key=lambda each: (not each.loses_nothing, float(f"{times[each.name]:.3g}"), each.name != PLAIN),
+        key=lambda each: (
+            not each.loses_nothing,
+            not each.test,
+            float(f"{times[each.name]:.3g}"),
+            each.name != PLAIN,
+        ),
     )
     tests = _tests(shown)
     tested = any(each.has_start for each in shown)
@@ -186,9 +191,9 @@ def assumptions(
         "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
         "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
         "sweep`, `hocket compare`).",
-        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8, "
-        "whose ranks shared two cores, eager.solo 2.0, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
-        f"Order: what changes nothing first, then by a step's time{average}.",
+        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8 "
+        "ranks, which shared two cores, eager.solo 2.4, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
+        f"Order: what changes nothing first, then what was measured, each by a step's time{average}.",
     ]
     if where.size > len(set(where.hosts)):
         lines.append(
