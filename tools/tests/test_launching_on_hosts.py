@@ -51,6 +51,15 @@ def test_hocket_launch_starts_ranks_on_other_hosts_which_have_what_those_of_this
     assert None not in given[0]
 
 
+def test_a_host_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    launch = f"{sys.executable} -m hocket launch --hosts host0:1,host7:1 {tmp_path / 'show.py'}"
+    job = netlab("exec", "0", "--", *launch.split())
+    assert job.returncode == 255
+    assert "hocket: no rank has started (exit code 255)" in job.stderr
+    assert "Each of host0, host7 has to be reached without a password: `ssh host7 true`" in job.stderr
+
+
 def test_torchrun_on_each_of_two_hosts(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", "host0", "--master-port", "29500"]

@@ -34,6 +34,8 @@ __all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
 
 # Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds
 # (5.0.11, in MPI_Abort, once in thousands of jobs).
+#: The status of ssh, and so of a launcher, where a host cannot be reached.
+_NOT_REACHED = 255
 _TERMINATION_TIMEOUT_S = 15.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 #: Those by which schedulers announce that they take the machine; ranks may save first.
@@ -154,10 +156,10 @@ def launch(
         print(f"hocket: {report.message}", file=sys.stderr)
     elif status != 0 and not report.told:
         elsewhere = [host.name for host in hosts if not are_here([host])]
-        if elsewhere and here and report.num_joined == 0:
+        if elsewhere and report.num_joined == 0 and (here or status == _NOT_REACHED):
             print(
-                f"hocket: no rank has started (exit code {status}): the launcher says why, above. Each host has to be "
-                f"reached without a password: `ssh {elsewhere[0]} true`",
+                f"hocket: no rank has started (exit code {status}): the launcher says why, above. Each of "
+                f"{', '.join(elsewhere)} has to be reached without a password: `ssh {elsewhere[-1]} true`",
                 file=sys.stderr,
             )
         else:
