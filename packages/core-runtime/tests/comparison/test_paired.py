@@ -37,7 +37,7 @@ def within(t: float, degrees: int) -> float:
     scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
 
     def density(x: float) -> float:
-        return scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2)
+        return scale * math.pow(1 + x * x / degrees, -(degrees + 1) / 2)
 
     pieces = 2000
     width = t / pieces
@@ -109,7 +109,8 @@ def test_a_seed_that_ran_twice_counts_once() -> None:
     found = paired(twice, group("a", {0: 0.0, 1: 0.0}), LOSS.of)
     # Differences 2 and 4: mean 3, deviation sqrt(2).
     assert found is not None
-    assert (found.mean, found.seeds, found.margin) == (3.0, 2, pytest.approx(12.706))
+    assert (found.mean, found.seeds) == (3.0, 2)
+    assert found.margin == pytest.approx(12.706)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
