@@ -111,6 +111,11 @@ def test_a_mistake_is_found_without_torch(tmp_path: Path) -> None:
     [
         (["recipe=crossover"], "recipe sgd would be laid over it: name crossover in place of sgd"),
         (["strategy=agd"], "A recipe is named first, `hocket run agd`, or by recipe: agd in a file"),
+        (["strategy=sgd,agd"], "a sweep alone takes strategy=. A run for each of several values: "
+         "`hocket sweep sgd strategy=sgd,agd`"),
+        (["seed=0,1,2"], "allowed: an integer. A run for each of several values: `hocket sweep sgd seed=0,1,2`"),
+        (["task=digits,digit", "epochs=2"], "`hocket sweep sgd task=digits,digit epochs=2`"),
+        (["optimizer.lr=0.1,0.2"], "`hocket sweep sgd optimizer.lr=0.1,0.2`"),
         (["timeout_s=soon"], "timeout_s: got 'soon'; allowed: a number, or a number with s, ms or us, such as 200ms"),
         (["task=fashion_mnist"], ":MyTask. Others are in hocket-tasks, not installed: "
          + how_to_install("hocket-tasks")),

@@ -34,7 +34,7 @@ def summaries(runs: Path, recipe: str) -> list[dict[str, Any]]:
 def table(text: str) -> dict[str, dict[str, str]]:
     """Return cells by run and column, of tables below each other."""
     cells: dict[str, dict[str, str]] = {}
-    for part in text.split("\n\n"):
+    for part in text.partition("\n\ndifferences from ")[0].split("\n\n"):
         header, *lines = (line for line in part.splitlines() if "  " in line)
         columns = [column for column in header.split("  ") if column]
         for line in lines:
@@ -78,6 +78,23 @@ def test_a_target_is_reached_in_the_first_row_that_has_it(runs: Path, hocket: Ho
         )
 
 
+def test_several_targets(runs: Path, hocket: Hocket) -> None:
+    rows = [row for row in rows_of(runs / "sgd-0") if "valid_loss" in row]
+    asked = [f"loss<={rows[0]['valid_loss']}", f"accuracy>={rows[1]['valid_accuracy']}"]
+    words = [word for target in asked for word in ("--target", target)]
+    ended = hocket("compare", str(runs / "sgd-0"), *words)
+    assert ended.status == 0, ended.err
+    first, second, text = ended.out.split("\n", 2)
+    assert first.startswith("target 1: valid_loss of ")
+    assert second.startswith("target 2: valid_accuracy of ")
+    cells = table(text)["sgd-0"]
+    for place, row in ((1, rows[0]), (2, rows[1])):
+        seconds = float(cells[f"time to target {place}"].split()[0])
+        sent, unit = cells[f"bytes to target {place}"].split()
+        assert seconds == pytest.approx(1e3 * row["seconds"], rel=1e-3)
+        assert float(sent) * {"kB": 1e3, "MB": 1e6}[unit] == pytest.approx(row["bytes_sent"], rel=1e-3)
+
+
 def test_of_a_target_that_is_never_reached_the_best_value_is_told(runs: Path, hocket: Hocket) -> None:
     for name, best, target in (("valid_accuracy", max, 2), ("valid_loss", min, -1)):
         found = [row[name] for seed in range(3) for row in rows_of(runs / f"sgd-{seed}") if name in row]
@@ -96,9 +113,10 @@ def test_a_seed_that_counts_twice_is_said(runs: Path, hocket: Hocket, tmp_path: 
     shutil.copytree(runs / "sgd-0", tmp_path / "run")
     ended = hocket("compare", str(tmp_path))
     assert "sgd (3 runs of 2 seeds)" in ended.out
-    [line] = ended.err.splitlines()
-    assert "counts seed 0 2 times" in line
-    assert line.endswith("name one of run, sgd-0")
+    assert ended.err == (
+        "hocket: sgd (3 runs of 2 seeds): runs of the same settings and seed repeat each other: run, sgd-0 (seed 0). "
+        "The deviation behind ± comes out too small: compare one run of each seed\n"
+    )
     assert "1 seed)" in hocket("compare", str(tmp_path / "run"), str(tmp_path / "sgd-0")).out
 
 
@@ -132,7 +150,9 @@ def test_on_a_terminal(runs: Path) -> None:
     assert "…" not in "".join(lines)
     for column in ("valid_accuracy", "time to target", "bytes/step", "waited", "distance"):
         assert any(column in line for line in lines)
-    assert sum("dpsgd (3 seeds)" in line for line in lines) == 3
+    assert (
+        sum("dpsgd (3 seeds)" in line for line in lines) == 3 + 1
+    )  # parts of the table, and the differences' meaning
 
 
 def test_an_interrupted_run_is_told_apart(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
@@ -203,6 +223,39 @@ def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_pat
     assert "hidden=128" in tasks
     assert "hidden=64" in tasks
     assert "seconds on the virtual clock do not compare" in clocks
+
+
+def test_the_transport_that_was_used_counts(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    for seed, chosen in ((0, "transport: mpi"), (1, "transport: null")):
+        folder = tmp_path / f"mpi-{seed}"
+        shutil.copytree(runs / f"sgd-{seed}", folder)
+        for file, was, becomes in (
+            ("config.yaml", "transport: virtual", chosen),
+            ("summary.json", '"transport": "virtual"', '"transport": "mpi"'),
+        ):
+            text = (folder / file).read_text()
+            assert was in text
+            (folder / file).write_text(text.replace(was, becomes))
+    ended = hocket("compare", str(tmp_path), str(runs / "sgd-2"))
+    assert ended.status == 0, ended.err
+    [line] = [line for line in ended.out.splitlines() if line.startswith("runs differ in transport: ")]
+    assert "null" not in ended.out
+    assert line.startswith("runs differ in transport: mpi in ")
+    assert "(2 seeds)" in line
+
+
+def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    shutil.copytree(runs / "sgd-0", folder)
+    for recipe in ("sgd", "dpsgd"):
+        shutil.copytree(runs / f"{recipe}-1", folder / recipe)
+    ended = hocket("compare", str(folder))
+    assert list(table(ended.out)) == ["sweep"]
+    assert ended.err == (
+        f"hocket: {folder} is a run itself, which is compared, and holds 2 others, which are not (dpsgd, sgd): name "
+        f"them, as {folder}/*/\n"
+    )
+    assert hocket("compare", str(folder), *map(str, (folder / "sgd", folder / "dpsgd"))).err == ""
 
 
 @pytest.mark.parametrize(

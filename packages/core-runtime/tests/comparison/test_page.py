@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,8 @@ def share_of_colour(picture: Path, colour: tuple[int, int, int]) -> float:
 
 
 def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) -> None:
-    ended = hocket(
-        "compare", *sorted(map(str, runs.iterdir())), "--out", str(tmp_path), "--target", "accuracy=0.8"
-    )
+    targets = ("--target", "accuracy=0.8", "--target", "accuracy=0.9")
+    ended = hocket("compare", *sorted(map(str, runs.iterdir())), "--out", str(tmp_path), *targets)
     assert ended.status == 0, ended.err
     page = tmp_path / "index.html"
     dom = look(browser, page, "--dump-dom").stdout
@@ -91,13 +91,16 @@ def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) 
     for text in (
         "dpsgd (3 seeds)",
         "sgd (3 seeds)",
-        "Target: valid_accuracy of 0.8 or more",
+        "Target 1: valid_accuracy of 0.8 or more",
+        "Target 2: valid_accuracy of 0.9 or more",
+        "differences from dpsgd (3 seeds), seed by seed",
         "MB sent per rank",
     ):
         assert text in dom
-    assert dom.count(">target</text>") == 3  # over steps, seconds and bytes
+    for place in (1, 2):
+        assert dom.count(f">target {place}</text>") == 3  # over steps, seconds and bytes
     look(browser, page, f"--screenshot={tmp_path / 'page.png'}")
-    for of_group in ((99, 110, 250), (239, 85, 59)):
+    for of_group in ((0, 114, 178), (213, 94, 0)):
         assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
 
 
@@ -129,6 +132,17 @@ def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
     in_common = text.partition("What all have in common")[2]
     assert "\nbatch_size: 32\n" in in_common
     assert "seed: 0, 1\n" in in_common
+
+
+def test_neighbouring_lines_differ_in_colour_and_dashes() -> None:
+    from hocket.comparison.group import Curve
+    from hocket.comparison.page import _Line
+
+    styles = [_Line("", place, Curve([], [], [], [])).style for place in range(36)]
+    assert len({tuple(style.values()) for style in styles}) == 35
+    for one, other in pairwise(styles):
+        assert one["color"] != other["color"]
+        assert one["dash"] != other["dash"]
 
 
 @pytest.mark.full

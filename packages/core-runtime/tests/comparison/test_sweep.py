@@ -198,6 +198,61 @@ def test_runs_of_other_code_are_not_mixed_silently(
     assert ended.err == f"hocket: the runs are of different code: {told}\n"
 
 
+@pytest.mark.timeout(180)
+def test_no_run_is_started_by_code_that_changed_since_the_sweep_began(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = """
+        from pathlib import Path
+
+        from hocket.task import Digits
+
+
+        class Editing(Digits):
+            def data(self, seed):
+                if seed == 1:
+                    Path("edited_meanwhile.py").write_text("x = 2")
+                return super().data(seed)
+    """
+    (tmp_path / "editing.py").write_text("import edited_meanwhile\n" + textwrap.dedent(task))
+    (tmp_path / "edited_meanwhile.py").write_text("x = 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    command = ("sweep", "sgd", "task=editing:Editing", "steps=3", "seed=0,1,2,3", "--out", "out")
+    ended = hocket(*command)
+    assert ended.status == 1
+    assert written(tmp_path / "out").keys() == {"seed=0", "seed=1"}
+    assert "seed=2: begins" not in ended.out
+    first, *_, last = ended.err.splitlines()
+    assert first == "hocket: edited_meanwhile.py changed since the sweep began: no further run is started"
+    assert last.startswith(
+        "hocket: 2 of 4 runs were not started: seed=2, seed=3; put back what the module was"
+    )
+    assert ended.err.count("no further run") == 1
+
+
+@pytest.mark.timeout(180)
+def test_runs_and_sweeps_do_not_share_a_folder(
+    hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = ("steps=2", "-n", "2", "--transport", "virtual")
+    assert hocket("sweep", "sgd", "seed=0,1", *short, "--out", "swept").status == 0
+    before = (tmp_path / "swept" / "run.json").read_text()
+    for more in ((), ("--overwrite",), ("--dry-run",)):
+        ended = hocket("run", "sgd", *short, "--out", "swept", *more)
+        assert (ended.status, ended.out) == (2, "")
+        assert ended.err == (
+            "hocket: --out swept holds runs (seed=0, seed=1), which `hocket compare swept` would not find beside a run "
+            "of the folder's own: name a folder within it, such as swept/NAME, or another one\n"
+        )
+    assert (tmp_path / "swept" / "run.json").read_text() == before
+    assert hocket("run", "sgd", *short, "seed=2", "--out", "swept/seed=2").status == 0
+    refused = hocket("sweep", "sgd", "seed=0,1", *short, "--out", "swept/seed=2")
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.startswith("hocket: --out swept/seed=2 is the folder of a run")
+
+
 def test_a_strategy_replaces_that_of_a_file_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(

@@ -13,7 +13,7 @@ from hocket.errors import ConfigError
 from hocket.plugin import default_registry
 from hocket.training.run import RunConfig, load_run
 
-__all__ = ["Combination", "combinations", "target_and_overrides"]
+__all__ = ["Combination", "combinations", "has_several_values", "target_and_overrides"]
 
 _STRATEGY = "strategy"
 _OPENING, _CLOSING, _QUOTES = "[{(", "]})", "\"'"
@@ -65,6 +65,11 @@ def combinations(
         name = _distinct(_name({key: chosen[key] for key in swept}), found)
         found[name] = Combination(name, _load(target, chosen, ranks, transport))
     return list(found.values())
+
+
+def has_several_values(argument: str) -> bool:
+    """Say whether a sweep would take `KEY=VALUE` as several values: whether commas stand between them."""
+    return len(_split(argument.partition("=")[2], ",")) > 1
 
 
 def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[str, list[str]]:

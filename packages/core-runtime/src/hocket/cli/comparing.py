@@ -14,8 +14,9 @@ from pathlib import Path
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
 from hocket.comparison.group import MEANING, Group, differing_settings, group_by_seed
-from hocket.comparison.measure import measures, parse_target
-from hocket.comparison.record import Record, read_record, read_records
+from hocket.comparison.measure import measures, parse_targets
+from hocket.comparison.paired import difference_table
+from hocket.comparison.record import Record, read_record, read_records, runs_within
 from hocket.errors import UserError, some
 from hocket.installing import how_to_install
 from hocket.training import CHECKPOINTS, REPORT
@@ -27,7 +28,7 @@ _PAGE = "index.html"
 
 
 def compare_command(
-    folders: Sequence[Path], metrics: Sequence[str], target: str | None, out: Path | None
+    folders: Sequence[Path], metrics: Sequence[str], targets: Sequence[str], out: Path | None
 ) -> None:
     """Carry out `hocket compare`.
 
@@ -37,28 +38,31 @@ def compare_command(
     if out is not None:
         require_plotly("--out")
     records, without_metrics = read_records(folders)
-    aim = parse_target(target, records) if target is not None else None
-    columns = measures(records, metrics, aim)
+    aims = parse_targets(targets, records)
+    columns = measures(records, metrics, aims)
     groups = group_by_seed(records)
-    notes = _notes(records, groups, without_metrics)
+    notes = [*_left_within(folders, records), *_notes(records, groups, without_metrics)]
     for note in notes:
         print(f"hocket: {note}", file=sys.stderr)
-    if aim is not None:
-        print(f"target: {aim}")
-    show_table(
-        ["run", *(column.name for column in columns)],
-        [[group.label, *(column.cell(group) for column in columns)] for group in groups],
-        numbers=[column.name for column in columns],
-        width=shutil.get_terminal_size().columns,
-    )
+    for aim in aims:
+        print(f"{aim.label}: {aim}")
+    width = shutil.get_terminal_size().columns
+    names = [column.name for column in columns]
+    cells = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
+    show_table(["run", *names], cells, numbers=names, width=width)
     if any(len(group.records) > 1 for group in groups):
         print(MEANING)
-    for line in differing_settings([(group.label, group.records[0].config) for group in groups]):
-        print(textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
+    for line in differing_settings([(group.label, group.settings) for group in groups]):
+        print(textwrap.fill(line, width, subsequent_indent="  "))
+    differences = difference_table(groups, columns)
+    if differences is not None:
+        print()
+        print(textwrap.fill(differences.meaning, width, subsequent_indent="  "))
+        show_table(differences.head, differences.rows, numbers=differences.head[1:], width=width)
     if out is not None:
         from hocket.comparison.page import comparison_page
 
-        _write(out / _PAGE, lambda: comparison_page(groups, columns, aim, notes), "--out")
+        _write(out / _PAGE, lambda: comparison_page(groups, columns, aims, notes), "--out")
         print(f"page: {os.path.relpath(out / _PAGE)}")
 
 
@@ -67,7 +71,7 @@ def write_report(folder: Path, title: str) -> None:
     from hocket.comparison.page import run_page
 
     record = read_record(folder, folder.resolve().name)
-    _write(folder / REPORT, lambda: run_page(record, measures([record], (), None), title), "--report")
+    _write(folder / REPORT, lambda: run_page(record, measures([record], ()), title), "--report")
 
 
 def require_plotly(option: str) -> None:
@@ -121,12 +125,13 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
             told = "; ".join(map(_labels, by_contents.values()))
             notes.append(f"the runs are of different code: {module} is another in each of: {told}")
     for group in groups:
-        for same in _by(group.records, lambda record: str(record.config["seed"])):
-            if len(same) > 1:
-                notes.append(
-                    f"{group.label} counts seed {same[0].config['seed']} {len(same)} times, and seems to spread less "
-                    f"than it does: name one of {_labels(same)}"
-                )
+        by_seed = _by(group.records, lambda record: str(record.config["seed"]))
+        same = [f"{_labels(each)} (seed {each[0].config['seed']})" for each in by_seed if len(each) > 1]
+        if same:
+            notes.append(
+                f"{group.label}: runs of the same settings and seed repeat each other: {'; '.join(same)}. The "
+                "deviation behind ± comes out too small: compare one run of each seed"
+            )
     for record in records:
         if record.summary is None:
             notes.append(
@@ -137,6 +142,20 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
         f"{folder} is left out: it has no metrics yet; if it was interrupted, {_cure(folder)}"
         for folder in without_metrics
     ]
+    return notes
+
+
+def _left_within(folders: Sequence[Path], records: Sequence[Record]) -> list[str]:
+    """Return a note for each folder named that is a run and holds others, which are not compared."""
+    taken = {record.folder.resolve() for record in records}
+    notes = []
+    for folder in folders:
+        left = [each for each in runs_within(folder) if each.resolve() not in taken]
+        if folder.resolve() in taken and left:
+            notes.append(
+                f"{folder} is a run itself, which is compared, and holds {len(left)} others, which are not "
+                f"({some([each.name for each in left])}): name them, as {folder}/*/"
+            )
     return notes
 
 

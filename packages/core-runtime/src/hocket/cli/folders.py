@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from hocket.checkpoint.folder import complete, latest_complete
+from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
 from hocket.errors import UserError, some
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
@@ -104,12 +105,24 @@ def check_asked(target: str, folder: Path) -> None:
         )
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder with what a run has left that has ended, or that can go on.
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder of runs, and one with what a run has left that has ended, or that can go on.
+
+    Args:
+        folder: for a run's results.
+        overwrite: whether it may replace an earlier run's; runs in the folder it would hide, and not replace.
 
     Raises:
         UserError: says which, and what to do.
     """
+    runs = [each.name for each in runs_within(folder)]
+    if runs:
+        raise UserError(
+            f"--out {folder} holds runs ({some(runs)}), which `hocket compare {folder}` would not find beside a run of "
+            f"the folder's own: name a folder within it, such as {folder / 'NAME'}, or another one"
+        )
+    if overwrite:
+        return
     others = "name another folder, or replace it with --overwrite"
     if complete(folder / CHECKPOINTS):
         raise UserError(

@@ -257,17 +257,24 @@ def recommend(asked: Asked) -> None:
     "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be given several times."
 )
 @click.option(
-    "--target", metavar="NAME=VALUE", help="Show seconds and bytes until a metric has first reached a value."
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Show seconds and bytes until a metric has first reached a value; may be given several times.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for a page with figures, index.html.",
 )
-def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None, out: Path | None) -> None:
+def compare(
+    runs: tuple[Path, ...], metrics: tuple[str, ...], targets: tuple[str, ...], out: Path | None
+) -> None:
     """Compare runs: metrics, time, bytes, waiting; runs that differ by their seeds only are one row.
 
-    Its numbers are mean ± standard deviation (n - 1) over them. RUN is the folder of a run, or one with runs in it.
+    Its numbers are mean ± standard deviation (n - 1) over them. Below it stands what the rows differ from the first by,
+    seed by seed, with 95 % confidence intervals. RUN is the folder of a run, or one with runs in it.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
@@ -275,7 +282,7 @@ def compare(runs: tuple[Path, ...], metrics: tuple[str, ...], target: str | None
     """
     from hocket.cli.comparing import compare_command
 
-    compare_command(runs, metrics, target, out)
+    compare_command(runs, metrics, targets, out)
 
 
 @cli.command()

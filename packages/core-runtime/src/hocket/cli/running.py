@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from hocket.checkpoint.folder import complete
+from hocket.cli.combinations import has_several_values
 from hocket.cli.comparing import require_plotly
 from hocket.cli.folders import check_asked, check_free, folder_of, load_resumed, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
 from hocket.cli.table import format_seconds
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.config.settings import Device, TransportName
-from hocket.errors import UserError
+from hocket.errors import ConfigError, UserError
 from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
 from hocket.training.observer import Display, text_of_metrics
@@ -58,11 +60,12 @@ def run_command(
     if not (resume or _was_restarted(out)):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
         command += ["--overwrite"] if overwrite else []
-        run = _with_options(load_run(target, overrides), wanted, options)
-        begins = not options.print_config and launched_rank() == 0
-        if out is not None and begins and not overwrite:
-            check_free(out)
-        return _carry_out(run, wanted, out, command, options)
+        with _naming_sweeps(target, overrides):
+            run = _with_options(load_run(target, overrides), wanted, options)
+            begins = not options.print_config and launched_rank() == 0
+            if out is not None and begins:
+                check_free(out, overwrite)
+            return _carry_out(run, wanted, out, command, options)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
     return resume_command(out, overrides, wanted, options, target)
@@ -89,6 +92,23 @@ def resume_command(
     command = ["resume", str(folder), *overrides]
     run = _with_options(run, wanted, options)
     return _carry_out(run, wanted, folder, command, options, resume=True)
+
+
+@contextlib.contextmanager
+def _naming_sweeps(target: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Add the sweep that takes an override's several values to an error about them.
+
+    Raises:
+        ConfigError: in place of one that was raised.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        several = [text.partition("=")[2] for text in overrides if has_several_values(text)]
+        if not any(values in str(error) for values in several):
+            raise
+        sweep = shlex.join(["hocket", "sweep", target, *overrides])
+        raise type(error)(f"{error}. A run for each of several values: `{sweep}`") from error
 
 
 def _was_restarted(out: Path | None) -> bool:

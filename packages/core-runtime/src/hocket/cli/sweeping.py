@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -29,9 +29,15 @@ from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import UserError, some
 from hocket.pictures import NO_PICTURE
-from hocket.training import CHECKPOINTS, CONFIG, SUMMARY, SWEPT_CONFIG
+from hocket.training import CHECKPOINTS, CONFIG, SOURCE, SUMMARY, SWEPT_CONFIG
 from hocket.training.observer import text_of_metrics
-from hocket.training.provenance import add_start, changed_modules, describe_start
+from hocket.training.provenance import (
+    add_start,
+    changed_modules,
+    changed_since,
+    describe_start,
+    module_contents,
+)
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
 from hocket.transport.rank_process import threads_per_rank
@@ -80,7 +86,14 @@ def sweep_command(
         raise UserError(f"hocket sweep starts the ranks of its runs itself: leave out {found.launcher}")
     chosen = combinations(target, arguments, wanted.size, wanted.transport)
     _check(chosen)
+    configs = [resolved(each.run) for each in chosen]
+    code = {file: held for config in configs for file, held in module_contents(config).items()}
     folder = out or Path("sweeps") / Path(target).name.removesuffix(".yaml").removesuffix(".yml")
+    if (folder / CONFIG).exists():
+        raise UserError(
+            f"--out {folder} is the folder of a run, beside which `hocket compare {folder}` would not find those of a "
+            "sweep: name another folder"
+        )
     with _held(folder) as lock:
         runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:
@@ -88,21 +101,28 @@ def sweep_command(
         add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
         swept = [argument.partition("=")[0].strip() for argument in arguments]
-        for line in differing_settings(
-            [(each.run.strategy.name or each.name, resolved(each.run)) for each in chosen], swept
-        ):
+        labels = [each.run.strategy.name or each.name for each in chosen]
+        for line in differing_settings(list(zip(labels, configs, strict=True)), swept):
             print(line, flush=True)
-        failed = _carry_out(runs, jobs, lock)
+        failed = _carry_out(runs, jobs, lock, code)
         ended = [run.folder for run in runs if run not in failed]
         if ended:
             drawn = find_spec("plotly") is not None
-            compare_command(ended, (), None, folder if drawn else None)
+            compare_command(ended, (), (), folder if drawn else None)
             if not drawn:
                 print(NO_PICTURE)
-    if failed:
-        names = some([run.folder.name for run in failed])
+    not_started = [run.folder.name for run in failed if run.is_ended]
+    tried = [run.folder.name for run in failed if not run.is_ended]
+    if tried:
         print(
-            f"hocket: {len(failed)} of {len(runs)} runs have failed: {names}; the same command tries them again",
+            f"hocket: {len(tried)} of {len(runs)} runs have failed: {some(tried)}; the same command tries them again",
+            file=sys.stderr,
+        )
+    if not_started:
+        print(
+            f"hocket: {len(not_started)} of {len(runs)} runs were not started: {some(not_started)}; put back what the "
+            f"module was, which the runs before keep in `{SOURCE}`, and the same command starts them; or sweep the new "
+            "code into another folder with --out",
             file=sys.stderr,
         )
     return 1 if failed else 0
@@ -204,16 +224,33 @@ class _Run:
         )
 
 
-def _carry_out(runs: Sequence[_Run], jobs: int, lock: int) -> list[_Run]:
-    """Carry out the runs that have not ended, and return those that failed."""
+def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, bytes]) -> list[_Run]:
+    """Carry out the runs that have not ended, and return those that failed, or were not started.
+
+    Args:
+        runs: all of the sweep.
+        jobs: how many at a time.
+        lock: a descriptor that runs keep.
+        code: the user's own modules, as of `module_contents`; once one has changed, no further run is started, which
+            would be of other code than those before.
+    """
     left = [run for run in runs if not run.has_ended]
     for run in runs:
         if run not in left:
             print(f"{run.folder.name}: has ended before", flush=True)
     places = itertools.count(len(runs) - len(left) + 1)
     telling = threading.Lock()
+    changed: list[str] = []
 
     def carry_out(run: _Run) -> bool:
+        with telling:
+            if not changed:
+                changed.extend(changed_since(code))
+                if changed:
+                    told = f"{some(changed)} changed since the sweep began: no further run is started"
+                    print(f"hocket: {told}", file=sys.stderr, flush=True)
+        if changed:
+            run.end()
         status = run.carry_out(lock, jobs)
         if run.is_ended:
             return False

@@ -14,7 +14,16 @@ from hocket.comparison.record import Record
 from hocket.config.settings import DESCRIPTIVE
 from hocket.errors import some
 
-__all__ = ["MEANING", "Curve", "Group", "Spread", "differing_settings", "group_by_seed", "written"]
+__all__ = [
+    "MEANING",
+    "Curve",
+    "Group",
+    "Spread",
+    "differing_settings",
+    "group_by_seed",
+    "spread_of",
+    "written",
+]
 
 #: What a group's numbers are.
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
@@ -70,7 +79,10 @@ class Group:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the runs were made with, without what changes no number; `seed` is all of theirs."""
+        """What the runs were made with, without what changes no number; `seed` is all of theirs.
+
+        `transport` is what moved bytes, also where the configuration leaves it open.
+        """
         seeds = ", ".join(str(record.config["seed"]) for record in self.records)
         return {**_settings(self.records[0]), "seed": seeds}
 
@@ -79,7 +91,7 @@ class Group:
         values = [value for value in map(measure, self.records) if value is not None]
         if not values:
             return None
-        return _spread(values)
+        return spread_of(values)
 
     def curve(self, name: str, over: str) -> Curve:
         """Return a metric's mean over the runs, and one standard deviation to both sides.
@@ -90,9 +102,9 @@ class Group:
         """
         runs = [{row["step"]: (row[over], value) for row, value in r.series(name)} for r in self.records]
         steps = [step for step in runs[0] if all(step in run for run in runs)]
-        spreads = [_spread([run[step][1] for run in runs]) for step in steps]
+        spreads = [spread_of([run[step][1] for run in runs]) for step in steps]
         return Curve(
-            [_spread([run[step][0] for run in runs]).mean for step in steps],
+            [spread_of([run[step][0] for run in runs]).mean for step in steps],
             [at.mean for at in spreads],
             [at.mean - at.deviation for at in spreads],
             [at.mean + at.deviation for at in spreads],
@@ -166,7 +178,7 @@ def _differing(path: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence
         yield path, values
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
     """Return mean and deviation of one value or more, which may be NaN or infinite, as of a run that diverged."""
     mean = sum(values) / len(values)
     squares = sum((value - mean) * (value - mean) for value in values)
@@ -174,7 +186,8 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in record.config.items() if key not in _REPORTING}
+    settings = {key: value for key, value in record.config.items() if key not in _REPORTING}
+    return {**settings, "transport": record.transport or None}
 
 
 def _key(record: Record) -> str:

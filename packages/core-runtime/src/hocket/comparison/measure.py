@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hocket.comparison.group import Group, Spread
+from hocket.comparison.group import Group
 from hocket.comparison.record import Record
 from hocket.errors import UserError
 from hocket.training.history import metric_names
 
-__all__ = ["Measure", "Target", "measures", "parse_target"]
+__all__ = ["Measure", "Target", "measures", "parse_targets"]
 
 _TARGET = re.compile(r"(?P<name>[^<>=]+)(?P<relation><=|>=|=)(?P<value>.+)")
 
@@ -53,18 +53,25 @@ class Measure:
         if found is None:
             return self.absent(group)
         of = len(group.records)
-        return self._write(found) + ("" if found.count == of else f" ({found.count} of {of})")
+        told = [found.mean] if found.count == 1 else [found.mean, found.deviation]
+        text = self.written(told, abs(found.mean), _DIGITS)
+        return text + ("" if found.count == of else f" ({found.count} of {of})")
 
-    def _write(self, found: Spread) -> str:
-        """Write mean and deviation in the same unit, to the same place, four digits of the mean."""
-        unit, size = next((u for u in self.units if abs(found.mean) >= u[1]), self.units[-1])
-        mean, deviation = found.mean / size, found.deviation / size
-        told = [mean] if found.count == 1 else [mean, deviation]
-        if mean == 0 or not _SMALLEST <= abs(mean) < _LARGEST:
-            text = " ± ".join(f"{each:.{_DIGITS}g}" for each in told)
-        else:
-            places = max(0, _DIGITS - 1 - math.floor(math.log10(abs(mean))))
-            text = " ± ".join(f"{each:.{places}f}" for each in told)
+    def written(self, values: Sequence[float], largest: float, digits: int, sign: str = "") -> str:
+        """Return values as text with ± between them, in the same unit and to the same place.
+
+        Args:
+            values: of the column.
+            largest: a number, not negative, that chooses the unit.
+            digits: how many of that number are written.
+            sign: `+` writes the first value's sign where it is positive, too.
+        """
+        unit, size = next((u for u in self.units if largest >= u[1]), self.units[-1])
+        ending = f".{digits}g"
+        if _SMALLEST <= largest / size < _LARGEST:
+            ending = f".{max(0, digits - 1 - math.floor(math.log10(largest / size)))}f"
+        first, *others = (value / size for value in values)
+        text = " ± ".join([f"{first:{sign}{ending}}", *(f"{each:{ending}}" for each in others)])
         return f"{text} {unit}".rstrip()
 
 
@@ -76,11 +83,13 @@ class Target:
         name: the metric's.
         value: what is to be reached.
         rising: whether larger values are better.
+        label: what columns and figures call it.
     """
 
     name: str
     value: float
     rising: bool
+    label: str
 
     def __str__(self) -> str:
         return f"{self.name} of {self.value:g} or {'more' if self.rising else 'less'}"
@@ -101,12 +110,17 @@ class Target:
         return f"{_NEVER} (best {max(values) if self.rising else min(values):.{_DIGITS}g})"
 
 
-def parse_target(text: str, records: Sequence[Record]) -> Target:
-    """Read `NAME=VALUE`; where larger values are better, is seen from what most runs do; `>=` or `<=` say it.
+def parse_targets(texts: Sequence[str], records: Sequence[Record]) -> list[Target]:
+    """Read targets `NAME=VALUE`; where larger values are better, is seen from what most runs do; `>=` or `<=` say it.
 
     Raises:
-        UserError: it has another form, or a run has no such metric.
+        UserError: one has another form, or a run has no such metric.
     """
+    labels = ["target"] if len(texts) == 1 else [f"target {place}" for place in range(1, len(texts) + 1)]
+    return [_parse_target(text, records, label) for text, label in zip(texts, labels, strict=True)]
+
+
+def _parse_target(text: str, records: Sequence[Record], label: str) -> Target:
     parts = _TARGET.fullmatch(text)
     try:
         value = float(parts["value"]) if parts else None
@@ -117,9 +131,8 @@ def parse_target(text: str, records: Sequence[Record]) -> Target:
     name = _resolved(parts["name"].strip(), records)
     if not any(record.series(name) for record in records):
         raise UserError(f"--target {text!r}: {name} is in the summaries alone, where it has no time")
-    return Target(
-        name, value, parts["relation"] == ">=" or (parts["relation"] == "=" and _rises(name, records))
-    )
+    rising = parts["relation"] == ">=" or (parts["relation"] == "=" and _rises(name, records))
+    return Target(name, value, rising, label)
 
 
 def _rises(name: str, records: Sequence[Record]) -> bool:
@@ -129,13 +142,15 @@ def _rises(name: str, records: Sequence[Record]) -> bool:
     return 2 * sum(rises) > len(rises) if rises else "loss" not in name
 
 
-def measures(records: Sequence[Record], metrics: Sequence[str], target: Target | None) -> list[Measure]:
+def measures(
+    records: Sequence[Record], metrics: Sequence[str], targets: Sequence[Target] = ()
+) -> list[Measure]:
     """Return what a comparison shows of runs.
 
     Args:
         records: the runs.
         metrics: names of what is asked for; empty for all metrics on held-out samples that all runs have.
-        target: adds the seconds and bytes to it.
+        targets: each adds the seconds and bytes to it.
 
     Raises:
         UserError: a run has no such metric.
@@ -143,7 +158,7 @@ def measures(records: Sequence[Record], metrics: Sequence[str], target: Target |
     asked = [_resolved(name, records) for name in metrics] or _common(records)
     return [
         *(Measure(name, lambda record, name=name: record.last(name)) for name in asked),  # type: ignore[misc]
-        *(_to(target) if target else ()),
+        *(measure for target in targets for measure in _to(target)),
         Measure("time", lambda record: record.seconds, _SECONDS),
         Measure("steps/s", lambda record: _ratio(record.steps, record.seconds)),
         Measure("bytes/step", lambda record: _ratio(record.last("bytes_sent"), record.steps), _BYTES),
@@ -164,9 +179,14 @@ def _common(records: Sequence[Record]) -> list[str]:
 
 def _to(target: Target) -> list[Measure]:
     return [
-        Measure("time to target", lambda record: target.first(record, "seconds"), _SECONDS, target.best),
         Measure(
-            "bytes to target", lambda record: target.first(record, "bytes_sent"), _BYTES, lambda group: _NEVER
+            f"time to {target.label}", lambda record: target.first(record, "seconds"), _SECONDS, target.best
+        ),
+        Measure(
+            f"bytes to {target.label}",
+            lambda record: target.first(record, "bytes_sent"),
+            _BYTES,
+            lambda group: _NEVER,
         ),
     ]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 import yaml
-from plotly.colors import qualitative
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from hocket.comparison.group import MEANING, Curve, Group, written
 from hocket.comparison.measure import Measure, Target
+from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record
 from hocket.session.ranks import flattened
 from hocket.training.history import is_number, metric_names
@@ -35,11 +35,14 @@ _RANKS = "_ranks"
 _HEIGHT = 380
 _COLUMNS = 3
 _SPACING = 0.07
-_RANK_MARKER = {"size": 8, "color": qualitative.Plotly[0]}
+#: Colours that the colour-blind tell apart, too (Okabe and Ito, Color Universal Design), without yellow, which is pale
+#: on white. As many dashes as have no divisor in common with them: 35 lines differ, neighbours in both.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdashdot")
+_RANK_MARKER = {"size": 8, "color": _COLOURS[0]}
 # With so many points or more, lines go without markers.
 _FEW = 60
 _TARGET_LINE = {"color": "#666", "width": 1, "dash": "dot"}
-_DASHES = ("solid", "dash", "dot")
 _HTML: dict[str, Any] = {
     "include_plotlyjs": False,
     "full_html": False,
@@ -75,8 +78,7 @@ class _Line:
     @property
     def style(self) -> dict[str, str]:
         """Colour and dashes: lines that lie on each other are both seen."""
-        colours = qualitative.Plotly
-        return {"color": colours[self.place % len(colours)], "dash": _DASHES[self.place % len(_DASHES)]}
+        return {"color": _COLOURS[self.place % len(_COLOURS)], "dash": _DASHES[self.place % len(_DASHES)]}
 
 
 #: Returns the lines of a metric (`Record.series`) over a key of rows.
@@ -84,22 +86,21 @@ _Lines = Callable[[str, str], list[_Line]]
 
 
 def comparison_page(
-    groups: Sequence[Group], columns: Sequence[Measure], target: Target | None, notes: Sequence[str]
+    groups: Sequence[Group], columns: Sequence[Measure], targets: Sequence[Target], notes: Sequence[str]
 ) -> str:
     """Return a page that compares runs.
 
     Args:
         groups: runs that differ by their seeds only are one.
         columns: of the table.
-        target: what times and bytes are counted to.
+        targets: what times and bytes are counted to.
         notes: what a reader has to know.
     """
     records = [record for group in groups for record in group.records]
-    told = []
-    if target is not None:
-        told.append(
-            f"Target: {target}; time and bytes are those of the first line of metrics that reaches it."
-        )
+    told = [
+        f"{target.label.capitalize()}: {target}; time and bytes are those of the first line of metrics that reaches it."
+        for target in targets
+    ]
     if len(records) > len(groups):
         told.append(
             f"In the table {MEANING}; lines in figures are these means, and bands reach one deviation to both sides."
@@ -108,8 +109,9 @@ def comparison_page(
     def lines(name: str, over: str) -> list[_Line]:
         return [_Line(g.label, place, g.curve(name, over)) for place, g in enumerate(groups)]
 
-    figures = _figures(records, lines, "step", target)
-    return _page("Comparison of runs", told, _table(groups, columns), figures, _settings(groups), notes)
+    figures = _figures(records, lines, "step", targets)
+    table = _table(groups, columns) + _difference_table(groups, columns)
+    return _page("Comparison of runs", told, table, figures, _settings(groups), notes)
 
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
@@ -129,7 +131,7 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
 
 
 def _figures(
-    records: Sequence[Record], lines: _Lines, cost_over: str, target: Target | None = None
+    records: Sequence[Record], lines: _Lines, cost_over: str, targets: Sequence[Target] = ()
 ) -> list[go.Figure]:
     """Return what communication cost, and each metric over steps, seconds and bytes."""
     names = dict.fromkeys(["train_loss", *(name for record in records for name in metric_names(record.rows))])
@@ -142,7 +144,7 @@ def _figures(
                 name,
                 [(name, name, over) for over in _OVER],
                 lines,
-                target.value if target is not None and target.name == name else None,
+                [target for target in targets if target.name == name],
             )
             for name in names
         ),
@@ -150,7 +152,7 @@ def _figures(
 
 
 def _figure(
-    title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines, target: float | None = None
+    title: str, panels: Sequence[tuple[str, str, str]], lines: _Lines, targets: Sequence[Target] = ()
 ) -> go.Figure:
     """Return a row of panels.
 
@@ -158,7 +160,7 @@ def _figure(
         title: of all of them.
         panels: each one's y axis, what it shows, and the key of rows over which.
         lines: what is drawn.
-        target: a value that is marked; None for none.
+        targets: whose values are marked.
     """
     figure = make_subplots(cols=len(panels), horizontal_spacing=_SPACING)
     for column, (label, name, over) in enumerate(panels, start=1):
@@ -169,8 +171,13 @@ def _figure(
         figure.update_yaxes(title_text=label, row=1, col=column)
         if name in _COST:
             figure.update_yaxes(rangemode="tozero", row=1, col=column)
-    if target is not None:
-        figure.add_hline(target, line=_TARGET_LINE, annotation_text="target", annotation_position="top left")
+    for target in targets:
+        figure.add_hline(
+            target.value,
+            line=_TARGET_LINE,
+            annotation_text=target.label,
+            annotation_position="top left",
+        )
     figure.update_layout(title=title, height=_HEIGHT, template="plotly_white", margin={"t": 60, "b": 60})
     figure.update_layout(legend={"orientation": "h", "y": -0.25})
     return figure
@@ -241,6 +248,15 @@ def _table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
     head = ["run", *(column.name for column in columns)]
     rows = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
     return _wide(head, [[label, *map(_cell, cells)] for label, *cells in rows])
+
+
+def _difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
+    """Return what groups differ from the first by; empty where no two share two seeds."""
+    found = difference_table(groups, columns)
+    if found is None:
+        return ""
+    table = _wide(found.head, [[label, *map(_cell, cells)] for label, *cells in found.rows])
+    return f"<p>The second table has {escape(found.meaning)}.</p>{table}"
 
 
 def _cell(text: str) -> str:

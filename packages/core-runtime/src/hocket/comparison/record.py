@@ -16,7 +16,7 @@ from hocket.errors import UserError, suggest
 from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows
 
-__all__ = ["Record", "read_record", "read_records"]
+__all__ = ["Record", "read_record", "read_records", "runs_within"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,11 @@ def read_records(folders: Sequence[Path]) -> tuple[list[Record], list[Path]]:
     return records, [folder for folder, record in zip(folders, found, strict=True) if record is None]
 
 
+def runs_within(folder: Path) -> list[Path]:
+    """Return the folders of runs that lie in a folder, by name; none where there is no such folder."""
+    return [each for each in sorted(folder.iterdir()) if _was_started(each)] if folder.is_dir() else []
+
+
 def read_record(folder: Path, label: str) -> Record:
     """Read a run's folder.
 
@@ -164,9 +169,9 @@ def _was_started(folder: Path) -> bool:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Return a run's folder, or the runs in a folder of runs."""
-    if (folder / CONFIG).is_file() or not folder.is_dir():
+    if (folder / CONFIG).is_file():
         return [folder]
-    return [each for each in sorted(folder.iterdir()) if _was_started(each)] or [folder]
+    return runs_within(folder) or [folder]
 
 
 def _reason(folder: Path) -> str:

@@ -26,10 +26,12 @@ from hocket.training import SOURCE, STARTS
 __all__ = [
     "add_start",
     "changed_modules",
+    "changed_since",
     "describe_start",
     "imported_versions",
     "keep_user_modules",
     "kept_modules",
+    "module_contents",
     "ranks_by_host",
 ]
 
@@ -155,6 +157,20 @@ def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
     return changed
 
 
+def module_contents(config: Mapping[str, Any]) -> dict[Path, bytes]:
+    """Return what the files of the user's own modules hold now that a run would keep, by their paths.
+
+    Args:
+        config: a run's, complete; what it names has been imported.
+    """
+    return {file: file.read_bytes() for file in _user_modules(config).values()}
+
+
+def changed_since(contents: Mapping[Path, bytes]) -> list[str]:
+    """Return which files hold something else than they did, as of `module_contents`, or are gone."""
+    return [os.path.relpath(file) for file, held in contents.items() if _read(file) != held]
+
+
 def kept_modules(folder: Path) -> dict[str, set[bytes]]:
     """Return the contents of the user's own modules that a folder's run was of, one for each that it went on with."""
     found: dict[str, set[bytes]] = {}
@@ -210,6 +226,13 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
     path = folder / STARTS
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return found
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:  # gone, or being replaced
+        return None
 
 
 def _source_of(start: Mapping[str, Any]) -> str:

@@ -1,0 +1,126 @@
+"""Differences between groups of runs, seed by seed, with confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hocket.comparison.group import Group, spread_of
+from hocket.comparison.measure import Measure
+from hocket.comparison.record import Record
+
+__all__ = ["DifferenceTable", "Paired", "difference_table", "paired"]
+
+#: Student's t that is exceeded to both sides with a probability of 5 % altogether, for 1 to 30 degrees of freedom.
+#: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
+_T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_FEWEST_SEEDS = 2
+# Numbers that differ by a smaller part of themselves differ by rounding.
+_ROUNDING = 1e-9
+_DIGITS = 3
+_BEYOND_CHANCE = " *"
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What two groups differ by in a measure, seed by seed.
+
+    Attributes:
+        mean: over seeds.
+        margin: the 95 % confidence interval reaches so far to both sides of the mean.
+        seeds: how many both groups have a number of; two at least.
+    """
+
+    mean: float
+    margin: float
+    seeds: int
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return abs(self.mean) > self.margin
+
+
+@dataclass(frozen=True)
+class DifferenceTable:
+    """Differences of groups from one of them, as text.
+
+    Attributes:
+        meaning: what the cells are.
+        head: the columns' names.
+        rows: one for each other group that shares two seeds with it.
+    """
+
+    meaning: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def paired(group: Group, base: Group, measure: Callable[[Record], float | None]) -> Paired | None:
+    """Return what a group differs from another by; None where they share fewer than two seeds with numbers.
+
+    Several runs of a seed count as their mean.
+    """
+    of_group, of_base = (_by_seed(each, measure) for each in (group, base))
+    found = [_difference(value, of_base[seed]) for seed, value in of_group.items() if seed in of_base]
+    if len(found) < _FEWEST_SEEDS:
+        return None
+    spread = spread_of(found)
+    # For more degrees of freedom than the table has, the last one's t is at most 4.2 % too large.
+    t = _T_95[min(spread.count - 1, len(_T_95)) - 1]
+    return Paired(spread.mean, t * spread.deviation / math.sqrt(spread.count), spread.count)
+
+
+def difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> DifferenceTable | None:
+    """Return the differences from the first group that shares two seeds with another; None where none does."""
+    for base in groups:
+        others = [each for each in groups if each is not base and _shared(each, base) >= _FEWEST_SEEDS]
+        if others:
+            return DifferenceTable(
+                f"differences from {base.label}, seed by seed: mean ± 95 % confidence interval (Student's t); * leaves "
+                "out zero, as with few seeds and many columns some do by chance",
+                ["run", "seeds", *(column.name for column in columns)],
+                [
+                    [each.label, str(_shared(each, base)), *(_cell(column, each, base) for column in columns)]
+                    for each in others
+                ],
+            )
+    return None
+
+
+def _cell(column: Measure, group: Group, base: Group) -> str:
+    found = paired(group, base, column.of)
+    if found is None:
+        return "-"
+    largest = max(abs(found.mean), found.margin)
+    text = column.written([found.mean, found.margin], largest, _DIGITS, sign="+" if found.mean else "")
+    if found.seeds < _shared(group, base):
+        text += f" ({found.seeds} of {_shared(group, base)})"
+    return text + _BEYOND_CHANCE * found.leaves_out_zero
+
+
+def _shared(one: Group, other: Group) -> int:
+    """Return how many seeds two groups share."""
+    first, second = ({record.config["seed"] for record in group.records} for group in (one, other))
+    return len(first & second)
+
+
+def _by_seed(group: Group, measure: Callable[[Record], float | None]) -> Mapping[int, float]:
+    """Return the numbers that a group has, by seed; of several runs of a seed their mean."""
+    found: dict[int, list[float]] = {}
+    for record in group.records:
+        value = measure(record)
+        if value is not None:
+            found.setdefault(record.config["seed"], []).append(value)
+    return {seed: sum(values) / len(values) for seed, values in found.items()}
+
+
+def _difference(one: float, other: float) -> float:
+    """Return one number less another, and 0 where that is rounding; NaN where one is NaN, or both are infinite."""
+    found = one - other
+    return 0.0 if abs(found) < _ROUNDING * max(abs(one), abs(other)) else found
