@@ -27,6 +27,7 @@ HOCKET = [sys.executable, "-c", "from hocket.cli.main import main; main()"]
 NUM_STEPS = 100_000
 
 # Tasks whose loss fails in its fourth step, or is NaN then on rank 1.
+# The first loss is that of the sample that is evaluated before training.
 TASK = """
 from dataclasses import dataclass
 from hocket.task import Digits
@@ -39,7 +40,7 @@ class Failing(Digits):
     def loss(self, output, target):
         global calls
         calls += 1
-        if calls == 4 and join().rank == 1:
+        if calls == 5 and join().rank == 1:
             raise ValueError("broken on purpose")
         return super().loss(output, target)
 
@@ -48,7 +49,7 @@ class FailingEverywhere(Digits):
     def loss(self, output, target):
         global calls
         calls += 1
-        if calls == 4:
+        if calls == 5:
             raise ValueError("broken on purpose")
         return super().loss(output, target)
 
@@ -57,7 +58,7 @@ class Nan(Digits):
     def loss(self, output, target):
         global calls
         calls += 1
-        return super().loss(output, target) * (float("nan") if calls == 4 and join().rank == 1 else 1.0)
+        return super().loss(output, target) * (float("nan") if calls == 5 and join().rank == 1 else 1.0)
 """
 
 

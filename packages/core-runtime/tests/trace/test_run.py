@@ -79,6 +79,7 @@ def test_without_trace_there_is_none(tmp_path: Path) -> None:
     assert 0 <= json.loads((tmp_path / "out" / "summary.json").read_text())["overlap_share"] <= 1
 
 
+# The first loss is that of the sample that is evaluated before training.
 DYING_TASK = """
 import os, signal
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ from hocket.task import Digits
 class Dying(Digits):
     def loss(self, output, target):
         Dying.calls = getattr(Dying, "calls", 0) + 1
-        if Dying.calls == 4 and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+        if Dying.calls == 5 and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(output, target)
 """
