@@ -104,6 +104,7 @@ def test_a_comparison(runs: Path, hocket: Hocket, browser: str, tmp_path: Path) 
         assert share_of_colour(tmp_path / "page.png", of_group) > 1e-4
 
 
+@pytest.mark.full
 def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
     runs: Path, hocket: Hocket, browser: str, tmp_path: Path
 ) -> None:

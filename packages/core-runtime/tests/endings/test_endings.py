@@ -107,7 +107,6 @@ def test_a_users_mistake_on_all_ranks_has_no_traceback(begin: Callable[..., Job]
     assert ended.status == 2
 
 
-@BOTH
 def test_sys_exit_on_one_rank(begin: Callable[..., Job]) -> None:
     ended = begin("sys.exit", 1).end()
     [message] = messages(ended.errors)
@@ -233,7 +232,6 @@ def test_all_ranks_but_one_are_killed(begin: Callable[..., Job], tmp_path: Path)
     assert ended.status != 0
 
 
-@BOTH
 def test_a_stopped_rank(begin: Callable[..., Job]) -> None:
     ended = begin("stop", 1, timeout_s=3).end()
     [message] = messages(ended.errors)

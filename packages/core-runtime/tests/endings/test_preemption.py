@@ -49,11 +49,11 @@ def saved_step(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("recipe", "ranks", "number"),
     [
-        pytest.param("local", ["-n", "2"], signal.SIGUSR1, marks=needs_mpi),
+        pytest.param("local", ["-n", "2"], signal.SIGUSR1, marks=[*needs_mpi, pytest.mark.full]),
         pytest.param("overlap_sgp", ["-n", "2"], signal.SIGTERM, marks=needs_mpi),
         ("sgd", ["-n", "2", "--transport", "torch"], signal.SIGTERM),
         ("dpsgd", VIRTUAL, signal.SIGTERM),
-        ("sgd", ONE, signal.SIGUSR1),
+        pytest.param("sgd", ONE, signal.SIGUSR1, marks=pytest.mark.full),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
@@ -108,7 +108,9 @@ def messages(errors: str) -> list[str]:
 class TestAScript:
     pytestmark = needs_mpi
 
-    @pytest.mark.parametrize("how", ["own loop", "accumulate", "waiting"])
+    @pytest.mark.parametrize(
+        "how", ["own loop", pytest.param("accumulate", marks=pytest.mark.full), "waiting"]
+    )
     def test_saves_when_mpiexec_passes_the_signal_on(
         self, how: str, script: Callable[..., Job], tmp_path: Path
     ) -> None:

@@ -26,7 +26,10 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize(
     ("launcher", "first"),
-    [("torchrun", []), pytest.param("hocket", [], marks=pytest.mark.full), ("hocket", ["joined"])],
+    [
+        ("torchrun", []),
+        *(pytest.param("hocket", each, marks=pytest.mark.full) for each in ([], ["joined"])),
+    ],
 )
 def test_beside_a_process_group_and_ddp_of_the_users_own(
     launcher: str, first: list[str], tmp_path: Path

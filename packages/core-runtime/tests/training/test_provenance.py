@@ -49,6 +49,7 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_folder_says_where_its_run_comes_from_and_makes_it_again(tmp_path: Path) -> None:
     home = tmp_path / "home"

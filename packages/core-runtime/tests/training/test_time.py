@@ -84,7 +84,10 @@ def test_local_ranks_are_as_late_as_their_own_delays(train: Train) -> None:
     assert [row["seconds"] for row in rows] == pytest.approx(own.max(axis=1), rel=1e-9)
 
 
-@pytest.mark.parametrize("recipe", ["sgd", "agd", "periodic_average", "dpsgd"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["agd", "dpsgd", *(pytest.param(each, marks=pytest.mark.full) for each in ("sgd", "periodic_average"))],
+)
 def test_measuring_takes_no_time(recipe: str, train: Train) -> None:
     late = "delays={name: random_subset, count: 1, seconds: 0.3}"
     settings = (f"compute={{step_s: {STEP_S}}}", late, "epochs=2")
