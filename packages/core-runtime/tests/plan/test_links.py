@@ -17,7 +17,8 @@ MODEL = nn.Linear(1000, 1000)
 
 
 def exchange_of(recipe: str, slot: str = "parameters") -> Exchange:
-    return getattr(hocket.compose(recipe), slot)[0]
+    found: Exchange = getattr(hocket.compose(recipe), slot)[0]
+    return found
 
 
 def between(exchange: Exchange, placement: Placement) -> list[NetworkModel]:
