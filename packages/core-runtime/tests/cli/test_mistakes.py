@@ -226,6 +226,13 @@ class TestUnderALauncher:
         assert messages
         assert "Traceback" not in ended.stderr
 
+    def test_no_bar_is_drawn_into_what_may_be_a_file(self, tmp_path: Path) -> None:
+        command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
+        ended = hocket("run", "sgd", "steps=4", "log_every=2", cwd=tmp_path, command=command)
+        assert ended.returncode == 0
+        assert "\x1b" not in ended.stdout + ended.stderr
+        assert "epoch 1  step 4/4" in ended.stdout
+
     def test_a_transport_that_the_launcher_does_not_start(self, tmp_path: Path) -> None:
         command = find_mpiexec().command(2, HOCKET, folder=tmp_path)
         ended = hocket("run", "sgd", "--transport", "virtual", cwd=tmp_path, command=command)

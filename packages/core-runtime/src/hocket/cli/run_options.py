@@ -13,6 +13,7 @@ import click
 from hocket.errors import UserError
 from hocket.training.observer import Display
 from hocket.training.run import RunConfig
+from hocket.transport.joining import launched
 
 __all__ = ["RunOptions", "run_options"]
 
@@ -50,7 +51,8 @@ class RunOptions:
             return Display.QUIET
         if self.verbose:
             return Display.VERBOSE
-        return Display.BAR if sys.stdout.isatty() else Display.LINES
+        # Open MPI's launcher gives its ranks a terminal, whatever its own output goes to.
+        return Display.BAR if sys.stdout.isatty() and launched() is None else Display.LINES
 
     @property
     def words(self) -> list[str]:
