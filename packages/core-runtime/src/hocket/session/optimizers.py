@@ -53,8 +53,8 @@ class Optimizers:
         given: those that were attached, in order.
         every: these, each followed by those within it.
         waiting: those of `given` that the step under way still waits for.
-        summed_rates: the learning rates of all groups in all steps. Ranks that differ in it have stepped by different
-            ones, though they be equal when somebody compares them.
+        summed_rates: the learning rates of all groups in all steps since replicas were made equal. Ranks that differ in
+            it have stepped by different ones, though they be equal when somebody compares them.
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:

@@ -77,6 +77,7 @@ class Phases:
         """Take note that all replicas hold the same bits now."""
         self._equal = True
         self.replicas_equal = self._keeps_equal(self.active.strategy)
+        self._replica.optimizers.summed_rates = 0.0
 
     def enter(self, step: int) -> None:
         """Open the phase that holds when `step` steps have ended, to load what it kept; collective."""
@@ -137,6 +138,7 @@ class Phases:
             self.set_to_mean()
             # Equal gradients keep replicas equal only if the optimizers do the same with them.
             average_optimizers(self._replica.optimizers, self._replica.lane, gather)
+            self._replica.optimizers.summed_rates = 0.0
         self._equal = True
 
     def _replace_by(self, strategy: Strategy) -> None:
