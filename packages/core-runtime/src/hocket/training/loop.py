@@ -103,9 +103,8 @@ def train(
     device = device_of(run, peer)
     model = task.model().to(device)
     loss = in_precision(run, model, task.loss, device)
-    with (
-        torch.random.fork_rng()
-    ):  # what a task says wrongly of its metrics is told before it has trained for long
+    # What a task's metrics say wrongly is told before it has trained for long.
+    with torch.random.fork_rng():
         evaluate(model, task, loss, data.valid, [0], device)
     torch.manual_seed(run.seed + 1 + peer.rank)
     optimizers = build_optimizers(run.optimizer, model)

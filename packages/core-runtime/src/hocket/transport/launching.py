@@ -34,9 +34,9 @@ __all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
 
 # Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds
 # (5.0.11, in MPI_Abort, once in thousands of jobs).
+_TERMINATION_TIMEOUT_S = 15.0
 #: The status of ssh, and so of a launcher, where a host cannot be reached.
 _NOT_REACHED = 255
-_TERMINATION_TIMEOUT_S = 15.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 #: Those by which schedulers announce that they take the machine; ranks may save first.
 _ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
