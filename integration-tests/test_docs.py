@@ -1,6 +1,7 @@
-"""What READMEs and docs show: Python blocks parse, and those marked `python run` run on two ranks.
+"""What READMEs and docs show: Python blocks parse, YAML blocks are accepted, and those marked `python run` run.
 
-`python run by torchrun` is a script of torch's own, without Hocket.
+`python run by torchrun` is a script of torch's own, without Hocket. `tools/test --full` runs the other Python blocks, too,
+with names that a reader has: a model, an optimizer, a loss, data.
 """
 
 from __future__ import annotations
@@ -9,36 +10,103 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from omegaconf import OmegaConf
+
+from hocket.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
-#: By page and number: its mark and text.
-BLOCKS = {
-    f"{page.relative_to(ROOT)} {number}": found
-    for page in PAGES
-    for number, found in enumerate(
-        re.findall(r"^```python( run(?: by torchrun)?)?\n(.*?)^```", page.read_text(), re.M | re.S)
-    )
-}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+def blocks(language: str) -> dict[str, tuple[str, str]]:
+    """Return the marks and texts of all blocks of a language, by page and number."""
+    return {
+        f"{page.relative_to(ROOT)} {number}": (mark, textwrap.dedent(text))
+        for page in PAGES
+        for number, (mark, text) in enumerate(
+            re.findall(rf"^ *```{language}( run(?: by torchrun)?)?\n(.*?)^ *```", page.read_text(), re.M | re.S)
+        )
+    }
+
+
+PYTHON = blocks("python")
+YAML = blocks("yaml")
+#: What a reader of a block has, who trains a model already.
+READERS = """\
+import hocket
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+dataset = torch.utils.data.TensorDataset(torch.randn(256, 8), torch.randint(3, (256,)))
+model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)), nn.Linear(8, 3))
+loss = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+epochs = 1
+
+
+def evaluate(model):
+    with torch.no_grad():
+        return loss(model(dataset.tensors[0]), dataset.tensors[1])
+
+
+"""
+
+
+@pytest.mark.parametrize("block", PYTHON)
 def test_it_parses(block: str) -> None:
-    ast.parse(BLOCKS[block][1])
+    ast.parse(PYTHON[block][1])
 
 
-@pytest.mark.parametrize("block", [name for name, (mark, _) in BLOCKS.items() if mark])
+def run(script: Path, *starter: str) -> str:
+    command = [sys.executable, "-m", *starter]
+    done = subprocess.run(
+        command, cwd=script.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", [name for name, (mark, _) in PYTHON.items() if mark])
 def test_it_runs(block: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    mark, text = BLOCKS[block]
+    mark, text = PYTHON[block]
     script.write_text(text)
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    by_torch = mark.endswith("torchrun")
-    command = torchrun if by_torch else ["hocket", "launch", "-n", "2", str(script), "agd"]
-    command = [sys.executable, "-m", *command]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert ("loss" if by_torch else "agd") in done.stdout
+    if mark.endswith("torchrun"):
+        started = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+        assert "loss" in run(script, *started)
+    else:
+        assert "agd" in run(script, "hocket", "launch", "-n", "2", str(script), "agd")
+
+
+# Blocks that begin with a file's name are those of commands: test_documented_commands.py.
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "block", [name for name, (mark, text) in PYTHON.items() if not mark and not re.match(r"# \w+\.py", text)]
+)
+def test_it_runs_in_a_readers_script(block: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(READERS + PYTHON[block][1])
+    run(script, "hocket", "launch", "-n", "4", str(script))
+
+
+@pytest.mark.parametrize("block", YAML)
+def test_a_run_accepts_it(block: str, tmp_path: Path) -> None:
+    """Blocks that are a strategy's part, an exchange's or a run's own are put where they belong."""
+    given = OmegaConf.create(YAML[block][1])
+    if "compressor" in given:
+        given = {"gradients": [{"collective": "sparse_allreduce", **given}]}
+    if given.keys() <= {"gradients", "parameters"}:
+        given = {"strategy": given}
+    if not given.keys() & {"recipe", "strategy"}:
+        given = {"recipe": "local" if "engine" in given else "sgd", **given}
+    file = tmp_path / "mine.yaml"
+    OmegaConf.save(given, file)
+    done = CliRunner().invoke(cli, ["run", str(file), "-n", "4", "--dry-run"])
+    assert done.exit_code == 0, done.output
