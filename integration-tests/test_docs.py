@@ -1,7 +1,7 @@
 """What READMEs and docs show: Python blocks parse, YAML blocks are accepted, and those marked `python run` run.
 
-`python run by torchrun` is a script of torch's own, without Hocket. `tools/test --full` runs the other Python blocks, too,
-with names that a reader has: a model, an optimizer, a loss, data.
+`python run by torchrun` is a script of torch's own, without Hocket. `tools/test --full` runs the other Python blocks,
+too, with names that a reader has: a model, an optimizer, a loss, data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def blocks(language: str) -> dict[str, tuple[str, str]]:
         f"{page.relative_to(ROOT)} {number}": (mark, textwrap.dedent(text))
         for page in PAGES
         for number, (mark, text) in enumerate(
-            re.findall(rf"^ *```{language}( run(?: by torchrun)?)?\n(.*?)^ *```", page.read_text(), re.M | re.S)
+            re.findall(
+                rf"^ *```{language}( run(?: by torchrun)?)?\n(.*?)^ *```", page.read_text(), re.M | re.S
+            )
         )
     }
 

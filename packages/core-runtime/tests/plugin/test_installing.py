@@ -19,10 +19,10 @@ class Installed(Distribution):
     """hocket-core as pip has installed it, with this `direct_url.json`."""
 
     def __init__(self, origin: dict[str, Any] | None) -> None:
-        self.origin = origin
+        self.given = origin
 
     def read_text(self, filename: str) -> str | None:
-        return json.dumps(self.origin) if self.origin and filename == "direct_url.json" else None
+        return json.dumps(self.given) if self.given and filename == "direct_url.json" else None
 
     def locate_file(self, path: Any) -> Any:
         raise AssertionError("it is asked for nothing else")

@@ -219,6 +219,53 @@ def test_clipping_where_local_data_end_in_an_accumulation() -> None:
 
 
 @pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_clipping_where_all_backwards_were_accumulated(strategy: tuple[str, ...]) -> None:
+    """What is clipped is the ranks' mean, also where no backward was outside of an accumulation."""
+
+    def clipped(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+            for x, y in session.data(batches(rank, 3)):
+                optimizer.zero_grad()
+                with session.accumulate():
+                    F.cross_entropy(model(x), y).backward()
+                session.clip_grad_norm_(1e-2)
+                optimizer.step()
+            assert session.step == 3
+        return flat(model)
+
+    model = mlp()
+    optimizer = sgd(model)
+    for step in zip(*(batches(rank, 3) for rank in range(4)), strict=True):
+        optimizer.zero_grad()
+        for x, y in step:
+            (F.cross_entropy(model(x), y) / 4).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+        optimizer.step()
+    assert_all_close(on_ranks(4, clipped), flat(model))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [("local", "it counts as a step"), ("sgd", "it steps with the other ranks' gradients")],
+)
+def test_a_batch_without_a_step_is_told_of_once(
+    recipe: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def skip(rank: int) -> None:
+        model = mlp()
+        with hocket.attach(model, sgd(model), recipe) as session:
+            for _ in session.data(batches(rank, 3)):
+                pass
+
+    on_ranks(2, skip)
+    messages = [text for text in caplog.messages if "session.accumulate()" in text]
+    expected = [f"rank {rank} made no optimizer.step() with the batch of step 0: {told}. " for rank in (0, 1)]
+    assert [text.partition("To add")[0] for text in sorted(messages)] == expected
+
+
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
 @pytest.mark.parametrize("skipping", [(1,), (0, 2), (0, 1, 2, 3)])
 def test_skipped_batch(strategy: tuple[str, ...], skipping: tuple[int, ...]) -> None:
     """A rank that skips a batch steps with the others' mean; if all skip it, nobody steps."""

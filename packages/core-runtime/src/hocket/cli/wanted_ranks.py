@@ -33,7 +33,7 @@ def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `WantedRanks.of` takes, but for `-n` and `--transport`."""
     hosts = click.option(
         "--hosts",
-        metavar="a:8,b:8|4x8|FILE",
+        metavar="a:8,b:8|FILE",
         help="Where ranks run, and how many on each host; a hostfile has a line `a slots=8` for each.",
     )
     arguments = click.option(

@@ -132,8 +132,11 @@ class Session(TrainingSession):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients that the optimizer will get to `max_norm`, of order `norm_type`; return their norm before.
 
-        Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model.
+        Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model, and
+        where all backwards of a step were within `accumulate`, so that nothing was exchanged yet.
         """
+        if self.state is SessionState.ACCUMULATED:
+            self.exchange_gradients()
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
 
     def exchange_gradients(self) -> None:
@@ -285,13 +288,18 @@ class Session(TrainingSession):
         gradients = self.phase.gradients
         if self.state is SessionState.EXCHANGED:
             self._note_unused("was followed by the next batch of session.data")
+        elif not self._warned_of_skipped_batch:
+            self._warned_of_skipped_batch = True
+            _log.warning(
+                "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
+                "all but the last into session.accumulate()",
+                self.rank,
+                self.step,
+                "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",
+            )
         if gradients is None or self.state is SessionState.EXCHANGED:
             self._end_step()
             return
-        if not self._warned_of_skipped_batch:
-            self._warned_of_skipped_batch = True
-            told = "rank %d skipped the batch of step %d: it steps with the other ranks' gradients"
-            _log.warning(told, self.rank, self.step)
         gradients.take_part()
         if gradients.nonfinite_anywhere and scaler_in_use():
             self._end_step()  # the others' scalers leave it out
@@ -303,8 +311,9 @@ class Session(TrainingSession):
         if self._num_unused == 1:
             _log.warning(
                 "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
-                "step with them, replicas drift apart: leave the step out on all ranks, or the batch before "
-                "backward(), so that this rank steps with the others' gradients",
+                "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "
+                "session.accumulate(); to leave a batch out, do so on all ranks, or before backward(), so that this "
+                "rank steps with the others' gradients",
                 self.rank,
                 self.step,
                 what,
