@@ -73,7 +73,7 @@ def test_hosts_that_are_this_one_are_no_others(hosts: str) -> None:
 
 @pytest.mark.usefixtures("with_mpi")
 def test_mpiexec_needs_names() -> None:
-    with pytest.raises(UserError, match=r"^mpiexec needs the hosts' names, such as --hosts a:8,b:8$"):
+    with pytest.raises(UserError, match=r"^a run needs the hosts' names, such as --hosts a:8,b:8$"):
         WantedRanks.of(None, "2x8", None, []).starter([PYTHON, "a.py"])
 
 

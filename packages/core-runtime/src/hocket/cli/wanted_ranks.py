@@ -97,7 +97,7 @@ class WantedRanks:
         elsewhere = not are_here(hosts) or len(hosts) > 1
         if mpiexec is not None:
             if elsewhere and not all(host.name for host in hosts):
-                raise UserError("mpiexec needs the hosts' names, such as --hosts a:8,b:8")
+                raise UserError("a run needs the hosts' names, such as --hosts a:8,b:8")
             return replace(mpiexec, hosts=hosts if elsewhere else (), arguments=self.mpi_args)
         if self.mpi_args:
             raise UserError(

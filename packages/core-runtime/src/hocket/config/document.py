@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
 
@@ -130,6 +130,9 @@ class Document:
             for key in (error.full_key or "").replace("[", ".").replace("]", "").split("."):
                 where = where.child(int(key) if key.isdecimal() else key)
             problem = str(error.msg or error).partition("\n")[0]
+            if isinstance(error, InterpolationKeyError):
+                # Such as a group of another size in hierarchical_sgd, whose leaders are those of the group.
+                problem += "; a mapping with a name replaces all keys of the one before: to keep the others, set single keys"
             raise where.error(f"got {where.given}: {problem}") from error
         self.tree = tree
 

@@ -120,7 +120,7 @@ class _Grouped(Scope):
         if len(given) != 1:
             raise ValueError(
                 f"size, count or by: give exactly one of them, not {' and '.join(given) or 'none'} "
-                "(size: 4, count: 2 or by: host)"
+                "(size: 4, count: 2 or by: host; null takes back what a recipe gives)"
             )
         for name in ("size", "count"):
             value = getattr(self, name)
