@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -101,7 +102,7 @@ def test_it_runs_in_a_readers_script(block: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", YAML)
 def test_a_run_accepts_it(block: str, tmp_path: Path) -> None:
     """Blocks that are a strategy's part, an exchange's or a run's own are put where they belong."""
-    given = OmegaConf.create(YAML[block][1])
+    given: Any = OmegaConf.create(YAML[block][1])
     if "compressor" in given:
         given = {"gradients": [{"collective": "sparse_allreduce", **given}]}
     if given.keys() <= {"gradients", "parameters"}:
