@@ -132,7 +132,9 @@ class Document:
             problem = str(error.msg or error).partition("\n")[0]
             if isinstance(error, InterpolationKeyError):
                 # Such as a group of another size in hierarchical_sgd, whose leaders are those of the group.
-                problem += "; a mapping with a name replaces that before whole: to keep the others, set single keys"
+                problem += (
+                    "; a mapping with a name replaces that before whole: to keep the others, set single keys"
+                )
             raise where.error(f"got {where.given}: {problem}") from error
         self.tree = tree
 
