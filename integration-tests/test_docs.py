@@ -73,7 +73,9 @@ def run(script: Path, *starter: str) -> str:
         command, cwd=script.parent, capture_output=True, text=True, timeout=120, check=False
     )
     # torch at its exit, now and then, on a busy machine: a thread of its process group outlives it.
-    torch_aborted = "DDP: loss" in done.stdout and "terminate called without an active exception" in done.stderr
+    torch_aborted = (
+        "DDP: loss" in done.stdout and "terminate called without an active exception" in done.stderr
+    )
     assert done.returncode == 0 or torch_aborted, done.stderr
     return done.stdout
 
