@@ -158,3 +158,17 @@ def test_a_model_without_hidden_matrices_is_refused() -> None:
     reference = load_run({"optimizer": {"name": "muon", "rest": "adamw"}}).optimizer
     with pytest.raises(ConfigError, match=r"optimizer.rest: the model has no hidden matrix for muon"):
         build_optimizers(reference, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_override_outlasts_that_of_what_contains_it(reverse: bool) -> None:
+    """On either side of it: `optimizer={...}` after `optimizer.lr=0.25` says nothing of the rate."""
+    overrides = ["optimizer.lr=0.25", "optimizer={name: sgd, momentum: 0.5}"]
+    arguments = load_run("agd", sorted(overrides, reverse=reverse)).optimizer.arguments
+    assert (arguments["lr"], arguments["momentum"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("window", [[0, [1]], [[0], 1], [2, 1], [1]])
+def test_a_trace_s_window_that_is_none_is_refused(window: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"trace_steps"):
+        load_run({"trace_steps": window})

@@ -73,10 +73,7 @@ def has_several_values(argument: str) -> bool:
 
 
 def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[str, list[str]]:
-    """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and all overrides in their order.
-
-    Those of a key come before those of what it contains: `optimizer={...}` for all leaves one's own `optimizer.lr=0.1`
-    as it is.
+    """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and all overrides.
 
     Args:
         text: the parts, with blanks between them.
@@ -91,7 +88,7 @@ def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[
     for override in own:
         if (key := _key(override)) in given:
             raise ConfigError(f"{key} stands twice: in {label}, and by itself")
-    return target, sorted([*own, *others], key=lambda override: _key(override).count("."))
+    return target, [*own, *others]
 
 
 def _key(override: str) -> str:

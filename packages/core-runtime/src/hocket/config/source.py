@@ -108,13 +108,14 @@ def parse_override(text: str) -> Override:
 def load_document(target: Target, overrides: Sequence[str], registry: Registry) -> Document:
     """Read a target, what it is based on and the overrides into one document, in the form of a run's file.
 
-    The order is base recipe (the one that an override names, else the target's), target, overrides. A recipe
-    may be a file, too. A strategy alone (a mapping with slots at its root) is put below `strategy`.
+    The order is base recipe (the one that an override names, else the target's), target, overrides. Those of a key
+    come before those of what it contains: `optimizer={...}` leaves `optimizer.lr=0.1` as it is, on either side of it. A
+    recipe may be a file, too. A strategy alone (a mapping with slots at its root) is put below `strategy`.
 
     Raises:
         ConfigError: unreadable or malformed, an unknown recipe, or an override that leads nowhere.
     """
-    parsed = [parse_override(text) for text in overrides]
+    parsed = sorted(map(parse_override, overrides), key=lambda override: len(override.keys))
     layers = [_read(target, registry)]
     of_recipe = next((o for o in reversed(parsed) if o.keys == ("recipe",)), None)
     if of_recipe is not None and isinstance(target, str) and not _is_file(target):

@@ -34,7 +34,8 @@ def compose(target: Target | Strategy, *overrides: str, registry: Registry | Non
         target: a recipe's name, the path of a YAML file, a mapping with the content of one (OmegaConf's DictConfig is
             one), or a strategy that was made in Python. A file holds a strategy alone (`gradients: [...]`), a recipe or
             a run's whole file, of which this takes the strategy: a warning names the other keys, once in a job.
-        overrides: `KEY=VALUE`, laid over the target in order, for instance `parameters.0.topology=ring`.
+        overrides: `KEY=VALUE`, laid over the target, those of a key before those of what it contains, for instance
+            `parameters.0.topology=ring`.
         registry: where components come from; the installed plugins by default.
 
     Raises:
