@@ -154,13 +154,35 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(recipe: str, tmp_pat
     assert (again.steps, again.network, again.name) == (3, NetworkModel(latency_s=2.0), recipe)
 
 
-def test_a_task_of_ones_own_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ones_own_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_hocket_module.py").write_text("from hocket.task import Digits as Mine\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = load_run({"task": {"name": "my_hocket_module:Mine", "hidden": 7}})
     assert build_task(run) == Digits(hidden=7)
-    assert resolved(run)["task"] == {"name": "my_hocket_module:Mine", "hidden": 7}
+    of_digits = {
+        **resolved(load_run({"task": {"name": "digits", "hidden": 7}}))["task"],
+        "name": run.task.name,
+    }
+    assert resolved(run)["task"] == of_digits
+    assert resolved(load_run(resolved(run))) == resolved(run)
+
+
+def test_fields_of_a_task_of_ones_own_are_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enums, lists, and a field that nobody gives."""
+    (tmp_path / "my_fields_module.py").write_text(
+        "from dataclasses import dataclass, field\nfrom enum import Enum\nfrom hocket.task import Digits\n"
+        "Kind = Enum('Kind', 'A B')\n"
+        "@dataclass(frozen=True)\nclass Mine(Digits):\n    kind: Kind = Kind.A\n"
+        "    sizes: list[int] = field(default_factory=lambda: [1, 2])\n    made: int = field(default=3, init=False)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = load_run({"task": {"name": "my_fields_module:Mine", "kind": "B"}})
+    written = resolved(run)["task"]
+    assert (written["kind"], written["sizes"], "made" in written) == ("B", [1, 2], False)
+    again: Any = build_task(load_run(resolved(run)))
+    assert (again, again.kind.name, again.made) == (build_task(run), "B", 3)
 
 
 _SETTINGS = st.fixed_dictionaries(

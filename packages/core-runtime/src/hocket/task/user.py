@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hocket.errors import ConfigError, suggest
 from hocket.task.api import Task
 
-__all__ = ["call_user_function", "load_user_object", "load_user_task", "user_file"]
+__all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task", "user_file"]
 
 # Where a run's folder has its task's modules: `hocket.training.SOURCE`.
 _SOURCE = "source"
@@ -61,6 +61,28 @@ def load_user_task(name: str, fields: Mapping[str, Any] | None = None) -> Task:
             "arguments that returns a Task"
         )
     return result
+
+
+def complete_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields of a user's task, with those given and the others' defaults; it is not made.
+
+    Args:
+        name: as for `load_user_task`; what is no dataclass has no fields but those given.
+        fields: values by name.
+
+    Raises:
+        ConfigError: as `load_user_task`, but for what making the task would find.
+    """
+    found = load_user_object(name, _KEY)
+    if not (inspect.isclass(found) and is_dataclass(found)):
+        return dict(fields)
+    _check_fields(found, name, fields)
+    config = _merged(found, fields)
+    try:
+        complete: Any = OmegaConf.to_container(config, enum_to_str=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise _of_field(error) from error
+    return {key: complete[key] for key in _fields(found)}
 
 
 def load_user_object(name: str, key: str) -> Any:
@@ -143,21 +165,42 @@ def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> 
         for key in fields:
             raise ConfigError(f"task.{key}: {name} has no fields, because it is no dataclass")
         return cast(Task, call_user_function(task_class, name, _KEY))
-    allowed = [field.name for field in dataclass_fields(task_class) if field.init]
+    _check_fields(task_class, name, fields)
+    config = _merged(task_class, fields)
+    try:
+        given = {key: config[key] for key in _fields(task_class)}
+        objects = {k: OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for k, v in given.items()}
+        return cast(Task, task_class(**objects))
+    except OmegaConfBaseException as error:
+        raise _of_field(error) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"task: {name}: {error}") from error
+
+
+def _fields(task_class: type) -> list[str]:
+    return [field.name for field in dataclass_fields(task_class) if field.init]
+
+
+def _check_fields(task_class: type, name: str, fields: Mapping[str, Any]) -> None:
+    allowed = _fields(task_class)
     for key in fields:
         if key not in allowed:
             raise ConfigError(
                 f"task.{key}: no such field of {name}; allowed: {', '.join(allowed)}.{suggest(key, allowed)}"
             )
+
+
+def _merged(task_class: type, fields: Mapping[str, Any]) -> Any:
     try:
-        config = OmegaConf.merge(OmegaConf.structured(task_class), dict(fields))
-        return cast(Task, OmegaConf.to_object(config))
+        return OmegaConf.merge(OmegaConf.structured(task_class), dict(fields))
     except OmegaConfBaseException as error:
-        key_path = f"task.{error.full_key}" if error.full_key else "task"
-        reason, *_ = str(error.msg).splitlines()  # the lines after it repeat the key and name the class
-        raise ConfigError(f"{key_path}: {reason}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"task: {name}: {error}") from error
+        raise _of_field(error) from error
+
+
+def _of_field(error: OmegaConfBaseException) -> ConfigError:
+    key_path = f"task.{error.full_key}" if error.full_key else "task"
+    reason, *_ = str(error.msg).splitlines()  # the lines after it repeat the key and name the class
+    return ConfigError(f"{key_path}: {reason}")
 
 
 def _describe(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from hocket.config import scheduler
 from hocket.config.component import build_reference, construct, describe, read_fields
 from hocket.config.document import Document, Path
 from hocket.config.optimizer import complete_arguments
+from hocket.config.reference import Reference
 from hocket.config.settings import ROOT_KEYS, RunSettings
 from hocket.config.source import SLOTS, Target, load_document
 from hocket.errors import CompositionError, ConfigError, HocketError, some
@@ -132,10 +133,16 @@ def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
         return task
     from hocket.task.user import load_user_task
 
+    own: Task = _of_user(load_user_task, reference)
+    return own
+
+
+def _of_user(ask: Callable[[str, Mapping[str, Any]], Any], task: Reference) -> Any:
+    """Ask something of a user's task; what is wrong with it is said with its source."""
     try:
-        return load_user_task(reference.name, reference.arguments)
+        return ask(task.name, task.arguments)
     except ConfigError as error:
-        raise type(error)(f"{reference.where.source}: {error}") from error
+        raise type(error)(f"{task.where.source}: {error}") from error
 
 
 def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
@@ -172,8 +179,12 @@ def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]
         {"name": each.class_name, **scheduler.complete_arguments(each)} for each in run.schedulers
     ]
     plain["engine"] = describe(build_engine(run, registry), registry)
-    own = ":" in run.task.name
-    plain["task"] = run.task.plain() if own else describe(build_task(run, registry), registry)
+    if ":" in run.task.name:
+        from hocket.task.user import complete_fields
+
+        plain["task"] = {"name": run.task.name, **_of_user(complete_fields, run.task)}
+    else:
+        plain["task"] = describe(build_task(run, registry), registry)
     plain["strategy"] = run.strategy.resolved(registry)
     plain["phases"] = plain["strategy"].pop("phases")
     del plain["strategy"]["name"]
