@@ -272,7 +272,9 @@ def test_a_run_that_holds_runs_says_which_are_taken(runs: Path, hocket: Hocket, 
         (["RUN", "--target", "f1=0.5"], "has no metric 'f1'"),
         (["RUN", "--target", "staleness_max=0.5"], "is in the summaries alone"),
         (["RUN", "--out", "file/within"], "--out file/within: cannot be written: Not a directory"),
-        (["broken"], "broken: cannot be read: "),
+        (["broken"], "broken/metrics.jsonl: cannot be read: "),
+        (["short"], "short: the run has ended after "),
+        (["without"], "without: the run has ended, and its metrics.jsonl is gone: put the file back, or delete "),
     ],
 )  # fmt: skip
 def test_mistakes(
@@ -288,6 +290,11 @@ def test_mistakes(
     Path("file").touch()
     shutil.copytree(runs / "sgd-0", "broken")
     Path("broken/metrics.jsonl").write_text("{\n")
+    for name in ("short", "without"):
+        shutil.copytree(runs / "sgd-0", name)
+    first, *_ = Path("short/metrics.jsonl").read_text().splitlines(keepends=True)
+    Path("short/metrics.jsonl").write_text(first)
+    Path("without/metrics.jsonl").unlink()
     places = {"RUN": str(runs / "sgd-0")}
     ended = hocket("compare", *(places.get(argument, argument) for argument in arguments))
     assert ended.status == 2

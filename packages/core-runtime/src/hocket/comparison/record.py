@@ -18,6 +18,9 @@ from hocket.training.history import Point, Row, is_number, points, read_rows
 
 __all__ = ["Record", "read_record", "read_records", "runs_within"]
 
+#: What to do with a folder of which a part is gone.
+_AGAIN = "put the file back, or delete the folder and start the run again"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -145,16 +148,24 @@ def _read(folder: Path, label: str) -> Record | None:
     """
     if not _was_started(folder):
         raise UserError(f"{folder} holds no run: {_reason(folder)}")
-    if not ((folder / METRICS).is_file() and (folder / CONFIG).is_file()):
-        return None
+    ended = (folder / SUMMARY).is_file()
+    for name in (METRICS, CONFIG):
+        if not (folder / name).is_file():
+            if not ended:
+                return None
+            raise UserError(f"{folder}: the run has ended, and its {name} is gone: {_AGAIN}")
+    path = folder
     try:
-        rows = read_rows(folder / METRICS)
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        summary_path = folder / SUMMARY
-        summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.exists() else None
+        rows = read_rows(path := folder / METRICS)
+        config = yaml.safe_load((path := folder / CONFIG).read_text(encoding="utf-8"))
+        summary = json.loads((path := folder / SUMMARY).read_text(encoding="utf-8")) if ended else None
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise UserError(f"{folder}: cannot be read: {told}") from error
+        raise UserError(f"{path}: cannot be read: {told}") from error
+    if summary and (rows[-1]["step"] if rows else 0) < summary["steps"]:
+        raise UserError(
+            f"{folder}: the run has ended after {summary['steps']} steps, and {METRICS} ends before: {_AGAIN}"
+        )
     return Record(folder, label, config, rows, summary) if rows else None
 
 
