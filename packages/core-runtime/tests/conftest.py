@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +20,13 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def with_muon() -> None:
+    """Skip a test of torch's Muon where torch is older."""
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 from hocket.cli.main import main
 from hocket.installing import how_to_install
@@ -207,7 +206,7 @@ def test_plan_shows_a_bug_once_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.mpi
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 class TestUnderALauncher:
-    @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+    @pytest.mark.usefixtures("with_muon")
     def test_what_only_the_ranks_find_is_told_once(self, tmp_path: Path) -> None:
         # Muon takes no bias, which is known when there is a model.
         ended = hocket("run", "sgd", "-n", "2", "optimizer=muon", "optimizer.lr=0.1", cwd=tmp_path)

@@ -239,3 +239,16 @@ def test_an_engine_is_refused_when_it_is_built() -> None:
         match=r"^override 'engine=pipeline': engine: there is no engine 'pipeline'; there are: data",
     ):
         build_engine(load_run("sgd", ["engine=pipeline"]))
+
+
+@pytest.mark.parametrize("window", [[0, [1]], [[0], 1], [2, 1], [1]])
+def test_a_trace_s_window_that_is_none_is_refused(window: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"trace_steps"):
+        load_run({"trace_steps": window})
+
+
+def test_a_list_among_integers_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"delays\.ranks: got \[\[0\]\]; allowed: a list, of which each is an integer"
+    ):
+        load_run({"delays": {"name": "fixed", "ranks": [[0]], "seconds": 0.1}})

@@ -12,8 +12,6 @@ from hocket.config.reference import Reference
 from hocket.errors import ConfigError
 from hocket.training.run import load_run, resolved
 
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-
 
 def parameters() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.ones(2))]
@@ -27,7 +25,7 @@ def test_an_optimizer_is_torchs_own_with_the_arguments_given() -> None:
     assert optimizer.defaults["betas"] == (0.8, 0.9)
 
 
-@needs_muon
+@pytest.mark.usefixtures("with_muon")
 def test_a_name_is_understood_in_any_case() -> None:
     run = load_run("sgd", ["optimizer={name: Muon, rest: {name: AdamW}}"])
     assert type(build_optimizer(run.optimizer.nested("rest"), parameters())) is torch.optim.AdamW
@@ -40,15 +38,18 @@ def test_parameter_groups_are_passed_on() -> None:
     assert build_optimizer(Reference("sgd", {"lr": 0.1}), groups).param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize(
-    "name", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", pytest.param("muon", marks=needs_muon)]
-)
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam"])
 def test_complete_arguments_build_the_same(name: str) -> None:
     complete = complete_arguments(Reference(name, {"lr": 0.25}))
     assert complete["lr"] == 0.25
     matrix = [torch.nn.Parameter(torch.ones(2, 2))]
     direct = build_optimizer(Reference(name, {"lr": 0.25}), matrix)
     assert build_optimizer(Reference(name, complete), matrix).defaults == direct.defaults
+
+
+@pytest.mark.usefixtures("with_muon")
+def test_complete_arguments_of_muon_build_the_same() -> None:
+    test_complete_arguments_build_the_same("muon")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ class Tied(torch.nn.Module):
             self.head.weight = self.embedding.weight
 
 
-@needs_muon
+@pytest.mark.usefixtures("with_muon")
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
     model = Tied(tied=tied)
@@ -146,14 +147,14 @@ def test_the_rest_is_all_but_hidden_matrices(tied: bool) -> None:
         ({"name": "muon", "rest": {"name": "muon", "rest": "sgd"}}, "mapping: optimizer.rest.rest: one optimizer is "),
     ],
 )  # fmt: skip
-@needs_muon
+@pytest.mark.usefixtures("with_muon")
 def test_a_mistake_in_the_rest_is_refused_with_its_place(optimizer: Any, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_optimizers(load_run({"optimizer": optimizer}).optimizer, Tied(tied=False))
     assert str(caught.value).startswith(expected)
 
 
-@needs_muon
+@pytest.mark.usefixtures("with_muon")
 def test_a_model_without_hidden_matrices_is_refused() -> None:
     reference = load_run({"optimizer": {"name": "muon", "rest": "adamw"}}).optimizer
     with pytest.raises(ConfigError, match=r"optimizer.rest: the model has no hidden matrix for muon"):
@@ -166,9 +167,3 @@ def test_an_override_outlasts_that_of_what_contains_it(reverse: bool) -> None:
     overrides = ["optimizer.lr=0.25", "optimizer={name: sgd, momentum: 0.5}"]
     arguments = load_run("agd", sorted(overrides, reverse=reverse)).optimizer.arguments
     assert (arguments["lr"], arguments["momentum"]) == (0.25, 0.5)
-
-
-@pytest.mark.parametrize("window", [[0, [1]], [[0], 1], [2, 1], [1]])
-def test_a_trace_s_window_that_is_none_is_refused(window: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"trace_steps"):
-        load_run({"trace_steps": window})

@@ -150,7 +150,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.usefixtures("with_muon")
 def test_a_run_steps_them_and_goes_on_with_them(tmp_path: Path, rates: dict[str, list[float]]) -> None:
     """Of two optimizers, with a metric, batches that add up and clipping; one resumed in the midst of it ends alike."""
     run = run_of(

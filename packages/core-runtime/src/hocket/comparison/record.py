@@ -154,7 +154,6 @@ def _read(folder: Path, label: str) -> Record | None:
             if not ended:
                 return None
             raise UserError(f"{folder}: the run has ended, and its {name} is gone: {_AGAIN}")
-    path = folder
     try:
         rows = read_rows(path := folder / METRICS)
         config = yaml.safe_load((path := folder / CONFIG).read_text(encoding="utf-8"))

@@ -15,6 +15,9 @@ from hocket.configured import allowed_by, choices_or, optional
 
 __all__ = ["read_value"]
 
+#: Lists whose elements are no lists.
+_LISTS = (list[int], list[float], list[str])
+
 
 def read_value(hint: object, where: Location) -> Any:
     """Return what stands at a place, converted to a type as OmegaConf converts it.
@@ -44,6 +47,9 @@ def read_value(hint: object, where: Location) -> Any:
         if isinstance(value, bool) and inner in (int, float):
             raise ValueError
         checked: Any = OmegaConf.to_object(OmegaConf.merge(schema, {"value": value}))
+        # Nor does it mind lists among the integers of a list.
+        if inner in _LISTS and any(isinstance(each, list | dict) for each in checked.value or ()):
+            raise ValueError
     except (OmegaConfBaseException, TypeError, ValueError) as error:
         raise where.error(f"got {where.given}", allowed) from error
     return checked.value

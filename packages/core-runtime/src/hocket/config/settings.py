@@ -198,9 +198,7 @@ class RunSettings:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         window = self.trace_steps
-        # What OmegaConf took for a list of integers may hold lists.
-        pair = window is None or (len(window) == 2 and all(isinstance(step, int) for step in window))
-        if not pair or (window is not None and not 0 <= window[0] < window[1]):
+        if window is not None and not (len(window) == 2 and 0 <= window[0] < window[1]):
             raise ValueError(
                 f"trace_steps is {window}; allowed: the first step, from 0 on, and the one after the last, such as "
                 "[100, 120]"

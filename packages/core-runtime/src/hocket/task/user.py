@@ -76,8 +76,7 @@ def complete_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     found = load_user_object(name, _KEY)
     if not (inspect.isclass(found) and is_dataclass(found)):
         return dict(fields)
-    _check_fields(found, name, fields)
-    config = _merged(found, fields)
+    config = _merged(found, name, fields)
     try:
         complete: Any = OmegaConf.to_container(config, enum_to_str=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -165,8 +164,7 @@ def _construct(task_class: type[Task], name: str, fields: Mapping[str, Any]) -> 
         for key in fields:
             raise ConfigError(f"task.{key}: {name} has no fields, because it is no dataclass")
         return cast(Task, call_user_function(task_class, name, _KEY))
-    _check_fields(task_class, name, fields)
-    config = _merged(task_class, fields)
+    config = _merged(task_class, name, fields)
     try:
         given = {key: config[key] for key in _fields(task_class)}
         objects = {k: OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for k, v in given.items()}
@@ -181,16 +179,14 @@ def _fields(task_class: type) -> list[str]:
     return [field.name for field in dataclass_fields(task_class) if field.init]
 
 
-def _check_fields(task_class: type, name: str, fields: Mapping[str, Any]) -> None:
+def _merged(task_class: type, name: str, fields: Mapping[str, Any]) -> Any:
+    """Return a task's fields as OmegaConf has them, those given laid over the defaults."""
     allowed = _fields(task_class)
     for key in fields:
         if key not in allowed:
             raise ConfigError(
                 f"task.{key}: no such field of {name}; allowed: {', '.join(allowed)}.{suggest(key, allowed)}"
             )
-
-
-def _merged(task_class: type, fields: Mapping[str, Any]) -> Any:
     try:
         return OmegaConf.merge(OmegaConf.structured(task_class), dict(fields))
     except OmegaConfBaseException as error:
