@@ -50,6 +50,19 @@ def test_a_wait_reports_once_looks_at_the_ranks_and_gives_up_in_time(
     assert f"for {STALL_REPORT_AFTER_S:.0f} s so far" in err
 
 
+def test_a_wait_in_vain_is_given_up_and_says_how_long_it_lasted() -> None:
+    sleeper = Sleeper()
+    with pytest.raises(ExchangeTimeoutError, match=r"^it: no end after 5.2 s$"):
+        wait(
+            lambda: False,
+            60.0,
+            lambda outcome: f"it: {outcome}",
+            sleeper,
+            is_in_vain=lambda: sleeper.now_s > 5.1,
+            now=sleeper.now,
+        )
+
+
 def test_a_wait_for_another_thread_ends_when_a_rank_has_died() -> None:
     peer = SinglePeer()
 

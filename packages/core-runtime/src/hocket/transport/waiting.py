@@ -23,6 +23,7 @@ __all__ = [
     "STALL_REPORT_AFTER_S",
     "WaitsInARow",
     "back_off_s",
+    "never",
     "poll_briefly",
     "wait",
 ]
@@ -102,6 +103,11 @@ def back_off(waited_s: float, longest_s: float) -> None:
     time.sleep(min(back_off_s(waited_s), longest_s))
 
 
+def never() -> bool:
+    """Return False: for a wait that nothing but its timeout ends early."""
+    return False
+
+
 def wait(
     until: Callable[[], bool],
     timeout_s: float,
@@ -109,6 +115,7 @@ def wait(
     sleep: Callable[[float, float], object] = back_off,
     *,
     check: Callable[[], None] = lambda: None,
+    is_in_vain: Callable[[], bool] = never,
     now: Callable[[], float] = time.monotonic,
 ) -> float:
     """Block until `until()`: every wait of a rank goes through here, but for those of the simulation.
@@ -120,13 +127,14 @@ def wait(
         sleep: given how long the wait has lasted and for how long to sleep at most, `CHECK_EVERY_S` or less, sleeps
             until it makes sense to look again.
         check: looks whether all ranks still live, between looks.
+        is_in_vain: says, between looks, whether to give up before the time is over.
         now: the clock, in seconds.
 
     Returns:
         Seconds that it took.
 
     Raises:
-        ExchangeTimeoutError: not in time; carries what `describe` says.
+        ExchangeTimeoutError: not in time, or given up; carries what `describe` says.
         PeerLostError: what `check` or `until` raises.
     """
     start_s = now()
@@ -135,6 +143,8 @@ def wait(
         waited_s = now() - start_s
         if waited_s >= timeout_s:
             raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
+        if is_in_vain():
+            raise ExchangeTimeoutError(describe(f"no end after {waited_s:.1f} s"))
         if not reported and waited_s > STALL_REPORT_AFTER_S:
             reported = True
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)

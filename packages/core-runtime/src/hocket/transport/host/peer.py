@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.errors import ExchangeTimeoutError, TransportError
+from hocket.errors import TransportError
 from hocket.transport.forks import check_no_fork
 from hocket.transport.host.memory import HostMemory
 from hocket.transport.host.status import Failures, HostStatus, StatusBoard
@@ -20,14 +20,12 @@ from hocket.transport.peer import Memory, Peer
 from hocket.transport.progress import Progress
 from hocket.transport.request import RANKS_DIVERGED, Request
 from hocket.transport.status import WaitSite, number_ranks
-from hocket.transport.waiting import WaitsInARow, back_off_s, poll_briefly, wait
+from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
 
 __all__ = ["STUCK_AFTER_S", "HostPeer", "Operation", "ProcessLane"]
 
 #: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
 STUCK_AFTER_S = 5.0
-
-_LOOK_EVERY_S = 0.5
 
 # What a rank is about to do with all others, and a number.
 _CALL = struct.Struct("=q56s")
@@ -98,8 +96,11 @@ class HostPeer(Peer):
         time.sleep(seconds)
 
     @abstractmethod
-    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
-        """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`."""
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> Operation:
+        """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`.
+
+        There are two ranks or more.
+        """
 
     def _meet(
         self, what: str, number: int = 0, timeout_s: float | None = None, purpose: str = ""
@@ -115,29 +116,22 @@ class HostPeer(Peer):
         Raises:
             TransportError: they are not; names who does what.
         """
+        if self.size == 1:
+            return [number]
         own = np.frombuffer(_CALL.pack(number, what.encode()[:56]), np.uint8)
         everyones = np.zeros((self.size, own.size), np.uint8)
         meeting = self._gather_words(own, everyones, purpose or what)
         if purpose in ("", what):
             meeting.wait(timeout_s)
         else:
-            self._wait_for_who_may_not_come(meeting, timeout_s)
+            meeting.wait(timeout_s, is_in_vain=self._nobody_comes)
         calls = [_CALL.unpack(row.tobytes()) for row in everyones]
         if len({called for _, called in calls}) > 1:
             raise TransportError(self._describe_odds([called for _, called in calls]))
         return [their_number for their_number, _ in calls]
 
-    def _wait_for_who_may_not_come(self, meeting: Request, timeout_s: float | None) -> None:
-        """Wait, but no longer than until all others wait elsewhere."""
-        end_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-        while True:
-            try:
-                meeting.wait(max(0.0, min(_LOOK_EVERY_S, end_s - time.monotonic())))
-            except ExchangeTimeoutError:
-                if time.monotonic() >= end_s or self.status.is_waited_for(self.control.name, STUCK_AFTER_S):
-                    raise
-            else:
-                return
+    def _nobody_comes(self) -> bool:
+        return self.status.is_waited_for(self.control.name, STUCK_AFTER_S)
 
     def _describe_odds(self, calls: Sequence[bytes]) -> str:
         ranks: dict[bytes, list[int]] = {}
@@ -187,7 +181,13 @@ class Operation(Request):
         self._what = what
         self._other = other
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None, is_in_vain: Callable[[], bool] = never) -> Any:
+        """See `Request.wait`.
+
+        Args:
+            timeout_s: seconds to wait at most; the peer's own where None.
+            is_in_vain: says, between looks, whether the wait may end now without success, as after its timeout.
+        """
         check_no_fork()
         peer = self._lane.peer
         look = self._look if peer.progress.busy else self.done
@@ -202,7 +202,7 @@ class Operation(Request):
         def sleep(waited_s: float, longest_s: float) -> None:
             self._sleep(min(back_off_s(waited_s, expected_s), longest_s))
 
-        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep)
+        took_s = wait(self._look_around, timeout_s, self._describe_stall, sleep, is_in_vain=is_in_vain)
         peer.waits.ended(took_s)
         self._lane.last_wait_s = took_s
         peer.status.note_computing()

@@ -119,7 +119,7 @@ class MPIPeer(HostPeer):
     def control(self) -> MPILane:
         return self._control
 
-    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> MPIRequest:
         begin = partial(self._comm.Iallgather, own, everyones)
         return MPIRequest(self._control, what, begin, own, everyones)
 

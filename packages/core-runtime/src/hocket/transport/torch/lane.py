@@ -101,11 +101,15 @@ class TorchLane(WireLane):
         build = partial(binomial_broadcast, self.rank, self.size, root=root)
         return self._run(what, as_bytes(data), build, other=root)
 
-    def iallgather(self, send: Array, receive: Array, what: str = "allgather") -> Request:
+    def iallgather(self, send: Array, receive: Array) -> Request:
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
         if self.size == 1:
             receive[0, : send.size] = send
             return Finished(gathered(receive, [send.size]))
+        return self.gather_rows(send, receive, "allgather")
+
+    def gather_rows(self, send: Array, receive: Array, what: str) -> GatherRequest:
+        """Begin the same among two ranks or more, under the name `what`, with buffers that are not checked."""
         return GatherRequest(self, what, _word("allgather"), next(self._rounds), send, receive)
 
     def ibarrier(self) -> Request:

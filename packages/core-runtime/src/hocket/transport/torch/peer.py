@@ -15,7 +15,7 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import note_rank
-from hocket.transport.host import Failures, HostPeer, StatusBoard
+from hocket.transport.host import Failures, HostPeer, Operation, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
 from hocket.transport.meeting.board import JobBoard
@@ -113,8 +113,8 @@ class TorchPeer(HostPeer):
 
         return open_on_device(self, device)
 
-    def _gather_words(self, own: Array, everyones: Array, what: str) -> Request:
-        return self._control.iallgather(own, everyones, what)
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> Operation:
+        return self._control.gather_rows(own, everyones, what)
 
     def leave(self, where: str) -> Request:
         barrier = TorchLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
