@@ -82,14 +82,64 @@ def test_a_dry_run_says_what_would_be_started(tmp_path: Path, monkeypatch: pytes
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["steps"] == 8
 
 
-def test_a_phase_that_is_never_reached_is_told(tmp_path: Path) -> None:
+def test_a_phase_that_is_never_reached_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "phases.yaml"
     file.write_text("recipe: sgd\nphases: {8: {gradients: [], parameters: [{collective: allreduce}]}}\n")
+    words = [
+        "run",
+        str(file),
+        "-n",
+        "2",
+        "--transport",
+        "virtual",
+        "--overwrite",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    warning = "phases.8 is never reached: training ends after step 8. Let it begin earlier, or raise steps or epochs"
+    for steps, told in ((8, [warning]), (9, [])):
+        for more in (["--dry-run"], []):
+            caplog.clear()
+            invoke(*words, f"steps={steps}", *more)
+            assert caplog.messages == told
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (
+            29,
+            "parameters.0 is due every 30 steps, and never is: training ends after step 29. Lower `every`, or raise",
+        ),
+        (
+            59,
+            "outer parameters every 30 steps: what ranks learn in the last 29 of 59 steps is not in the model that is",
+        ),
+        (60, ""),
+    ],
+)
+def test_steps_that_no_exchange_follows_are_told_once(
+    steps: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "outer.yaml"
+    file.write_text("parameters: [{collective: allreduce, every: 30, outer: {name: sgd, lr: 0.7}}]\n")
     words = ["run", str(file), "-n", "2", "--transport", "virtual", "--out", str(tmp_path / "out")]
-    warning = "hocket: warning: phases.8 is never reached: the run ends after step 8. Let it begin earlier, or raise"
-    for steps, told in ((8, True), (9, False)):
-        assert (warning in invoke(*words, f"steps={steps}", "--dry-run").output) is told
-    assert warning in invoke(*words, "steps=8").output
+    for more in (["--dry-run"], []):
+        caplog.clear()
+        invoke(*words, f"steps={steps}", *more)
+        assert len(caplog.messages) == bool(told)
+        assert told in caplog.text
+
+
+def test_a_run_that_diverges_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    words = ["run", "local", "-n", "2", "--transport", "virtual", "log_every=4", "epochs=1"]
+    invoke(*words, "optimizer.lr=1e30", "--out", str(tmp_path / "out"))
+    assert caplog.messages == [
+        "the training loss is nan, seen at step 4: lower optimizer.lr, or clip gradients (clip_grad_norm=1.0)"
+    ]
+    caplog.clear()
+    invoke(*words, "--out", str(tmp_path / "fine"))
+    assert not caplog.messages
 
 
 def test_a_dry_run_that_refuses_says_nothing_else(

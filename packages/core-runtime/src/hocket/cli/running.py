@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from hocket.task import TaskData
 
 __all__ = ["resume_command", "run_command"]
+
+_log = logging.getLogger(__name__)
 
 
 def run_command(
@@ -221,14 +224,16 @@ def _announce(
 
 def _show_length(run: RunConfig, data: TaskData) -> None:
     """Say how long a run would be that is not started."""
-    from hocket.training.loop import steps_per_epoch, tell_unreached_phases
+    from hocket.strategy.unreached import unreached
+    from hocket.training.loop import steps_per_epoch
 
     assert run.ranks is not None
     samples = len(cast(Sized, data.train))
     replicas = build_engine(run).data_size(run.ranks)
     per_epoch = steps_per_epoch(run, samples, replicas)
     steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
-    tell_unreached_phases(run, steps, print)
+    for told in unreached(run.strategy, steps, replicas):
+        _log.warning(told)
     print(
         f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * replicas:,} samples, "
         f"{per_epoch:,} in an epoch; everything was checked, and nothing was started"

@@ -326,6 +326,7 @@ class TrainingSession(SessionCore):
         for log in self.logs:
             log.close()
         if kind is None:
+            self.tell_unreached(self.step)
             self.close()
         else:
             # The other ranks may not be here: closing together would wait for them.

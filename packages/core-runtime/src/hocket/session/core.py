@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,9 +21,12 @@ from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import local_rank
 from hocket.strategy.strategy import Strategy
+from hocket.strategy.unreached import unreached
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["SessionCore", "SessionState"]
+
+_log = logging.getLogger(__name__)
 
 
 class SessionState(Enum):
@@ -95,6 +99,7 @@ class SessionCore(ABC):
         self.saved: Path | None = None
         self.logs: list[Log] = []
         self.control = peer.lane("session")
+        self._told_unreached = False
 
     @property
     def optimizer(self) -> Optimizer:
@@ -147,6 +152,13 @@ class SessionCore(ABC):
         strategy = self.strategy
         if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
             self.epochs.meet(self.peer, call)
+
+    def tell_unreached(self, steps: int) -> None:
+        """Warn of what does not take place, or is lost, where training ends after so many steps; once a session."""
+        if self.is_main and steps and not self._told_unreached:
+            for told in unreached(self.strategy, steps, self.data_size):
+                _log.warning(told)
+        self._told_unreached = True
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer, build_optimizers
+from hocket.config.settings import OnNonfinite
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
 from hocket.session.batch import num_samples, parts_of
@@ -40,6 +43,8 @@ from hocket.transport.peer import Peer
 
 __all__ = ["save_model", "steps_per_epoch", "train"]
 
+_log = logging.getLogger(__name__)
+
 #: Of so many ranks, from 0 on, the replicas are evaluated each on its own: a thousand take as long as the training.
 _MOST_REPLICAS = 64
 
@@ -63,16 +68,6 @@ class _SinceRow:
     def add(self, loss: float, samples: int) -> None:
         self.loss += loss * samples
         self.samples += samples
-
-
-def tell_unreached_phases(run: RunConfig, steps: int, tell: Callable[[str], None]) -> None:
-    """Say which phases begin after a run's last step: all that was measured would be of another strategy."""
-    for phase in run.strategy.phases:
-        if phase.step >= steps:
-            tell(
-                f"hocket: warning: phases.{phase.step} is never reached: the run ends after step {steps}. Let it begin "
-                "earlier, or raise steps or epochs"
-            )
 
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
@@ -176,12 +171,13 @@ class _Run:
         self._since_row = _SinceRow()
         self._time = TrainingTime(session)
         self._last_row: dict[str, Any] = {}
+        self._told_divergence = False
         if resume:
             self._resume()
         epochs = run.epochs - session.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
-        tell_unreached_phases(run, self._steps, session.print)
+        session.tell_unreached(self._steps)
         if resume and session.step >= self._steps and display is not Display.QUIET:
             session.print(
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
@@ -313,11 +309,23 @@ class _Run:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
         self._last_row = row
+        self._tell_divergence(row)
         self._schedules.after_row(row)
         if self._results:
             self._results.write(row)
         if self._observer:
             self._observer.row(row)
+
+    def _tell_divergence(self, row: Mapping[str, Any]) -> None:
+        """Warn, once, of a training loss that is no number: without an exchange nothing else looks at it."""
+        diverges = not math.isfinite(row[TRAIN_LOSS]) and self._run.on_nonfinite is OnNonfinite.ERROR
+        if diverges and not self._told_divergence and self._session.is_main:
+            _log.warning(
+                "the training loss is %s, seen at step %d: lower optimizer.lr, or clip gradients (clip_grad_norm=1.0)",
+                row[TRAIN_LOSS],
+                row["step"],
+            )
+        self._told_divergence |= diverges
 
     def _of_ranks(self) -> dict[str, float | None]:
         """Seconds of the rank that took longest; training loss, bytes and waits: means over samples and over ranks, and

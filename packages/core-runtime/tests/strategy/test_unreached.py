@@ -1,0 +1,90 @@
+"""What has no effect where training ends: phases, exchanges and last steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import hocket
+from hocket.strategy.unreached import unreached
+
+OUTER = {"name": "sgd", "lr": 0.7}
+
+
+def told(config: Mapping[str, Any], steps: int, ranks: int = 2) -> list[str]:
+    return list(unreached(hocket.compose(config), steps, ranks))
+
+
+def exchange(**choices: Any) -> dict[str, Any]:
+    return {"parameters": [{"collective": "allreduce", **choices}]}
+
+
+@given(
+    steps=st.integers(1, 60),
+    every=st.integers(1, 40),
+    start=st.integers(0, 30),
+    offset=st.integers(0, 5),
+)
+def test_an_exchange_that_is_never_due_is_told(steps: int, every: int, start: int, offset: int) -> None:
+    assume(offset < every)
+    config = (
+        {"phases": {start: exchange(every=every, offset=offset)}}
+        if start
+        else exchange(every=every, offset=offset)
+    )
+    strategy = hocket.compose(config)
+    placed = strategy.at(start).parameters[0]
+    due = any(placed.is_due(step, 0, 1, 2) for step in range(start + 1, steps + 1))
+    sentences = list(unreached(strategy, steps, 2))
+    if start >= steps:
+        assert [each.split(" is ")[0] for each in sentences] == [f"phases.{start}"]
+    else:
+        name = f"phases.{start}.parameters.0" if start else "parameters.0"
+        assert [each.split(" is ")[0] for each in sentences] == ([] if due else [name])
+
+
+def test_a_phase_that_is_too_short_for_its_exchange_is_told() -> None:
+    config = {**exchange(every=40), "phases": {30: {"parameters": []}}}
+    assert told(config, 100) == [
+        "parameters.0 is due every 40 steps, and never is: the phase ends after step 30. Lower `every`, or raise steps "
+        "or epochs"
+    ]
+
+
+def test_last_steps_count_where_outer_parameters_are_what_is_saved() -> None:
+    [sentence] = told(exchange(every=100, outer=OUTER), 146)
+    assert sentence == (
+        "parameters.0 steps outer parameters every 100 steps: what ranks learn in the last 46 of 146 steps is not in "
+        "the model that is evaluated and saved. End after step 100, or lower `every`"
+    )
+    assert not told(exchange(every=100, outer=OUTER), 1_046)
+    assert not told(exchange(every=100), 146)
+
+
+def test_a_rank_alone_exchanges_nothing_but_with_outer_parameters() -> None:
+    assert not told(exchange(every=8), 4, ranks=1)
+    assert told(exchange(every=8, outer=OUTER), 4, ranks=1)
+
+
+@pytest.mark.parametrize(("steps", "warnings"), [(0, 0), (2, 1), (3, 0)])
+def test_a_script_is_told_at_its_sessions_end(
+    steps: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        caplog.at_level(logging.WARNING, "hocket"),
+        hocket.attach(model, optimizer, exchange(every=3, outer=OUTER)) as session,
+    ):
+        for _ in range(steps):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session.settle()
+    assert caplog.text.count("parameters.0 is due every 3 steps, and never is") == warnings
