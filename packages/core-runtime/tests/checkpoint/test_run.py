@@ -79,7 +79,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 # Rows are written after step 50 and before: after the last checkpoint, within an epoch, and at its end.
-@pytest.mark.parametrize("step", [13, 23, 51, 60])
+@pytest.mark.parametrize("step", [13, *(pytest.param(each, marks=pytest.mark.full) for each in (23, 60)), 51])
 def test_a_run_that_was_cut_off(
     step: int, run: Callable[..., int], cut_after: Callable[[int], None], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],

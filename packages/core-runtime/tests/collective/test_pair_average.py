@@ -372,7 +372,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
         yield size, ranks
 
 
-@pytest.mark.parametrize("topology", ["complete", "ring"])
+@pytest.mark.parametrize("topology", ["complete", pytest.param("ring", marks=pytest.mark.full)])
 def test_over_processes_the_replay_gives_the_same_weights(job: tuple[int, Job], topology: str) -> None:
     size, ranks = job
     paces_s = [0.004, *[0.001] * (size - 1)]

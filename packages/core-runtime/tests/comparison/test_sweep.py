@@ -198,6 +198,7 @@ def test_runs_of_other_code_are_not_mixed_silently(
     assert ended.err == f"hocket: the runs are of different code: {told}\n"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_no_run_is_started_by_code_that_changed_since_the_sweep_began(
     hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,6 +232,7 @@ def test_no_run_is_started_by_code_that_changed_since_the_sweep_began(
     assert ended.err.count("no further run") == 1
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_runs_and_sweeps_do_not_share_a_folder(
     hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

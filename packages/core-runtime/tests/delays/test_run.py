@@ -122,6 +122,7 @@ def test_a_trace_shows_the_delay_as_a_phase_of_its_own(tmp_path: Path) -> None:
     assert [event["dur"] for event in phases] == pytest.approx([250_000.0] * STEPS, abs=10)
 
 
+@pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 def test_over_mpi_ranks_sleep(plain: Path, tmp_path: Path) -> None:

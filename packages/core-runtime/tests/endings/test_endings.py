@@ -148,7 +148,7 @@ def test_an_interrupt_on_one_rank(begin: Callable[..., Job]) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("how", ["nothing", "large"])
+@pytest.mark.parametrize("how", [pytest.param("nothing", marks=pytest.mark.full), "large"])
 def test_a_killed_rank(how: str, transport: str, begin: Callable[..., Job], tmp_path: Path) -> None:
     """Survivors name it, also where they wait in shared memory and no call of MPI fails."""
     job = begin(how)
@@ -187,7 +187,11 @@ def test_a_rank_that_is_killed_while_the_others_compute(transport: str, begin: C
 
 @BOTH
 @pytest.mark.parametrize(
-    ("operation", "named"), [("allreduce", "allreduce"), ("exchange", "an exchange with neighbours")]
+    ("operation", "named"),
+    [
+        pytest.param("allreduce", "allreduce", marks=pytest.mark.full),
+        ("exchange", "an exchange with neighbours"),
+    ],
 )
 def test_a_killed_rank_and_lanes_on_devices(
     operation: str, named: str, transport: str, begin: Callable[..., Job]
@@ -196,6 +200,7 @@ def test_a_killed_rank_and_lanes_on_devices(
     check_that_the_dead_is_named(begin("kill", 1, lanes="gloo", operation=operation).end(), named, transport)
 
 
+@pytest.mark.full
 def test_a_rank_that_computes_and_gossip_on_devices(begin: Callable[..., Job]) -> None:
     ended = begin("compute", 1, timeout_s=3, lanes="gloo", operation="exchange").end()
     [message] = messages(ended.errors)
@@ -207,6 +212,7 @@ def test_a_rank_that_computes_and_gossip_on_devices(begin: Callable[..., Job]) -
     assert ended.status == 1
 
 
+@pytest.mark.full
 def test_an_interrupt_of_a_rank_that_waits_for_gossip_on_devices(
     begin: Callable[..., Job], tmp_path: Path
 ) -> None:

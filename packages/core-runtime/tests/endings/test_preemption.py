@@ -50,7 +50,7 @@ def saved_step(folder: Path) -> int:
     ("recipe", "ranks", "number"),
     [
         pytest.param("local", ["-n", "2"], signal.SIGUSR1, marks=[*needs_mpi, pytest.mark.full]),
-        pytest.param("overlap_sgp", ["-n", "2"], signal.SIGTERM, marks=needs_mpi),
+        pytest.param("overlap_sgp", ["-n", "2"], signal.SIGTERM, marks=[*needs_mpi, pytest.mark.full]),
         ("sgd", ["-n", "2", "--transport", "torch"], signal.SIGTERM),
         ("dpsgd", VIRTUAL, signal.SIGTERM),
         pytest.param("sgd", ONE, signal.SIGUSR1, marks=pytest.mark.full),
@@ -109,7 +109,8 @@ class TestAScript:
     pytestmark = needs_mpi
 
     @pytest.mark.parametrize(
-        "how", ["own loop", pytest.param("accumulate", marks=pytest.mark.full), "waiting"]
+        "how",
+        ["own loop", *(pytest.param(each, marks=pytest.mark.full) for each in ("accumulate", "waiting"))],
     )
     def test_saves_when_mpiexec_passes_the_signal_on(
         self, how: str, script: Callable[..., Job], tmp_path: Path

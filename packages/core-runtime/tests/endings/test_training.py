@@ -104,7 +104,7 @@ def test_an_error_in_the_users_task_on_one_rank(start: Start, tmp_path: Path) ->
     assert ended.status == 1
 
 
-@pytest.mark.parametrize("recipe", ["sgd", "agd"])
+@pytest.mark.parametrize("recipe", [pytest.param("sgd", marks=pytest.mark.full), "agd"])
 def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
     ended = start([*HOCKET, "run", recipe, "task=failing_task:Nan", "-n", "2"], cwd=tmp_path).end()
@@ -115,6 +115,7 @@ def test_nan_on_one_rank_is_told_by_that_one(recipe: str, start: Start, tmp_path
     assert ended.status == 1
 
 
+@pytest.mark.full
 def test_an_error_on_all_of_four_ranks_is_told_once(start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing_task.py").write_text(TASK)
     ended = start(
