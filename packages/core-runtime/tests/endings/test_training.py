@@ -127,6 +127,38 @@ def test_an_error_on_all_of_four_ranks_is_told_once(start: Start, tmp_path: Path
     assert "help message" not in ended.errors
 
 
+LOADING = """
+import torch
+
+import hocket
+
+
+def attached():
+    model = torch.nn.Linear(2, 1)
+    return model, hocket.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "sgd")
+
+
+model, session = attached()
+with session:
+    for step in range(5):
+        if step == 3:
+            session.save("saved")
+        model(torch.ones(1, 2)).sum().backward()
+        session.optimizer.step()
+        session.optimizer.zero_grad()
+_, session = attached()
+session.load("saved")
+raise ValueError("broken on purpose")
+"""
+
+
+def test_an_error_after_a_load_names_the_step_that_was_loaded(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADING)
+    ended = start([*HOCKET, "launch", "-n", "2", "train.py"], cwd=tmp_path).end()
+    [message] = messages(ended.errors)
+    assert message.endswith(" at step 3: ValueError: broken on purpose; all ranks end")
+
+
 def test_ctrl_c_while_training(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["run", "sgd", "-n", "2", f"epochs={NUM_STEPS}", "log_every=1", "--out", str(out)]

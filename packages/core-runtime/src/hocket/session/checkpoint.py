@@ -194,6 +194,7 @@ class Checkpoints:
     def _load_numbers(self, file: StateFile) -> None:
         saved, session, counters = file.read("session"), self._session, self._session.counters
         session.step, session.skipped_steps = saved["step"], saved["skipped_steps"]
+        session.peer.status.note_step(session.step)
         counters.bytes_sent, counters.exchanges = saved["bytes_sent"], saved["exchanges"]
         overlap = counters.overlap
         overlap.under_way_s, overlap.exposed_wait_s = saved["under_way_s"], saved["exposed_wait_s"]
