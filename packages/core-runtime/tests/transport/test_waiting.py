@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.transport.single import SinglePeer
-from hocket.transport.waiting import CHECK_EVERY_S, STALL_REPORT_AFTER_S, back_off_s, wait
+from hocket.transport.waiting import CHECK_EVERY_S, DOUBT_EVERY_S, STALL_REPORT_AFTER_S, back_off_s, wait
 
 
 class Sleeper:
@@ -51,16 +52,24 @@ def test_a_wait_reports_once_looks_at_the_ranks_and_gives_up_in_time(
 
 
 def test_a_wait_in_vain_is_given_up_and_says_how_long_it_lasted() -> None:
-    sleeper = Sleeper()
-    with pytest.raises(ExchangeTimeoutError, match=r"^it: no end after 5.2 s$"):
+    sleeper, doubts = Sleeper(), list[float]()
+
+    def in_vain() -> bool:
+        doubts.append(sleeper.now_s)
+        return sleeper.now_s > 5.1
+
+    with pytest.raises(ExchangeTimeoutError, match=r"^it: no end after (5\.\d) s$") as caught:
         wait(
             lambda: False,
             60.0,
             lambda outcome: f"it: {outcome}",
             sleeper,
-            is_in_vain=lambda: sleeper.now_s > 5.1,
+            is_in_vain=in_vain,
             now=sleeper.now,
         )
+    assert f"{doubts[-1]:.1f} s" in str(caught.value)
+    assert doubts[0] >= DOUBT_EVERY_S, "others may have waited for this rank, and get on now"
+    assert all(later - earlier >= DOUBT_EVERY_S for earlier, later in itertools.pairwise(doubts))
 
 
 def test_a_wait_for_another_thread_ends_when_a_rank_has_died() -> None:

@@ -19,6 +19,7 @@ from hocket.errors import ExchangeTimeoutError
 
 __all__ = [
     "CHECK_EVERY_S",
+    "DOUBT_EVERY_S",
     "LONG_WAIT_S",
     "STALL_REPORT_AFTER_S",
     "WaitsInARow",
@@ -33,6 +34,9 @@ STALL_REPORT_AFTER_S = 30.0
 
 #: What sleeps without a look at the transport looks so often, in seconds, whether all ranks still live.
 CHECK_EVERY_S = 0.2
+
+#: So often, in seconds, a wait that may be in vain is doubted.
+DOUBT_EVERY_S = 0.5
 
 _EAGER_S = 0.0005
 #: Where a wait has taken so long, in seconds, the next one of its kind does not begin with polls: in training, ranks
@@ -127,7 +131,8 @@ def wait(
         sleep: given how long the wait has lasted and for how long to sleep at most, `CHECK_EVERY_S` or less, sleeps
             until it makes sense to look again.
         check: looks whether all ranks still live, between looks.
-        is_in_vain: says, between looks, whether to give up before the time is over.
+        is_in_vain: says every `DOUBT_EVERY_S` whether to give up before the time is over; not at once, as others may
+            have waited for this rank.
         now: the clock, in seconds.
 
     Returns:
@@ -138,13 +143,15 @@ def wait(
         PeerLostError: what `check` or `until` raises.
     """
     start_s = now()
-    reported = False
+    reported, next_doubt_s = False, DOUBT_EVERY_S
     while not until():
         waited_s = now() - start_s
         if waited_s >= timeout_s:
             raise ExchangeTimeoutError(describe(f"no end after {timeout_s:g} s"))
-        if is_in_vain():
-            raise ExchangeTimeoutError(describe(f"no end after {waited_s:.1f} s"))
+        if waited_s >= next_doubt_s:
+            next_doubt_s = waited_s + DOUBT_EVERY_S
+            if is_in_vain():
+                raise ExchangeTimeoutError(describe(f"no end after {waited_s:.1f} s"))
         if not reported and waited_s > STALL_REPORT_AFTER_S:
             reported = True
             print(f"hocket: {describe(f'for {waited_s:.0f} s so far')}", file=sys.stderr, flush=True)

@@ -186,7 +186,7 @@ class Operation(Request):
 
         Args:
             timeout_s: seconds to wait at most; the peer's own where None.
-            is_in_vain: says, between looks, whether the wait may end now without success, as after its timeout.
+            is_in_vain: says now and then whether the wait may end without success, as after its timeout.
         """
         check_no_fork()
         peer = self._lane.peer
