@@ -41,7 +41,7 @@ def cases(draw: st.DrawFn, sizes: st.SearchStrategy[int], steps: st.SearchStrate
     )
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(case=cases(st.integers(1, 11), st.integers(1, 12)), seed=st.integers(0, 10**6))
 def test_contract(case: Case, seed: int) -> None:
     check(case, run(case, seed))

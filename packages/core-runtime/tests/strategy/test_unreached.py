@@ -57,6 +57,10 @@ def test_a_phase_that_is_too_short_for_its_exchange_is_told() -> None:
     ]
 
 
+def test_what_a_phase_replaces_at_once_is_not_told() -> None:
+    assert not told({**exchange(every=40), "phases": {0: exchange(every=10)}}, 100)
+
+
 def test_last_steps_count_where_outer_parameters_are_what_is_saved() -> None:
     [sentence] = told(exchange(every=100, outer=OUTER), 146)
     assert sentence == (

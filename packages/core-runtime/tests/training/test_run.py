@@ -35,6 +35,7 @@ def results(hocket: Hocket, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "mpi": ["sgd", "-n", "4"],
         "mpi agd": ["agd", "-n", "4"],
         "virtual": ["sgd", "-n", "4", "--transport", "virtual"],
+        "virtual agd": ["agd", "-n", "4", "--transport", "virtual"],
         "one process": ["sgd", "batch_size=128"],
     }
     start_s = time.monotonic()
@@ -51,7 +52,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-@pytest.mark.parametrize("way", ["virtual", "mpi agd"])
+@pytest.mark.parametrize("way", ["virtual", "mpi agd", "virtual agd"])
 def test_the_same_order_of_additions_gives_the_same_bits(results: dict[str, Path], way: str) -> None:
     expected, given = weights(results["mpi"]), weights(results[way])
     assert expected.keys() == given.keys()

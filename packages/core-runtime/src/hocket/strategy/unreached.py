@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.strategy.exchange import Every
-from hocket.strategy.strategy import Strategy
+from hocket.strategy.strategy import Phase, Strategy
 
 __all__ = ["unreached"]
 
 # The last steps' work is told of from this share of all steps on: a few steps are lost wherever training ends.
 _MUCH = 0.1
+_LONGER = "raise steps or epochs"
 
 
 def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
@@ -21,31 +22,26 @@ def unreached(strategy: Strategy, steps: int, ranks: int) -> Iterator[str]:
         steps: after how many training ends, 1 or more.
         ranks: how many train.
     """
-    starts = [0, *(phase.step for phase in strategy.phases)]
-    places = ["", *(f"phases.{phase.step}." for phase in strategy.phases)]
-    for place, start, following, held in zip(
-        places, starts, [*starts[1:], steps], strategy.in_turn, strict=True
-    ):
-        if start >= steps:
-            yield (
-                f"{place[:-1]} is never reached: training ends after step {steps}. Let it begin earlier, or raise "
-                "steps or epochs"
-            )
+    phases = (Phase(0, strategy), *strategy.phases)
+    ends = [*(phase.step for phase in strategy.phases), steps]
+    for phase, following in zip(phases, ends, strict=True):
+        place = "" if phase is phases[0] else f"phases.{phase.step}"
+        if phase.step >= steps:
+            yield f"{place} is never reached: training ends after step {steps}. Let it begin earlier, or {_LONGER}"
             continue
         end = min(following, steps)
-        for exchange in held.parameters:
+        for exchange in phase.strategy.parameters if end > phase.step else ():
             if isinstance(exchange.every, Every) or not exchange.takes_place(ranks):
                 continue
+            name = f"{place}.{exchange.name}" if place else exchange.name
             lost = (end - exchange.offset) % exchange.every  # steps since all segments were sent
-            name, what = f"{place}{exchange.name}", "training" if end == steps else "the phase"
-            if end - lost <= start:
+            if end - lost <= phase.step:
+                what = "training" if end == steps else "the phase"
                 yield (
                     f"{name} is due every {exchange.every} steps, and never is: {what} ends after step {end}. Lower "
-                    "`every`, or raise steps or epochs"
+                    f"`every`, or {_LONGER}"
                 )
-            elif (
-                exchange.outer is not None and end == steps and lost > _MUCH * steps and not exchange.stagger
-            ):
+            elif exchange.outer and end == steps and lost > _MUCH * steps and not exchange.stagger:
                 yield (
                     f"{name} steps outer parameters every {exchange.every} steps: what ranks learn in the last {lost} "
                     f"of {steps} steps is not in the model that is evaluated and saved. End after step {end - lost}, "
