@@ -389,6 +389,23 @@ class CompressorConformance:
                         f"{bad} in outgoing has changed {name} of the state"
                     )
 
+    def test_zeros_and_the_smallest_values_stay_what_they_are(
+        self, compressor: Compressor, segment: Segment
+    ) -> None:
+        """No scale is divided by that is 0, or so small that its inverse is Inf."""
+        for smallest in (0.0, 5e-324 if segment.outgoing.dtype == torch.float64 else 1e-45):
+            state = compressor.init(segment)
+            for round in range(2):
+                segment.outgoing.zero_()
+                for span in segment.spans:
+                    view_of(segment.outgoing, span).fill_(smallest)
+                arrived = dense(compressor, run_round(compressor, segment, state, round))[: segment.numel]
+                # As much as momentum and weight decay of parameters that are 1 add to a contribution.
+                most = 1.0 if compressor.traits.applies_optimizer_terms else 1e-30
+                assert bool((arrived.abs() <= most).all()), (
+                    f"round {round}: of contributions of {smallest} come {arrived.abs().max().item()}"
+                )
+
     def test_sums_of_messages_are_messages(self, compressor: Compressor, segment: Segment) -> None:
         if not compressor.traits.reducible:
             return
