@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
+from hocket.transport.absent import watching
 from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.peer import Peer
@@ -98,7 +99,9 @@ def join(transport: str | None = None) -> Peer:
         if found is None:
             _warn_of_strangers()
             return SinglePeer()
-        _joined = _meet(found, chosen_transport(found, transport))
+        chosen = chosen_transport(found, transport)
+        with watching(found):
+            _joined = _meet(found, chosen)
         note_pid(_joined.rank)
     return _joined
 

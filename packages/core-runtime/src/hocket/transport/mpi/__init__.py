@@ -11,6 +11,7 @@ MPI is initialised when `MPIPeer` or `join` is first asked for: a process that n
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 from importlib import import_module
@@ -51,7 +52,25 @@ if os.path.isdir(_segments):
     os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", _segments)
 
 
+def _initialise() -> None:
+    """Initialise MPI, unless somebody has: mpi4py's own call stops all threads for as long as a rank is awaited."""
+    if "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
+        return
+    mpi4py.rc.initialize = False
+    try:
+        mpi = import_module("mpi4py.MPI")
+    finally:
+        mpi4py.rc.initialize = True
+    if not mpi.Is_initialized():
+        wanted = getattr(mpi, f"THREAD_{mpi4py.rc.thread_level.upper()}")
+        # Found in the library that mpi4py is linked with. Errors become exceptions, as mpi4py has them.
+        ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, wanted, ctypes.byref(ctypes.c_int()))
+        for comm in (mpi.COMM_WORLD, mpi.COMM_SELF):
+            comm.Set_errhandler(mpi.ERRORS_RETURN)
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _initialise()
     return getattr(import_module("hocket.transport.mpi.peer"), name)

@@ -1,0 +1,142 @@
+"""Ranks of this host that ended before they joined the job: those that join would wait for them without an end.
+
+Nobody else tells of such a rank. It has left no word, as it never met the others; its launcher waits for all ranks; and
+MPI waits for it within `MPI_Init`. But it was a process with the launcher's variables in its environment, and is none
+any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hocket.transport.launchers import Launched
+from hocket.transport.status import number_ranks
+
+__all__ = ["LocalRanks", "watching"]
+
+#: How a launcher calls this process's number among those of its host.
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID")
+#: What tells a job from others on the same host; not all launchers set all.
+_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+# Ranks of a host begin within less, and most have joined by then.
+_FIRST_LOOK_S = 1.5
+_LOOK_EVERY_S = 1.0
+# In so many looks in a row a rank has to be missing.
+_LOOKS = 2
+# What a rank leaves the one before it to say why the job ends.
+_TURN_S = 2.0
+_MOST_TURNS = 3
+
+
+class LocalRanks:
+    """The processes of a job on this host, as they stand in /proc.
+
+    Args:
+        launched: this process and how many they are.
+        environment: of this process, as `os.environ`.
+        proc: where the system shows processes.
+    """
+
+    def __init__(
+        self, launched: Launched, environment: Mapping[str, str], proc: Path = Path("/proc")
+    ) -> None:
+        self._launched = launched
+        self._proc = proc
+        self._name = next((name for name in _LOCAL_RANKS if name in environment), "")
+        self._job = {f"{name}={environment[name]}".encode() for name in _JOB if name in environment}
+        self._found: dict[int, int] = {}  # processes by local rank
+        self._looks = 0  # in a row, in which the same were missing
+        self._missing: list[int] = []
+
+    def can_tell(self) -> bool:
+        """Return whether ranks of this host are seen: this one is, and whoever has started it."""
+        if not self._name or self._launched.local_size < 2:
+            return False
+        own = self._local_rank(os.getpid())
+        if own != self._launched.local_rank:
+            return False  # the variables were set later, or this is a container's first process
+        process = os.getpid()
+        while process > 0 and self._local_rank(process) == own:
+            process = self._parent(process)
+        return process > 0
+
+    def gone(self) -> list[int]:
+        """Look, and return the local ranks that are not there, as in the look before."""
+        left = {rank for rank, process in self._found.items() if self._local_rank(process) != rank}
+        self._found = {rank: process for rank, process in self._found.items() if rank not in left}
+        if len(self._found) < self._launched.local_size:
+            for process in self._processes():
+                rank = self._local_rank(process)
+                if rank is not None:
+                    self._found.setdefault(rank, process)
+        missing = [rank for rank in range(self._launched.local_size) if rank not in self._found]
+        self._looks = self._looks + 1 if missing == self._missing else 1
+        self._missing = missing
+        return missing if missing and self._looks >= _LOOKS else []
+
+    def before(self) -> int:
+        """Return how many ranks of the host that are there come before this one."""
+        return sum(rank < self._launched.local_rank for rank in self._found)
+
+    def _processes(self) -> Iterator[int]:
+        return (int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit())
+
+    def _local_rank(self, process: int) -> int | None:
+        """Return which of the job's ranks of this host a process is; None if it is none, or has ended."""
+        try:
+            variables = set((self._proc / str(process) / "environ").read_bytes().split(b"\0"))
+        except OSError:
+            return None
+        own = [entry for entry in variables if entry.startswith(f"{self._name}=".encode())]
+        number = own[0].partition(b"=")[2] if own and self._job <= variables else b""
+        return int(number) if number.isdigit() else None
+
+    def _parent(self, process: int) -> int:
+        try:
+            return int((self._proc / str(process) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return 0
+
+
+@contextlib.contextmanager
+def watching(launched: Launched) -> Iterator[None]:
+    """End this process, with a line, where a rank of its host has ended while this one joins the job."""
+    ranks = LocalRanks(launched, os.environ)
+    joined = threading.Event()
+    if launched.local_size > 1:
+        threading.Thread(
+            target=_watch, args=(ranks, launched, joined), name="hocket joining", daemon=True
+        ).start()
+    try:
+        yield
+    finally:
+        joined.set()
+
+
+def _watch(ranks: LocalRanks, launched: Launched, joined: threading.Event) -> None:
+    if joined.wait(_FIRST_LOOK_S) or not ranks.can_tell():
+        return
+    while not (gone := ranks.gone()):
+        if joined.wait(_LOOK_EVERY_S):
+            return
+    if joined.wait(_TURN_S * min(ranks.before(), _MOST_TURNS)):
+        return
+    from hocket.transport.host.endings import announce
+
+    announce(_message(launched, gone), 1)
+    os._exit(1)
+
+
+def _message(launched: Launched, gone: list[int]) -> str:
+    whole = launched.local_size == launched.size
+    them = number_ranks(gone) + ("" if whole else " of this host")
+    return (
+        f"hocket: rank {launched.rank} joins the job and waits for {them}, which {'has' if len(gone) == 1 else 'have'} "
+        "ended (sys.exit, or the end of the script, before hocket.attach or hocket.join, which all ranks call); "
+        "all ranks end"
+    )

@@ -1,0 +1,110 @@
+"""A rank that ends before it joins the job, with status 0: the others end soon, and say which one it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket.transport import absent
+from hocket.transport.launchers import Launched
+
+LONGEST_S = 30.0
+SCRIPT = "import os, sys, hocket; os.environ['{}'] == '1' and sys.exit(); hocket.join()"
+LAUNCH = [sys.executable, "-c", "from hocket.cli.main import main; main()", "launch", "-n", "3"]
+
+
+@pytest.mark.parametrize(
+    ("transport", "variable"),
+    [
+        ("torch", "RANK"),
+        pytest.param(
+            "mpi",
+            "OMPI_COMM_WORLD_RANK",
+            marks=[
+                pytest.mark.mpi,
+                pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+            ],
+        ),
+    ],
+)
+def test_the_others_end_with_a_line(transport: str, variable: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(variable))
+    begun_s = time.monotonic()
+    ended = subprocess.run(
+        [*LAUNCH, "--transport", transport, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    assert time.monotonic() - begun_s < LONGEST_S
+    told = [line for line in ended.stderr.splitlines() if line.startswith("hocket: rank")]
+    assert (ended.returncode, told) == (
+        1,
+        [
+            "hocket: rank 0 joins the job and waits for rank 1, which has ended (sys.exit, or the end of the script, "
+            "before hocket.attach or hocket.join, which all ranks call); all ranks end"
+        ],
+    ), ended.stderr
+
+
+class Host:
+    """Processes as Linux shows them in /proc, in a folder."""
+
+    def __init__(self, folder: Path, own: int) -> None:
+        self.folder, self.own = folder, own
+
+    def add(self, process: int, parent: int, **variables: object) -> None:
+        place = self.folder / str(process)
+        place.mkdir()
+        (place / "environ").write_text("".join(f"{name}={value}\0" for name, value in variables.items()))
+        (place / "stat").write_text(f"{process} (python) S {parent} 0 0")
+
+    def end(self, process: int) -> None:
+        (self.folder / str(process) / "environ").write_text("")  # until its parent has taken notice
+
+    def ranks(self, monkeypatch: pytest.MonkeyPatch) -> absent.LocalRanks:
+        monkeypatch.setattr(absent.os, "getpid", lambda: self.own)
+        variables = {"LOCAL_RANK": "0", "MASTER_PORT": "1"}
+        return absent.LocalRanks(Launched("torchrun", 4, 8, 0, 2), variables, self.folder)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    host = Host(tmp_path, 11)
+    host.add(10, 1, PATH="/bin")
+    host.add(11, 10, LOCAL_RANK=0, MASTER_PORT=1)
+    return host
+
+
+def test_a_rank_is_gone_when_two_looks_in_a_row_do_not_find_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = host.ranks(monkeypatch)
+    assert ranks.can_tell()
+    assert ranks.gone() == []  # it may be about to begin
+    host.add(12, 10, LOCAL_RANK=1, MASTER_PORT=1)
+    assert ranks.gone() == ranks.gone() == ranks.gone() == []
+    host.end(12)
+    assert ranks.gone() == []
+    assert ranks.gone() == [1]
+
+
+def test_a_rank_of_another_job_is_not_taken_for_it(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.add(12, 10, LOCAL_RANK=1, MASTER_PORT=2)
+    ranks = host.ranks(monkeypatch)
+    assert [ranks.gone(), ranks.gone()] == [[], [1]]
+
+
+def test_nothing_is_said_where_ranks_do_not_see_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contained = Host(tmp_path, 1)
+    contained.add(1, 0, LOCAL_RANK=0, MASTER_PORT=1)  # a container's first process
+    assert not contained.ranks(monkeypatch).can_tell()
