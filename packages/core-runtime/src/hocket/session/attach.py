@@ -91,7 +91,8 @@ def attach(
         initial: whose parameters, buffers and optimizer state training starts from: `rank0`'s on all ranks, or each
             `keep`s its own.
         on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
-            rank and parameter, or all ranks `skip` it. GradScaler's own skipping comes before either.
+            rank and parameter, or all ranks `skip` it, that one alone where gradients are not exchanged. GradScaler's
+            own skipping comes before either.
         lanes: what carries exchanges: the transport, in `host` memory; or torch's `nccl` (experimental) or `gloo`, from
             where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.

@@ -68,7 +68,7 @@ class SessionCore(ABC):
         data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
             replica of the model read the same share.
         step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
-        skipped_steps: steps left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
+        skipped_steps: steps that this rank has left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
         replicas_equal: whether all replicas hold the same bits after every step.
         counters: bytes sent and seconds waited so far.
         epochs: passes over `data`: how many have ended, and the one under way.

@@ -1,4 +1,8 @@
-"""Steps whose gradients hold NaN or Inf: refused, or left out on all ranks."""
+"""Steps whose gradients hold NaN or Inf: refused, or left out.
+
+Where gradients are exchanged all ranks find it, and leave the step out together. Where each rank steps with its own,
+the one that has NaN leaves its step out alone.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,8 @@ class NonFiniteSteps:
             optimizer: about to use the gradients.
             gradients: has exchanged them; None where this rank exchanges none.
             step: its number.
-            alone: whether this rank, without `gradients`, finds by itself what several would.
+            alone: whether this rank, without `gradients`, refuses by itself what several would; it leaves out its own
+                step in any case.
 
         Raises:
             NonFiniteError: a gradient holds NaN or Inf, and such steps are not left out.
@@ -74,7 +79,7 @@ class NonFiniteSteps:
             pass  # it has looked already
         elif gradients is not None:
             names, found = gradients.nonfinite, gradients.nonfinite_anywhere
-        elif alone:
+        elif alone or self._may_skip:
             names = self._nonfinite_parameters()
             found = bool(names)
         if found and not self._may_skip:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from hocket.errors import DisagreementError
+from hocket.errors import DisagreementError, ReplacedError
 from hocket.plan.buffers import averaged_buffers
 from hocket.session.consensus import Consensus, OuterValues, average_optimizers, squared_distance
 from hocket.session.exchange import Counters
@@ -148,7 +148,7 @@ class Phases:
 
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
-        self._replica.storage.check(take_values=True)
+        self._replica.check(take_values=True)
         self.active.parameters.settle()
 
     def settle_together(self) -> None:
@@ -196,6 +196,16 @@ class Phases:
         squares = gather(squared_distance(self._replica.storage.flats, self._replica.lane))
         distance: float = float(sum(squares) / len(squares)) ** 0.5
         return distance
+
+    def finish(self) -> None:
+        """Finish what is under way on any rank before `close`, whatever was replaced meanwhile; collective.
+
+        Who adds or thaws layers between training and `close` gets the session's last merges all the same.
+        """
+        with suppress(ReplacedError):
+            self._replica.check(take_values=True)
+        self.active.parameters.settle()
+        self.active.parameters.take_changes()
 
     def close(self) -> None:
         """Close the active phase, of which nothing is under way; collective."""
@@ -277,11 +287,12 @@ class ActivePhase:
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """Surround backwards that only add to `p.grad`."""
+        before = self.is_accumulating
         self._set_accumulating(True)
         try:
             yield
         finally:
-            self._set_accumulating(False)
+            self._set_accumulating(before)
 
     def _set_accumulating(self, accumulating: bool) -> None:
         self.is_accumulating = accumulating

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hocket.errors import SessionError
+from hocket.errors import ReplacedError, SessionError
 from hocket.segment.staging import is_captured
 from hocket.segment.storage import ParameterStorage
 from hocket.session.optimizers import Optimizers
@@ -36,6 +36,7 @@ class Replica:
         ranks: where all ranks are.
         storage: the parameters' memory.
         weights: what this rank's batches count.
+        replaced: whether `check` has raised a ReplacedError, after which the session cannot go on.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Replica:
         self.lane = lane
         self.begin_gradients, self.end_gradients = begin_gradients, end_gradients
         self.may_skip = may_skip
+        self.replaced = False
         self.begins_equal = peer.size == 1 or initial == "rank0"
         if initial == "rank0":
             self._take_from_rank0(peer)
@@ -87,5 +89,9 @@ class Replica:
                 "the step is being captured as a CUDA graph: the session's hooks would run while it is captured and "
                 "never when it is replayed, so that ranks exchanged nothing. Train without a graph"
             )
-        self.storage.check(take_values=take_values)
-        self.optimizers.check()
+        try:
+            self.storage.check(take_values=take_values)
+            self.optimizers.check()
+        except ReplacedError:
+            self.replaced = True
+            raise

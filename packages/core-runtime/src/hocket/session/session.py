@@ -267,6 +267,9 @@ class Session(TrainingSession):
 
     def _end_step(self) -> None:
         self.optimizers.begin_step()
+        # What this rank alone has left out is no part of its distance from outer parameters.
+        left_out = self._nonfinite.skipping and self.phase.gradients is None
+        weight = 0.0 if left_out else self._weights.contribution().weight
         self._nonfinite.skipping = False
         if self.state is not SessionState.ACCUMULATED:
             self.state = SessionState.IDLE
@@ -274,7 +277,7 @@ class Session(TrainingSession):
         if self.phase.parameters.exchanges:
             self._note_phase("parameters")
         self.step += 1
-        self.phase.parameters.after_step(self.step, self._weights.contribution().weight)
+        self.phase.parameters.after_step(self.step, weight)
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
@@ -412,10 +415,13 @@ class Session(TrainingSession):
     def close(self) -> None:
         if self.state in (SessionState.CLOSED, SessionState.BROKEN):
             return
+        if self._replica.replaced:
+            self.abandon()  # the others may be in the step that this rank did not make
+            return
         self.meet("the session's end")
         self._end_partial_step()
         self.heed_no_signal(together=True)
-        self.settle_together()
+        self._phases.finish()
         self._compare_steps("the session's end")
         self.state = SessionState.CLOSED
         self._phases.close()

@@ -360,8 +360,11 @@ class _Run:
         exposed_s, under_way_s, bytes_sent = (
             sum(of_rank) / session.size for of_rank in zip(*told, strict=True)
         )
-        outcomes, active, staleness = zip(
-            *session.gather([counters.outcomes, counters.active, counters.staleness_max]), strict=True
+        outcomes, active, staleness, skipped = zip(
+            *session.gather(
+                [counters.outcomes, counters.active, counters.staleness_max, session.skipped_steps]
+            ),
+            strict=True,
         )
         validated = {name: value for name, value in row.items() if name.startswith(VALID)}
         return {
@@ -370,7 +373,8 @@ class _Run:
             "transport": session.peer.transport,
             "ranks": session.size,
             "steps": session.step,
-            "skipped_steps": session.skipped_steps,
+            # Ranks that step with gradients of their own leave out steps of their own.
+            "skipped_steps": max(skipped),
             "seconds": seconds,
             "steps_per_second": session.step / seconds if seconds > 0 else None,
             TRAIN_LOSS: row[TRAIN_LOSS],

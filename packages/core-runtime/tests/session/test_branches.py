@@ -1,0 +1,202 @@
+"""What a session promises, in each way that gradients may go: exchanged, local, stale, towards outer parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import batches, flat, mlp, on_ranks, sgd
+
+import hocket
+from hocket.errors import HocketError, ReplacedError
+
+EXCHANGED = {
+    "whole": ("sgd",),
+    "in layers": ("agd", "gradients.0.segments=layers"),
+    "compressed": (
+        {
+            "gradients": [
+                {
+                    "collective": "sparse_allreduce",
+                    "compressor": {
+                        "name": "error_feedback",
+                        "compressor": {"name": "topk", "density": 1.0},
+                    },
+                }
+            ]
+        },
+    ),
+}
+LOCAL = {
+    "local": ("local",),
+    "gossip": ("dpsgd",),
+    "push-sum": ("sgp",),
+    "late": ("overlap_sgp",),
+    "before the next forward": ("dpsgd", "parameters.0.overlap=forward"),
+    "average": ("periodic_average", "parameters.0.every=2"),
+    "outer": (
+        {
+            "parameters": [
+                {
+                    "every": 2,
+                    "collective": "allreduce",
+                    "outer": {"name": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+                }
+            ]
+        },
+    ),
+}
+BRANCHES = {**EXCHANGED, **LOCAL}
+
+each_branch = pytest.mark.parametrize("branch", BRANCHES)
+each_local_branch = pytest.mark.parametrize("branch", LOCAL)
+
+
+def composed(branch: str) -> hocket.Strategy:
+    return hocket.compose(*BRANCHES[branch])
+
+
+@each_branch
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_step_with_nan_is_left_out_and_counted(branch: str, value: float) -> None:
+    def run(rank: int) -> tuple[bool, int, int, bool]:
+        model = mlp()
+        optimizer = sgd(model)
+        still = True
+        with hocket.attach(model, optimizer, composed(branch), on_nonfinite="skip") as session:
+            for number, (x, y) in enumerate(session.data(batches(rank, 7))):
+                spoiled = rank == 1 and number == 3
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                before = flat(model)
+                (loss * value if spoiled else loss).backward()
+                optimizer.step()
+                if spoiled and branch == "local":
+                    still = torch.equal(before, flat(model))
+            session.consensus()
+            return bool(flat(model).isfinite().all()), session.skipped_steps, session.step, still
+
+    ranks = on_ranks(2, run)
+    skipped = [1, 1] if branch in EXCHANGED else [0, 1]
+    assert ranks == [(True, each, 7, True) for each in skipped]
+
+
+def test_a_step_that_is_left_out_alone_counts_no_distance_from_outer_parameters() -> None:
+    # The culprit leaves out all steps of a period: the others' mean distance is the outer parameters' step.
+    outer = {
+        "parameters": [
+            {"every": 2, "collective": "allreduce", "outer": {"name": "sgd", "lr": 1.0, "momentum": 0.0}}
+        ]
+    }
+
+    def run(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, hocket.compose(outer), on_nonfinite="skip") as session:
+            for x, y in session.data(batches(rank, 2)):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                (loss * torch.nan if rank == 2 else loss).backward()
+                optimizer.step()
+        return flat(model)
+
+    def alone(rank: int) -> Tensor:
+        model = mlp()
+        optimizer = sgd(model)
+        for x, y in batches(rank, 2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return flat(model)
+
+    torch.testing.assert_close(on_ranks(3, run)[0], (alone(0) + alone(1)) / 2)
+
+
+@each_branch
+def test_an_inner_accumulation_does_not_end_the_outer_one(branch: str) -> None:
+    def run(rank: int) -> tuple[bool, float]:
+        model = mlp()
+        data = batches(rank, 3)
+        summed = torch.zeros_like(flat(model))
+        with hocket.attach(model, sgd(model), composed(branch)) as session:
+            before = session.counters.bytes_sent
+            with session.accumulate():
+                for number, (x, y) in enumerate(data):
+                    gradient = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+                    summed += torch.cat([each.reshape(-1) for each in gradient])
+                    if number == 1:
+                        with session.accumulate():
+                            F.cross_entropy(model(x), y).backward()
+                    else:
+                        F.cross_entropy(model(x), y).backward()
+            own = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+            sent = session.counters.bytes_sent - before
+            session.optimizer.step()
+        return torch.allclose(own, summed), sent
+
+    assert on_ranks(2, run) == [(True, 0.0)] * 2
+
+
+def thaw(model: nn.Module) -> None:
+    model.get_parameter("0.bias").requires_grad_(True)
+
+
+def add_layer(model: nn.Module) -> None:
+    model.append(nn.Linear(3, 3).double())  # type: ignore[operator]
+
+
+@each_branch
+@pytest.mark.parametrize("change", [thaw, add_layer])
+@pytest.mark.parametrize("when", ["after the error", "at once"])
+def test_a_changed_model_is_closed_and_attached_again(branch: str, change: Any, when: str) -> None:
+    def run(rank: int) -> tuple[Tensor, Tensor]:
+        model = mlp()
+        model.get_parameter("0.bias").requires_grad_(False)
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, composed(branch))
+        step(model, optimizer, rank)
+        change(model)
+        if when == "after the error":
+            with pytest.raises(ReplacedError):
+                step(model, optimizer, rank)
+        session.close()
+        at_close = flat(model)
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, composed(branch), initial="keep"):
+            step(model, optimizer, rank)
+        with pytest.raises(HocketError, match="attach again"):
+            session.settle()
+        return at_close, flat(model)
+
+    for before, after in on_ranks(2, run):
+        assert before.isfinite().all()
+        assert not torch.equal(before, after)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    x, y = batches(rank, 1)[0]
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("branch", ["average", "gossip", "before the next forward"])
+def test_close_merges_what_is_under_way_of_a_model_that_was_changed_since(branch: str) -> None:
+    def run(rank: int, *, changes: bool) -> Tensor:
+        model = mlp()
+        model.get_parameter("0.bias").requires_grad_(False)
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, composed(branch))
+        step(model, optimizer, rank)
+        step(model, optimizer, rank)
+        if changes:
+            thaw(model)
+        session.close()
+        return flat(model)
+
+    changed, plain = (on_ranks(2, lambda rank, c=changes: run(rank, changes=c)) for changes in (True, False))
+    for one, other in zip(changed, plain, strict=True):
+        assert torch.equal(one, other)
