@@ -57,6 +57,16 @@ def test_the_mpi_of_this_environment_is_asked() -> None:
     assert [finding.verdict for finding in mpiexec_findings(mpi)] == [Verdict.OK]
 
 
+def test_what_mpi_keeps_in_shared_memory_goes_with_the_question(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    folder = "$OMPI_MCA_btl_sm_backing_directory"
+    python.write_text(f'#!/bin/sh\necho segment > "{folder}/sm_segment"\necho "{folder}" >&2\nexit 1\n')
+    python.chmod(0o755)
+    made = Path(query_mpi(str(python))["error"])
+    assert made.parent == Path("/dev/shm")
+    assert not made.exists()
+
+
 def test_a_broken_mpi_is_a_problem_and_no_failure(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'libmpi.so: cannot open shared object file' >&2\nexit 1\n")

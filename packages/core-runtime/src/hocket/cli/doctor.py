@@ -22,6 +22,7 @@ from hocket.cli.doctor_packages import both_mpis, gpu, numba_cache, plugins, tor
 from hocket.cli.finding import Finding, Verdict
 from hocket.errors import UserError
 from hocket.installing import how_to_install
+from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 
 __all__ = ["doctor_command", "examine"]
@@ -123,14 +124,18 @@ def query_mpi(python: str = sys.executable) -> dict[str, str]:
     """Ask mpi4py in a process of its own; return what it said, or why it said nothing under `error`."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)}
     try:
-        told = subprocess.run(
-            [python, "-c", _QUERY_MPI],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_TIMEOUT_S,
-            check=False,
-        )
+        # Open MPI's start of a single process leaves 16 MB where its ranks would share memory.
+        with shared_job_folder() as variables:
+            if SEGMENTS_VARIABLE in variables:
+                environment["OMPI_MCA_btl_sm_backing_directory"] = variables[SEGMENTS_VARIABLE]
+            told = subprocess.run(
+                [python, "-c", _QUERY_MPI],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_QUERY_TIMEOUT_S,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return {"error": f"MPI did not start within {_QUERY_TIMEOUT_S:g} s"}
     lines = told.stdout.splitlines()

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from hocket.errors import TransportError
@@ -80,7 +80,8 @@ class ProgressEngine(ABC):
 
     def __init__(self) -> None:
         self.error: TransportError | None = None
-        self._watched: deque[Request] = deque()
+        # In turns: whoever has been looked at goes behind the others.
+        self._watched: OrderedDict[int, Request] = OrderedDict()
         self._peer: Peer | None = None
         self._wake: Wake | None = None
         self._activities: dict[int, Activity] = {}
@@ -94,11 +95,15 @@ class ProgressEngine(ABC):
     # ------------------------------------------------------------------------------- requests of the training thread
 
     def watch(self, request: Request) -> None:
-        """Advance `request` in `advance` from now on, until it is done.
+        """Advance `request` in `advance` from now on, until it is done or `unwatch` is called.
 
         It stays the training thread's, in every mode: MPI lets no two threads look at one request at once.
         """
-        self._watched.append(request)
+        self._watched[id(request)] = request
+
+    def unwatch(self, request: Request) -> None:
+        """Keep `request` no longer: somebody has waited for it, and many a step never comes to `advance`."""
+        self._watched.pop(id(request), None)
 
     def carry(self, request: Request, peer: Peer, name: str) -> Request:
         """Have `request` advanced while the training thread computes, if this engine can; else return it as it is.
@@ -117,9 +122,9 @@ class ProgressEngine(ABC):
             TransportError: an exchange failed.
         """
         for _ in range(min(len(self._watched), _LOOKS_AT_A_TIME)):
-            request = self._watched.popleft()
+            key, request = self._watched.popitem(last=False)
             if not request.done():
-                self._watched.append(request)
+                self._watched[key] = request
 
     # ------------------------------------------------------------------------------------------------- activities
 

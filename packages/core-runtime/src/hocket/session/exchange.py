@@ -246,7 +246,7 @@ class ActiveExchange:
     def finish(self, segment: Segment) -> Outcome:
         """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
         outcome = self.wait(segment)
-        del self._requests[segment.index]
+        self.progress.unwatch(self._requests.pop(segment.index))
         self.rounds[segment.index] += 1
         if self.exchange.slot == GRADIENTS or self.exchange.collective.traits.needs_thread:
             self.counters.outcomes += 1
