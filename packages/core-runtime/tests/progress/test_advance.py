@@ -37,3 +37,13 @@ def test_in_turns(count: int) -> None:
         assert max(looks) - min(looks) <= 1, "one is looked at twice before another one"
         total = sum(looks)
     assert total == 3 * count, "what is done is looked at no more"
+
+
+def test_what_was_waited_for_is_kept_no_longer() -> None:
+    engine, requests = InlineProgress(), [Counting() for _ in range(3)]
+    for request in requests:
+        engine.watch(request)
+    for request in (requests[1], requests[1], requests[0]):  # once for each segment that it was for
+        engine.unwatch(request)
+    engine.advance()
+    assert [request.looks for request in requests] == [0, 0, 1]
