@@ -21,8 +21,8 @@ from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
 #: Core's folders and top-level modules, the lowest floor first. One may import those of lower floors only.
 FLOORS = """
     arrays errors last_resort draws installing randomness
-    configured pictures plugin quantities
-    kernels schedule
+    configured disk pictures plugin quantities
+    kernels own_files schedule
     transport
     topology outer segment delays loggers trace checkpoint progress
     compressor config messages

@@ -8,7 +8,7 @@ import pytest
 from training import Training, on_ranks
 
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.disk import sync_folder
+from hocket.disk import sync_folder
 from hocket.errors import CheckpointError
 
 TRAINING = Training(("local",), samples=(18, 18), epochs=2)
@@ -73,7 +73,7 @@ def test_what_a_save_that_fails_has_written_goes_at_once(tmp_path: Path) -> None
 
     def fail() -> None:
         with folders.begin(tmp_path, 3, "a") as path:
-            (path / "rank-0000.safetensors.tmp").touch()
+            (path / "rank-0000.safetensors.hocket-tmp").touch()
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -74,7 +74,7 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
     # Both ranks' files and the manifest: written and renamed; then their directory; then the older checkpoint goes.
     renamed = [seen.rpartition("-")[0] or seen for seen in operations if seen.startswith("os.rename")]
     assert sorted(renamed[:2]) == ["os.rename rank", "os.rename rank"]
-    assert renamed[2:] == ["os.rename manifest.json.tmp", "os.rename step-00000006", "os.rename step"]
+    assert renamed[2:] == ["os.rename manifest.json.hocket-tmp", "os.rename step-00000006", "os.rename step"]
     assert operations[-1] == "os.remove .hocket-lock"
     assert len(operations) > 12
     found = set()
@@ -90,5 +90,5 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
         assert not folders.incomplete(folder)
         assert folders.latest_complete(folder).name == "step-00000007"
         assert [path.name for path in folder.iterdir() if path not in folders.complete(folder)] == []
-        assert not list(folder.rglob("*.tmp"))
+        assert not list(folder.rglob("*.hocket-tmp"))
     assert found == {3, 6}

@@ -93,7 +93,7 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
         ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
         ("manifest.json", truncate, "manifest.json is damaged"),
         ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 2"),
-        ("manifest.json", change_manifest(step=None), "manifest.json is damaged: .*'step'"),
+        ("manifest.json", change_manifest(step=None), "manifest.json is damaged: found run, ranks, "),
         ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
     ],
 )  # fmt: skip
@@ -231,7 +231,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             def state_dict(self) -> dict[str, Any]:
                 if rank:
                     [path] = tmp_path.glob("*.unfinished")
-                    (path / f"{name}.tmp").symlink_to("/dev/full")
+                    (path / f"{name}.hocket-tmp").symlink_to("/dev/full")
                 return {}
 
         with pytest.raises(

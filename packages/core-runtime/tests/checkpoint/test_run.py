@@ -272,7 +272,7 @@ def test_a_run_that_was_cut_off_leaves_nothing_of_the_one_before(
     with pytest.raises(Cut):
         run(*arguments, "batch_size=16")
     left = {name for name in contents(tmp_path / "RUN") if not name.startswith("source/")}
-    assert left == {"config.yaml", "metrics.jsonl", "run.json"}
+    assert left == {".hocket.json", "config.yaml", "metrics.jsonl", "run.json"}
     assert yaml.safe_load((tmp_path / "RUN" / "config.yaml").read_text())["batch_size"] == 16
 
 

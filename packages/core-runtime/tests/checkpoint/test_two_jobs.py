@@ -17,7 +17,7 @@ from training import Training, on_ranks
 
 import hocket
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.disk import LOCK, locked
+from hocket.disk import LOCK, locked
 from hocket.errors import CheckpointError
 
 _JOB = Path(__file__).parent / "saving_job.py"
@@ -86,7 +86,7 @@ import os, signal
 from pathlib import Path
 from hocket.checkpoint import folder
 with folder.begin(Path({str(tmp_path)!r}), 3, "b") as path:
-    (path / "rank-0000.safetensors.tmp").touch()
+    (path / "rank-0000.safetensors.hocket-tmp").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", program], check=False)

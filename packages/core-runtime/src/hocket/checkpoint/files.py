@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hocket.checkpoint.disk import write_durably
 from hocket.checkpoint.tree import flatten, unflatten
+from hocket.disk import write_durably
 from hocket.errors import CheckpointError
 
 __all__ = [

@@ -17,17 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hocket.checkpoint.disk import locked, sync_folder
-from hocket.checkpoint.manifest import MANIFEST
+from hocket.checkpoint.manifest import MANIFEST, is_own
+from hocket.disk import UNFINISHED, locked, sync_folder
 from hocket.errors import CheckpointError, some
 
-__all__ = ["begin", "complete", "finish", "incomplete", "keep_newest", "latest_complete"]
+__all__ = ["begin", "complete", "finish", "foreign", "incomplete", "keep_newest", "latest_complete"]
 
 _log = logging.getLogger("hocket")
 
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:\.(\d+))?(?:-(\w+)\.unfinished)?")
 
-_OWN_FILE = re.compile(rf"(rank-\d{{4,}}\.safetensors|{re.escape(MANIFEST)})(\.tmp)?")
+_OWN_FILE = re.compile(rf"(rank-\d{{4,}}\.safetensors|{re.escape(MANIFEST)})({re.escape(UNFINISHED)})?")
 
 
 def complete(folder: Path) -> list[Path]:
@@ -138,10 +138,10 @@ def finish(path: Path) -> Path:
 
 
 def keep_newest(folder: Path, count: int, run: str) -> None:
-    """Remove all complete checkpoints but the newest `count`, 1 or more; `run` removes them."""
-    kept = []
-    for path in complete(folder)[:-count]:
-        if _foreign_files(path):
+    """Remove all complete checkpoints but the newest `count`; `run` removes them."""
+    kept, there = [], complete(folder)
+    for path in there[: max(0, len(there) - count)]:
+        if not _may_go(path):
             kept.append(path.name)
             continue
         going = path.with_name(f"{path.name}-{run}.unfinished")
@@ -152,7 +152,20 @@ def keep_newest(folder: Path, count: int, run: str) -> None:
         sync_folder(folder)
         shutil.rmtree(going)
     if kept:
-        _log.warning("%s: %s not removed: there are other files than Hocket's in it", folder, some(kept))
+        _log.warning(
+            "%s: %s not removed: there are others' files in it, or its manifest is damaged",
+            folder,
+            some(kept),
+        )
+
+
+def foreign(folder: Path) -> list[str]:
+    """Return the names of complete checkpoints that are never removed, as they are not Hocket's alone."""
+    return [path.name for path in complete(folder) if not _may_go(path)]
+
+
+def _may_go(path: Path) -> bool:
+    return not _foreign_files(path) and is_own(path)
 
 
 def _directories(folder: Path) -> list[Path]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.checkpoint.disk import write_durably
+from hocket.disk import write_text
 from hocket.errors import CheckpointError
 
-__all__ = ["FORMAT", "MANIFEST", "Manifest", "rank_file"]
+__all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 
 #: The name of the file.
 MANIFEST = "manifest.json"
 
 #: Counts up with each change that an older version could not read.
 FORMAT = 2
+
+_MOVE = "move it away, and the newest before it is taken"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Manifest:
         """
         self.check_files(folder, "do all ranks see the same folder?")
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_durably(folder / MANIFEST, lambda file: file.write(text.encode()))
+        write_text(folder / MANIFEST, text)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -66,24 +69,23 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            content = json.loads(path.read_text())
-            written = content["format"]
+            content = json.loads(path.read_bytes())
+            problem = _problem(content)
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last"
             ) from error
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-        if written != FORMAT:
-            by = content.get("versions", {}).get("hocket-core", "an unknown version")
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; {_MOVE}") from error
+        if problem:
+            raise CheckpointError(f"{path} is damaged: {problem}; {_MOVE}")
+        if content["format"] != FORMAT:
+            by = content["versions"].get("hocket-core", "an unknown version")
             raise CheckpointError(
-                f"{path}: format: found {written}, written by hocket-core {by}; this version reads {FORMAT}"
+                f"{path}: format: found {content['format']}, written by hocket-core {by}; this version reads {FORMAT}"
             )
-        try:
-            manifest = cls(**content)
-        except TypeError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-        manifest.check_files(folder, "the checkpoint is damaged: use another one")
+        manifest = cls(**content)
+        manifest.check_files(folder, f"the checkpoint is damaged: {_MOVE}")
         return manifest
 
     def check_files(self, folder: Path, hint: str) -> None:
@@ -94,6 +96,58 @@ class Manifest:
             if found != size:
                 is_there = "it is missing" if found is None else f"found {found}"
                 raise CheckpointError(f"{path}: expected {size} bytes, {is_there}; {hint}")
+
+
+#: What each field is, in words, and the check of it.
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "run": ("text", lambda value: isinstance(value, str) and value != ""),
+    "step": ("a number of steps, 0 or more", lambda value: type(value) is int and value >= 0),
+    "ranks": ("a number of ranks, 1 or more", lambda value: type(value) is int and value >= 1),
+    "replicas_equal": ("true or false", lambda value: isinstance(value, bool)),
+    "optimizer": ("text", lambda value: isinstance(value, str)),
+    "strategy": ("a mapping", lambda value: isinstance(value, dict)),
+    "versions": (
+        "a mapping of texts",
+        lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+    ),
+    "files": (
+        "the size of each rank's file",
+        lambda value: (
+            isinstance(value, dict) and all(type(each) is int and each > 0 for each in value.values())
+        ),
+    ),
+    "format": ("a number", lambda value: type(value) is int),
+}
+
+
+def _problem(content: Any) -> str:
+    """Return what is wrong with a manifest's content, in words; empty where nothing is."""
+    if not isinstance(content, dict):
+        return f"found {_shown(content)}, expected a mapping"
+    if type(content.get("format")) is int and content["format"] != FORMAT:
+        return "" if isinstance(content.get("versions"), dict) else "versions: expected a mapping"
+    if content.keys() != _FIELDS.keys():
+        return f"found {', '.join(content)}, expected {', '.join(_FIELDS)}"
+    for name, (words, is_right) in _FIELDS.items():
+        if not is_right(content[name]):
+            return f"{name}: found {_shown(content[name])}, expected {words}"
+    if content["files"].keys() != set(map(rank_file, range(content["ranks"]))):
+        return f"files: found {_shown(sorted(content['files']))}, expected one of each of {content['ranks']} ranks"
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether a folder's manifest is one that Hocket has written, and can be read."""
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not _problem(content)
 
 
 def rank_file(rank: int) -> str:

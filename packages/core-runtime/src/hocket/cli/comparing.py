@@ -17,14 +17,17 @@ from hocket.comparison.group import MEANING, Group, differing_settings, group_by
 from hocket.comparison.measure import measures, parse_targets
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record, read_record, read_records, runs_within
+from hocket.disk import write_text
 from hocket.errors import UserError, some
 from hocket.installing import how_to_install
+from hocket.own_files import claim, refuse_foreign
 from hocket.training import CHECKPOINTS, REPORT
 from hocket.training.provenance import kept_modules
 
-__all__ = ["compare_command", "require_plotly", "write_report"]
+__all__ = ["PAGE", "compare_command", "require_plotly", "write_report"]
 
-_PAGE = "index.html"
+#: The name of the page of a comparison.
+PAGE = "index.html"
 
 
 def compare_command(
@@ -37,6 +40,7 @@ def compare_command(
     """
     if out is not None:
         require_plotly("--out")
+        refuse_foreign(out, [PAGE], "--out")
     records, without_metrics = read_records(folders)
     aims = parse_targets(targets, records)
     columns = measures(records, metrics, aims)
@@ -62,8 +66,8 @@ def compare_command(
     if out is not None:
         from hocket.comparison.page import comparison_page
 
-        _write(out / _PAGE, lambda: comparison_page(groups, columns, aims, notes), "--out")
-        print(f"page: {os.path.relpath(out / _PAGE)}")
+        _write(out / PAGE, lambda: comparison_page(groups, columns, aims, notes), "--out")
+        print(f"page: {os.path.relpath(out / PAGE)}")
 
 
 def write_report(folder: Path, title: str) -> None:
@@ -94,7 +98,8 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(make(), encoding="utf-8")
+        claim(path.parent, path.name)
+        write_text(path, make())
     except OSError as error:
         raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
+import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,17 +16,21 @@ from typing import Any
 
 import yaml
 
-from hocket.checkpoint.folder import complete, latest_complete
+from hocket.checkpoint.folder import complete, foreign, latest_complete
 from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
+from hocket.disk import locked, write_text
 from hocket.errors import UserError, some
+from hocket.own_files import adopt, claim, is_marked, refuse_foreign, release
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
+from hocket.training.results import files_of
 from hocket.training.run import RunConfig, load_run, resolved
 
 __all__ = [
     "check_asked",
     "check_free",
     "differing_keys",
+    "files_of_run",
     "folder_of",
     "load_resumed",
     "prepared",
@@ -105,11 +110,17 @@ def check_asked(target: str, folder: Path) -> None:
         )
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder of runs, and one with what a run has left that has ended, or that can go on.
+def files_of_run(run: RunConfig) -> list[str]:
+    """Return the names of what a run writes into the folder of its results."""
+    return files_of(run.loggers, trace=run.trace, report=run.report)
+
+
+def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
+    """Refuse a folder of runs, one with what a run has left that has ended, or that can go on, and others' files.
 
     Args:
         folder: for a run's results.
+        run: what is to write there.
         overwrite: whether it may replace an earlier run's; runs in the folder it would hide, and not replace.
 
     Raises:
@@ -121,7 +132,14 @@ def check_free(folder: Path, overwrite: bool) -> None:
             f"--out {folder} holds runs ({some(runs)}), which `hocket compare {folder}` would not find beside a run of "
             f"the folder's own: name a folder within it, such as {folder / 'NAME'}, or another one"
         )
+    refuse_foreign(folder, files_of_run(run), "--out")
     if overwrite:
+        kept = foreign(folder / CHECKPOINTS)
+        if kept:
+            raise UserError(
+                f"--out {folder / CHECKPOINTS}: {some(kept)} holds other files than Hocket's, or a damaged manifest, "
+                "and is not replaced: name another folder, or move it away"
+            )
         return
     others = "name another folder, or replace it with --overwrite"
     if complete(folder / CHECKPOINTS):
@@ -133,31 +151,47 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise UserError(f"--out {folder} holds the results of an earlier run: {others}")
 
 
-@contextmanager
-def prepared(folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool) -> Iterator[None]:
-    """Keep a run's complete configuration and its start beside an earlier run's, until it begins to train.
+#: What is said of a folder in which another run is at work.
+_BUSY = (
+    "--out {folder}: another run is at work there ({holder}): name another folder, or wait for it, or end it"
+)
 
-    Checkpoints of an earlier run, which is not resumed, are removed.
+
+@contextmanager
+def prepared(
+    folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool, overwrite: bool
+) -> Iterator[None]:
+    """Keep a folder for a run, with its complete configuration and its start beside an earlier run's, until it trains.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, another run is at work there, or something stands in the way.
     """
     config, started = folder / NEXT_CONFIG, folder / NEXT_START
-    try:
-        if not resume and (folder / CHECKPOINTS).exists():
-            shutil.rmtree(folder / CHECKPOINTS)
-        folder.mkdir(parents=True, exist_ok=True)
-        config.write_text(yaml.safe_dump(resolved(run), sort_keys=False))
-        started.write_text(json.dumps(start))
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_empty, folder)  # if nothing came of the run
+            stack.enter_context(locked(folder, secrets.token_hex(4), _BUSY))
+            if resume and not is_marked(folder):
+                adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
+            if not resume:
+                check_free(folder, run, overwrite)
+            stack.callback(release, folder)
+            claim(folder, *files_of_run(run))
+            for path, text in (
+                (config, yaml.safe_dump(resolved(run), sort_keys=False)),
+                (started, json.dumps(start)),
+            ):
+                write_text(path, text)
+                stack.callback(path.unlink, missing_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
         yield
-    finally:
-        config.unlink(missing_ok=True)
-        started.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if nothing came of the run
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> RunConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from hocket.cli.comparing import write_report
+from hocket.disk import write_text
 from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.training import METRICS, PICTURE, SUMMARY
@@ -46,7 +47,7 @@ def run_virtual(
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
     summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
-        (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+        write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
         if not draw(folder / METRICS, folder / PICTURE, title) and display is not Display.QUIET:
             print(NO_PICTURE)

@@ -67,8 +67,8 @@ def run_command(
             run = _with_options(load_run(target, overrides), wanted, options)
             begins = not options.print_config and launched_rank() == 0
             if out is not None and begins:
-                check_free(out, overwrite)
-            return _carry_out(run, wanted, out, command, options)
+                check_free(out, run, overwrite)
+            return _carry_out(run, wanted, out, command, options, overwrite=overwrite)
     if out is None:
         raise UserError("--resume continues the run in a folder: name it with --out")
     return resume_command(out, overrides, wanted, options, target)
@@ -140,6 +140,7 @@ def _carry_out(
     options: RunOptions,
     *,
     resume: bool = False,
+    overwrite: bool = False,
 ) -> int:
     """Be a rank, or start the ranks.
 
@@ -150,6 +151,7 @@ def _carry_out(
         command: what `hocket` was asked for, but for its options.
         options: what is shown, and what is left out.
         resume: whether the run in the folder goes on.
+        overwrite: whether an earlier run's results are replaced.
     """
     found = launched()
     if options.print_config:
@@ -158,7 +160,7 @@ def _carry_out(
             print(yaml.safe_dump(resolved(replace(run, ranks=ranks)), sort_keys=False), end="")
         return 0
     if found is not None:
-        return _join(run, wanted.ranks or run.ranks, out, resume, found, options)
+        return _join(run, wanted.ranks or run.ranks, out, resume, overwrite, found, options)
     wanted = replace(wanted, ranks=wanted.ranks or run.ranks, transport=run.transport)
     run = replace(run, ranks=wanted.size or 1)
     assert run.ranks is not None
@@ -181,7 +183,7 @@ def _carry_out(
         _show_length(run, data)
         return 0
     status = 1
-    with prepared(folder, run, describe_start(), resume):
+    with prepared(folder, run, describe_start(), resume, overwrite):
         try:
             status = _start(run, folder, resume, starter, options)
         finally:
@@ -260,12 +262,20 @@ def _show_left_trace(folder: Path) -> None:
     from hocket.trace import merge_left
 
     path = folder / TRACE_FILE
+    if path.exists() and (folder / NEXT_CONFIG).exists():
+        return  # of the run before, which this one has not replaced
     if merge_left(path):
         print(f"hocket: the trace of what the ranks did until then: {os.path.relpath(path)}", file=sys.stderr)
 
 
 def _join(
-    run: RunConfig, asked: int | None, out: Path | None, resume: bool, found: Launched, options: RunOptions
+    run: RunConfig,
+    asked: int | None,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    found: Launched,
+    options: RunOptions,
 ) -> int:
     """Be one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
@@ -298,7 +308,7 @@ def _join(
         torch.set_num_threads(threads_per_rank(found.local_size))
     start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
     first = join(transport).rank == 0
-    with prepared(folder, run, start, resume) if first else contextlib.nullcontext():
+    with prepared(folder, run, start, resume, overwrite) if first else contextlib.nullcontext():
         run_rank(run, folder, resume=resume, display=options.display)
     if first:
         _show_results(folder, options)
@@ -338,8 +348,7 @@ def _show_results(folder: Path, options: RunOptions) -> None:
         f"{text_of_metrics(summary)} after {summary['steps']} steps in {format_seconds(summary['seconds'])}{clock}"
         f"{waiting if summary['ranks'] > 1 else ''}"
     )
-    print(
-        f"results in {os.path.relpath(folder)}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
-    )
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    print(f"results in {os.path.relpath(folder)}: {', '.join(names)}")
     if (folder / TRACE_FILE).exists():
         print(f"trace: open {os.path.relpath(folder / TRACE_FILE)} in https://ui.perfetto.dev")

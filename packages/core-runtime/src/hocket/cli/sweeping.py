@@ -22,14 +22,16 @@ import yaml
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import Combination, combinations
-from hocket.cli.comparing import compare_command
-from hocket.cli.folders import differing_keys
+from hocket.cli.comparing import PAGE, compare_command
+from hocket.cli.folders import differing_keys, files_of_run
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
+from hocket.disk import write_text
 from hocket.errors import UserError, some
+from hocket.own_files import claim, is_marked, refuse_foreign
 from hocket.pictures import NO_PICTURE
-from hocket.training import CHECKPOINTS, CONFIG, SOURCE, SUMMARY, SWEPT_CONFIG
+from hocket.training import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
 from hocket.training.observer import text_of_metrics
 from hocket.training.provenance import (
     add_start,
@@ -94,10 +96,14 @@ def sweep_command(
             f"--out {folder} is the folder of a run, beside which `hocket compare {folder}` would not find those of a "
             "sweep: name another folder"
         )
+    refuse_foreign(
+        folder, (STARTS, PAGE, *(each.name for each in chosen if (folder / each.name).is_file())), "--out"
+    )
     with _held(folder) as lock:
         runs = [_Run(each, folder / each.name, options) for each in chosen]
         for run in runs:
             run.check_folder()
+        claim(folder, STARTS)
         add_start(folder, describe_start())
         print(f"{len(runs)} runs, {jobs} at a time, results in {os.path.relpath(folder)}", flush=True)
         swept = [argument.partition("=")[0].strip() for argument in arguments]
@@ -148,6 +154,11 @@ class _Run:
         """Whether all its results are there."""
         return (self.folder / SUMMARY).exists()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it was begun, and has left a checkpoint."""
+        return (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
+
     def check_folder(self) -> None:
         """Refuse a folder that holds another run.
 
@@ -155,6 +166,8 @@ class _Run:
             UserError: it does, or one of other code that is not begun anew; says in what it differs.
         """
         path = self.folder / CONFIG
+        if not (self.has_ended or self.goes_on):
+            refuse_foreign(self.folder, (SWEPT_CONFIG, _OUTPUT, *files_of_run(self.combination.run)), "--out")
         if not path.exists():
             return
         asked = resolved(self.combination.run)
@@ -163,7 +176,7 @@ class _Run:
         if differing:
             told = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
             raise UserError(f"{self.folder} holds another run: {told}. Name another folder with --out")
-        if not (self.has_ended or complete(self.folder / CHECKPOINTS)):
+        if not (self.has_ended or self.goes_on):
             return
         changed = changed_modules(asked, self.folder)
         if changed:
@@ -183,12 +196,14 @@ class _Run:
     def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "hocket"]
-        resumes = (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
+        resumes = self.goes_on
+        if not resumes or is_marked(self.folder):
+            claim(self.folder, SWEPT_CONFIG, _OUTPUT)
         if resumes:
             command += ["resume", str(self.folder)]
         else:
             file = self.folder / SWEPT_CONFIG
-            file.write_text(yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
+            write_text(file, yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
             command += ["run", str(file), "--out", str(self.folder)]
         command += self.options
         print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)

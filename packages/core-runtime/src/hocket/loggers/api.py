@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hocket.configured import Configured
 
@@ -28,7 +28,14 @@ class Log(ABC):
 
 
 class Logger(Configured, ABC):
-    """Where rows of metrics go; a frozen dataclass whose fields are its configuration."""
+    """Where rows of metrics go; a frozen dataclass whose fields are its configuration.
+
+    Attributes:
+        files: the names of what it writes into the folder of the results; where somebody else has put such a file
+            there, nothing is written.
+    """
+
+    files: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
         """Refuse, before anything is trained, what cannot be written.

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
+from hocket.disk import UNFINISHED
 from hocket.loggers.api import Log, Logger, Row
 
 __all__ = ["Csv", "JsonLines"]
@@ -17,6 +18,8 @@ __all__ = ["Csv", "JsonLines"]
 @dataclass(frozen=True)
 class JsonLines(Logger):
     """`metrics.jsonl`, a line for each row. Every run writes it, as comparisons, reports and pictures read it."""
+
+    files: ClassVar = ("metrics.jsonl",)
 
     def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
         return _JsonLog(folder / "metrics.jsonl", resumed_after)
@@ -51,6 +54,8 @@ def _drop_rows_after(step: int, metrics: TextIO) -> None:
 @dataclass(frozen=True)
 class Csv(Logger):
     """`metrics.csv`, a column for each number; where a row lacks one, the cell is empty."""
+
+    files: ClassVar = ("metrics.csv",)
 
     def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
         return _CsvLog(folder / "metrics.csv", resumed_after)
@@ -88,7 +93,7 @@ class _CsvLog(Log):
 
     def _begin(self, rows: list[dict[str, Any]]) -> TextIO:
         """Write the file anew with these rows under the columns that are known, and leave it open."""
-        whole = self._path.with_suffix(".csv.new")
+        whole = self._path.with_name(self._path.name + UNFINISHED)
         with whole.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             if self._columns:

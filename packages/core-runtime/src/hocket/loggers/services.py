@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers.api import Log, Logger, Row
 
 __all__ = ["TensorBoard", "Wandb", "WandbMode"]
+
+
+#: What the names of Hocket's own event files end in, so that it removes no others.
+_OWN = ".hocket"
 
 
 def _require(library: str) -> None:
@@ -38,6 +41,8 @@ def _numbers(row: Row) -> dict[str, float]:
 class TensorBoard(Logger):
     """Event files in the folder `tensorboard`, which `tensorboard --logdir` shows."""
 
+    files: ClassVar = ("tensorboard",)
+
     def check(self) -> None:
         _require("tensorboard")
 
@@ -46,11 +51,12 @@ class TensorBoard(Logger):
 
         place = folder / "tensorboard"
         if resumed_after is None:
-            shutil.rmtree(place, ignore_errors=True)
-            writer = SummaryWriter(place)
+            for earlier in place.glob(f"events.out.tfevents.*{_OWN}"):
+                earlier.unlink()
+            writer = SummaryWriter(place, filename_suffix=_OWN)
             writer.add_text("config", f"```json\n{json.dumps(config, indent=1, default=str)}\n```")
         else:
-            writer = SummaryWriter(place, purge_step=resumed_after + 1)
+            writer = SummaryWriter(place, purge_step=resumed_after + 1, filename_suffix=_OWN)
         return _TensorBoardLog(writer)
 
 
@@ -82,6 +88,8 @@ class Wandb(Logger):
         project: of the run there.
         mode: `online`, or `offline` for `wandb sync` later; null for what WANDB_MODE says, else `online`.
     """
+
+    files: ClassVar = ("wandb", "wandb.json")
 
     project: str = "hocket"
     mode: WandbMode | None = None

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from hocket.errors import HocketError
 from hocket.loggers import Logger
+from hocket.own_files import claim
 from hocket.plugin import Kind, default_registry
 from hocket.session.checkpoint import Checkpoints, Resumed
 from hocket.session.core import SessionCore
@@ -178,7 +179,8 @@ class TrainingSession(SessionCore):
                 given.
 
         Raises:
-            UserError: no such logger, or a library that it needs is not installed.
+            UserError: no such logger, a library that it needs is not installed, or a file of somebody else's stands in
+                the way.
         """
         if not self.is_main:
             return
@@ -191,6 +193,7 @@ class TrainingSession(SessionCore):
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         config = self.strategy.resolved()
+        claim(place, *(name for logger in chosen for name in logger.files))
         self.logs += [logger.open(place, config, self.step or None) for logger in chosen]
 
     def log(self, values: Mapping[str, Any]) -> None:

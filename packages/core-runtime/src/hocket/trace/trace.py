@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 
 from hocket.arrays import Array
+from hocket.disk import write_durably
 from hocket.errors import HocketError, UserError
 from hocket.trace.clock import compare
 from hocket.trace.observer import ExchangeEvent, Observer
@@ -66,8 +66,8 @@ class Trace(Observer):
         folder = _folder(self._path)
         try:
             if peer.rank == 0:
-                self._path.unlink(missing_ok=True)
-                shutil.rmtree(folder, ignore_errors=True)
+                for left in folder.glob("rank-*.jsonl"):
+                    left.unlink()
             self._lane = peer.lane("trace")  # from here on all know that what older runs left is gone
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"rank-{peer.rank:04}.jsonl"
@@ -167,7 +167,8 @@ def _write(path: Path, recordings: list[bytes]) -> None:
     try:
         text = perfetto_trace([read(data) for data in recordings]).encode()
         # Stronger compression takes longer than the merge.
-        path.write_bytes(gzip.compress(text, compresslevel=1) if path.suffix == ".gz" else text)
+        packed = gzip.compress(text, compresslevel=1) if path.suffix == ".gz" else text
+        write_durably(path, lambda file: file.write(packed))
     except OSError as error:
         raise UserError(f"trace {path}: cannot be written: {error.strerror}") from error
 

@@ -8,6 +8,7 @@ __all__ = [
     "NEXT_CONFIG",
     "NEXT_START",
     "PICTURE",
+    "RECORDINGS",
     "REPORT",
     "SOURCE",
     "STARTS",
@@ -33,6 +34,9 @@ REPORT = "report.html"
 
 #: What the trace of a run is called in the folder of its results.
 TRACE_FILE = "trace.json.gz"
+
+#: The folder of what becomes a trace, there.
+RECORDINGS = "trace-recordings"
 
 #: The folders of a run's checkpoints, and of the user's modules that it is of, in the folder of its results.
 CHECKPOINTS = "checkpoints"

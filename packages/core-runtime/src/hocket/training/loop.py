@@ -105,7 +105,7 @@ def train(
     optimizers = build_optimizers(run.optimizer, model)
     peer.timeout_s = run.timeout_s
     host_names = gather(peer, peer.memory.host_name, what="the names of the ranks' hosts")
-    results = Results(out, run.trace, host_names, run.loggers) if peer.rank == 0 else None
+    results = Results(out, host_names, run.loggers) if peer.rank == 0 else None
     observer = Trace(out / TRACE_FILE, run.trace_window) if run.trace else None
     engine = build_engine(run)
     by_layer = device.type == "cpu" and isinstance(engine, ReplicaEngine)

@@ -11,14 +11,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from hocket.disk import write_text
 from hocket.installing import origin_of_core, source_folder
+from hocket.own_files import set_aside
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
 from hocket.training import SOURCE, STARTS
@@ -73,7 +75,9 @@ def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> 
     """
     path = folder / STARTS
     earlier = [] if anew else _starts(folder)
-    path.write_text(json.dumps([*earlier, start], indent=2) + "\n", encoding="utf-8")
+    if not anew and path.exists() and not earlier:
+        _log.warning("%s is damaged: what it held is kept as %s", path, set_aside(path).name)
+    write_text(path, json.dumps([*earlier, start], indent=2) + "\n")
 
 
 def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
@@ -96,8 +100,8 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
         folder: of the run's results.
         resumed: whether the run in the folder goes on; a warning names the modules that have changed since.
     """
-    name = SOURCE
-    if resumed and (starts := _starts(folder)):
+    name, starts = SOURCE, _starts(folder)
+    if resumed and starts:
         changed = changed_modules(config, folder)
         name = f"{SOURCE}-{len(starts) + 1}" if changed else _source_of(starts[-1])
         if changed:
@@ -108,14 +112,27 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
                 ", ".join(changed),
                 folder / name,
             )
+    modules = _user_modules(config)
+    own = {folder / kept for start in starts for kept in start.get("sources", ())}
+    place = 2
+    while any(_in_the_way(folder / name / path, found, own) for path, found in modules.items()):
+        name, place = f"{SOURCE}-{place}", place + 1
     kept = []
-    for path, found in _user_modules(config).items():
+    for path, found in modules.items():
         target = folder / name / path
         if not (target.exists() and target.samefile(found)):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, target)
         kept.append(str(Path(name) / path))
     return sorted(kept)
+
+
+def _in_the_way(target: Path, module: Path, own: Collection[Path]) -> bool:
+    """Return whether something else than a copy of a module, of this run or an earlier one, is where it would lie."""
+    if target in own or not os.path.lexists(target):
+        folder = next((each for each in target.parents if os.path.lexists(each)), target.parent)
+        return not folder.is_dir()
+    return _read(target) != _read(module)
 
 
 def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
@@ -223,9 +240,21 @@ def _path_of(module: str, file: Path) -> Path:
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
-    path = folder / STARTS
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return found
+    """Return what a folder's run was started by; nothing where that is damaged."""
+    try:
+        found = json.loads((folder / STARTS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) and all(map(_is_start, found)) else []
+
+
+def _is_start(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    sources = value.get("sources", [])
+    return isinstance(sources, list) and all(
+        isinstance(kept, str) and kept.partition("/")[2] for kept in sources
+    )
 
 
 def _read(file: Path) -> bytes | None:

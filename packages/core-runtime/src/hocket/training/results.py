@@ -9,11 +9,39 @@ from typing import Any
 
 import yaml
 
+from hocket.checkpoint.folder import keep_newest
 from hocket.loggers import JsonLines, Log, Logger
-from hocket.training import CONFIG, MODEL, NEXT_CONFIG, NEXT_START, PICTURE, REPORT, SUMMARY, TRACE_FILE
+from hocket.own_files import claim, foreign
+from hocket.training import (
+    CHECKPOINTS,
+    CONFIG,
+    MODEL,
+    NEXT_CONFIG,
+    NEXT_START,
+    PICTURE,
+    RECORDINGS,
+    REPORT,
+    STARTS,
+    SUMMARY,
+    TRACE_FILE,
+)
 from hocket.training.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 
-__all__ = ["Results"]
+__all__ = ["Results", "files_of"]
+
+#: What every run writes; the modules that it is of are kept where nothing else stands.
+_ALWAYS = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, MODEL, PICTURE, CHECKPOINTS)
+
+
+def files_of(loggers: Sequence[Logger], *, trace: bool, report: bool) -> list[str]:
+    """Return the names of what a run writes into the folder of its results."""
+    of_loggers = [name for each in (JsonLines(), *loggers) for name in each.files]
+    traced = [TRACE_FILE, RECORDINGS] if trace else []
+    return [*_ALWAYS, *([REPORT] if report else []), *traced, *of_loggers]
+
+
+#: Who removes the checkpoints of a run that is replaced, in their names meanwhile.
+_EARLIER = "replaced"
 
 
 class Results:
@@ -22,7 +50,6 @@ class Results:
     Args:
         folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`, and what started it,
             as `NEXT_START`.
-        traces: whether the run writes a trace.
         host_names: of all ranks.
         loggers: to which rows of metrics go, besides `metrics.jsonl`.
 
@@ -30,12 +57,9 @@ class Results:
         UserError: a library that a logger needs is not installed.
     """
 
-    def __init__(
-        self, folder: Path, traces: bool, host_names: Sequence[str], loggers: Sequence[Logger] = ()
-    ) -> None:
+    def __init__(self, folder: Path, host_names: Sequence[str], loggers: Sequence[Logger] = ()) -> None:
         self._folder = folder
         self._host_names = host_names
-        self._traces = traces
         self._loggers = (JsonLines(), *(each for each in loggers if not isinstance(each, JsonLines)))
         for each in self._loggers:
             each.check()
@@ -55,16 +79,20 @@ class Results:
         """Put this run in the place of an earlier one, the first time; called when a step has ended."""
         if self._logs is not None:
             return
-        outdated = [SUMMARY, MODEL, PICTURE, REPORT, *([] if self._traces else [TRACE_FILE])]
-        for name in outdated:
-            (self._folder / name).unlink(missing_ok=True)
-        next_config = self._folder / NEXT_CONFIG
-        if next_config.exists():
-            next_config.replace(self._folder / CONFIG)
-        config = self._folder / CONFIG
-        told = yaml.safe_load(config.read_text()) if config.exists() else {}
+        folder, next_config = self._folder, self._folder / NEXT_CONFIG
+        claim(folder, *_ALWAYS, *(name for each in self._loggers for name in each.files))
+        found = next((path for path in (next_config, folder / CONFIG) if path.exists()), None)
+        told = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
         self._tell_start(told)
-        self._logs = [logger.open(self._folder, told, self._resumed_after) for logger in self._loggers]
+        self._logs = [logger.open(folder, told, self._resumed_after) for logger in self._loggers]
+        if next_config.exists():
+            next_config.replace(folder / CONFIG)
+        outdated = [SUMMARY, MODEL, PICTURE, REPORT, TRACE_FILE]
+        for name in outdated:
+            if not foreign(folder, [name]):
+                (folder / name).unlink(missing_ok=True)
+        if self._resumed_after is None:
+            keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
 
     def _tell_start(self, config: Mapping[str, Any]) -> None:
         path = self._folder / NEXT_START

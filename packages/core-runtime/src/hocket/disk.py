@@ -1,4 +1,4 @@
-"""Durable writes for checkpoints: files that are whole or absent, and one writer of a folder at a time."""
+"""Durable writes: files that are whole or absent, and one writer of a folder at a time."""
 
 from __future__ import annotations
 
@@ -13,32 +13,42 @@ from typing import BinaryIO
 
 from hocket.errors import CheckpointError
 
-__all__ = ["LOCK", "locked", "sync_folder", "write_durably"]
+__all__ = ["BUSY", "LOCK", "UNFINISHED", "locked", "sync_folder", "write_durably", "write_text"]
 
 #: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
+
+#: What the name of a file ends in that is being written.
+UNFINISHED = ".hocket-tmp"
+
+#: What is said of a folder that is locked.
+BUSY = (
+    "another job is saving into {folder} ({holder}): a folder takes the checkpoints of one job. Save to another "
+    "folder, or end the other job"
+)
 
 #: What a file system answers that cannot lock files.
 _CANNOT = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
 
 
 @contextlib.contextmanager
-def locked(folder: Path, run: str) -> Iterator[bool]:
+def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
     """Keep other jobs from writing into `folder` in a `with` statement; the lock ends with its process.
 
     Args:
         folder: exists.
         run: the holder's id, for others' messages.
+        busy: what is said where another one holds it, with `{folder}` and `{holder}` in it.
 
     Yields:
         Whether the folder is locked: some file systems cannot lock files.
 
     Raises:
-        CheckpointError: a living job is writing into it; names that one.
+        CheckpointError: a living job holds it; names that one.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK
-    descriptor, is_locked = _open_locked(path)
+    descriptor, is_locked = _open_locked(path, busy)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"run {run}, process {os.getpid()} on {socket.gethostname()}".encode())
@@ -50,11 +60,11 @@ def locked(folder: Path, run: str) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def _open_locked(path: Path) -> tuple[int, bool]:
+def _open_locked(path: Path, busy: str) -> tuple[int, bool]:
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         try:
-            is_locked = _lock(descriptor, path)
+            is_locked = _lock(descriptor, path, busy)
             # Its last holder may have removed it after it was opened here: then others lock another file.
             if not is_locked or _is_at(path, descriptor):
                 return descriptor, is_locked
@@ -64,15 +74,13 @@ def _open_locked(path: Path) -> tuple[int, bool]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, path: Path) -> bool:
+def _lock(descriptor: int, path: Path, busy: str) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.read(descriptor, 1000).decode(errors="replace")
-        raise CheckpointError(
-            f"another job is saving into {path.parent} ({holder or 'it has just begun'}): a folder takes the "
-            "checkpoints of one job. Save to another folder, or end the other job"
-        ) from error
+        told = busy.format(folder=path.parent, holder=holder or "it has just begun")
+        raise CheckpointError(told) from error
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
@@ -100,7 +108,7 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
     Raises:
         OSError: the file cannot be written.
     """
-    unfinished = path.with_name(path.name + ".tmp")
+    unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with unfinished.open("wb") as file:
             write(file)
@@ -113,6 +121,15 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
     unfinished.replace(path)
     sync_folder(path.parent)
     return size
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file as `write_durably` does.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write_durably(path, lambda file: file.write(text.encode()))
 
 
 def sync_folder(folder: Path) -> None:
