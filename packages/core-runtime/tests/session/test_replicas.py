@@ -132,7 +132,7 @@ def test_consensus_is_the_mean(strategy: str, as_context: bool) -> None:
     def run(rank: int) -> list[dict[str, np.ndarray]]:
         model, optimizer = drifted(rank)
         before = state(model)
-        with hocket.attach(model, optimizer, strategy, initial="keep") as session:
+        with hocket.attach(model, optimizer, strategy, initial="keep", statistics=["transposed"]) as session:
             if as_context:
                 with session.consensus():
                     inside = state(model)
@@ -143,8 +143,8 @@ def test_consensus_is_the_mean(strategy: str, as_context: bool) -> None:
 
     told = on_ranks(3, run)
     befores = [before for before, _, _ in told]
-    for rank, (before, inside, after) in enumerate(told):
-        assert_states_equal(inside, mean_of(befores, rank), rtol=1e-6)
+    for before, inside, after in told:
+        assert_states_equal(inside, mean_of(befores, 0), rtol=1e-6)
         assert_states_equal(after, before if as_context else inside)
     floats = [{n: v for n, v in inside.items() if v.dtype.kind == "f"} for _, inside, _ in told]
     assert_states_equal(floats[1], floats[0])

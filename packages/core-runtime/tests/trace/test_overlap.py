@@ -170,11 +170,13 @@ def test_who_waits_for_buffers_waits() -> None:
     """Ranks that average BatchNorm's statistics alone meet there."""
 
     def body() -> tuple[float, list[str]]:
+        torch.manual_seed(0)
         model, notes = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)), Notes()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         strategy = hocket.compose("periodic_average", "parameters.0.every=1", "parameters.0.buffers=mean")
         with hocket.attach(model, optimizer, strategy, observer=notes) as session:
-            for x in session.data([torch.randn(2, WIDTH)] * STEPS, same_batches=True):
+            own = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(session.rank))
+            for x in session.data([own] * STEPS):
                 session.train_batch((x, x), nn.functional.mse_loss)
         assert session.counters.exposed_wait_s == pytest.approx(sum(seconds for _, seconds in notes.waits))
         return sum(seconds for name, seconds in notes.waits if "buffers" in name), [

@@ -132,9 +132,10 @@ class PipelineSession(TrainingSession):
         if not parameters:
             return Stage(module, None, Fixed(), place)
         leader = Follower(self.optimizer, parameters, given.make_optimizer)
-        session = Session(
-            replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
-        )
+        # The dots in the names of a stage's layers are slashes.
+        statistics = tuple(pattern.replace(".", "?") for pattern in given.statistics)
+        alone = replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
+        session = Session(replace(alone, statistics=statistics))
         undo.callback(session.abandon)
         session.count_into(self.counters)
         part = StagePart(module, session, stage, self.mesh.stages)

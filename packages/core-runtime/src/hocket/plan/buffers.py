@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
 from torch import Tensor, nn
 
 from hocket.collective.allreduce import Allreduce
@@ -10,13 +13,27 @@ from hocket.transport.network import Cost, NetworkModel
 
 __all__ = ["averaged_buffers", "mean_cost"]
 
+#: What modules call a statistic of the batches that they have seen: BatchNorm, InstanceNorm, and others' like them.
+_RUNNING = ("running_mean", "running_var")
 
-def averaged_buffers(model: nn.Module) -> list[Tensor]:
-    """Return the buffers of which there is a mean."""
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+def averaged_buffers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Return the buffers of which there is a mean, by name: running statistics, and what the user names.
+
+    Args:
+        named: more of them; `*` stands for any text.
+    """
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+        and (name.rpartition(".")[2] in _RUNNING or any(fnmatchcase(name, pattern) for pattern in named))
+    }
 
 
 def mean_cost(model: nn.Module, size: int, network: NetworkModel) -> Cost:
-    """Return what it costs a rank that `size` ranks set a model's buffers to their mean, by an allreduce."""
-    nbytes = sum(buffer.numel() * wire_dtype(buffer.dtype).itemsize for buffer in averaged_buffers(model))
+    """Return what it costs a rank that `size` ranks set a model's running statistics to their mean, by an allreduce."""
+    nbytes = sum(
+        buffer.numel() * wire_dtype(buffer.dtype).itemsize for buffer in averaged_buffers(model).values()
+    )
     return Allreduce().cost(nbytes, size, None, network)

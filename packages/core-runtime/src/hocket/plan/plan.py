@@ -54,7 +54,7 @@ class Plan:
         ranks: how many.
         num_parameters: trainable numbers of the model.
         model_bytes: bytes of the trainable parameters.
-        num_buffers: floating-point buffers of the model, as BatchNorm has them.
+        num_buffers: running statistics of the model, as BatchNorm has them.
         exchanges: in the order of a step.
     """
 

@@ -80,6 +80,7 @@ class Attachment:
         observer: is told of exchanges, waits and phases; None where nobody asks.
         make_optimizer: makes, of parameter groups, another optimizer like the given one, for engines that keep several
             copies of the weights; None where the engine is to copy the given one.
+        statistics: names of buffers that are averaged like BatchNorm's, with `*` for any text.
     """
 
     model: nn.Module
@@ -91,6 +92,7 @@ class Attachment:
     lanes: str
     observer: Observer | None
     make_optimizer: MakeOptimizer | None
+    statistics: tuple[str, ...] = ()
 
 
 class TrainingSession(SessionCore):
@@ -216,7 +218,11 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def consensus(self) -> AbstractContextManager[None]:
-        """Set the parameters and floating-point buffers of every rank to the replicas' mean; collective.
+        """Set the model of every rank to the replicas' mean; collective.
+
+        Parameters, frozen ones too, become their mean, and BatchNorm's running statistics that by samples, as what
+        `attach` calls statistics. Other buffers have no mean: all ranks get rank 0's, which a line says once by name;
+        those whose shapes differ stay each rank's own. What is equal on all ranks stays as it is, to the bit.
 
         By itself it changes the replicas for good. In a `with` statement each rank gets its own back at the end:
 

@@ -26,6 +26,7 @@ from hocket.session.refusals import (
     refuse_wrapping,
 )
 from hocket.session.session import Session
+from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.strategy import Strategy, check_composition, compose
 from hocket.trace import Observer
 from hocket.transport import join
@@ -45,6 +46,7 @@ def attach(
     lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
+    statistics: Sequence[str] = ...,
 ) -> Session: ...
 
 
@@ -59,6 +61,7 @@ def attach(
     lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
+    statistics: Sequence[str] = ...,
     engine: Engine,
     make_optimizer: MakeOptimizer | None = ...,
 ) -> TrainingSession: ...
@@ -74,6 +77,7 @@ def attach(
     lanes: Literal["host", "nccl", "gloo"] = "host",
     peer: Peer | None = None,
     observer: Observer | None = None,
+    statistics: Sequence[str] = (),
     engine: Engine | None = None,
     make_optimizer: MakeOptimizer | None = None,
 ) -> TrainingSession:
@@ -97,6 +101,8 @@ def attach(
             where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
         observer: is told of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
+        statistics: names of buffers, with `*` for any text, that are statistics of the samples that the model has seen:
+            where BatchNorm's are averaged they are, too. Other buffers have no mean.
         engine: how `session.train_batch` lets a batch flow through the model; whole on every rank where None.
         make_optimizer: for engines that keep several copies of the weights: makes, of parameter groups, an optimizer
             like the given one. Where None the given one is copied, as torch's own can be.
@@ -126,6 +132,7 @@ def attach(
     try:
         check(model, optimizers)
         refuse_wrapping()
+        check_statistics(model, statistics)
         check_devices(model, strategy, peer)
         check_lanes(lanes, model, strategy, whole=isinstance(engine, DataParallel))
         for each in optimizers:
@@ -133,13 +140,27 @@ def attach(
                 refuse_closure(each, strategy)
             check_optimizer_terms(strategy, each)
         facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine) | {
-            "lanes": lanes
+            "lanes": lanes,
+            "statistics": list(statistics),
         }
     except AttachError as error:
         refusal = str(error)
     agree(peer, facts, refusal)
+    if peer.rank == 0 and peer.size > 1:
+        warn_of_unsynchronised(model)
     return engine.attach(
-        Attachment(model, optimizers, strategy, peer, initial, on_nonfinite, lanes, observer, make_optimizer)
+        Attachment(
+            model,
+            optimizers,
+            strategy,
+            peer,
+            initial,
+            on_nonfinite,
+            lanes,
+            observer,
+            make_optimizer,
+            tuple(statistics),
+        )
     )
 
 

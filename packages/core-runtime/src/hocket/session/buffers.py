@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hocket.plan.buffers import averaged_buffers, mean_cost
+from hocket.arrays import Array
+from hocket.collective.allreduce import Allreduce
 from hocket.segment.segment import wire_dtype
+from hocket.session.beside import Beside, checksum
 from hocket.session.exchange import ActiveExchange
 from hocket.transport.network import NetworkModel
 
@@ -17,33 +21,57 @@ __all__ = ["BufferMean"]
 
 
 class BufferMean:
-    """Averages a model's buffers over the ranks of an exchange, at once; construction and closing are collective.
+    """Averages a model's statistics over the ranks of an exchange, at once; construction and closing are collective.
 
     Args:
         opened: whose ranks average, and whose counters count it.
-        model: whose buffers; they are looked up each time, as a module may put another tensor in a buffer's place.
+        beside: knows the model's buffers, and how many samples they are of.
     """
 
-    def __init__(self, opened: ActiveExchange, model: nn.Module) -> None:
-        self._opened, self._model = opened, model
+    def __init__(self, opened: ActiveExchange, beside: Beside) -> None:
+        self._opened, self._beside = opened, beside
         self._lane = opened.peer.lane(f"{opened.exchange.name} buffers")
+        self._names = list(beside.statistics())
 
     @torch.no_grad()
     def average(self) -> None:
-        """Set the buffers to their mean; collective."""
+        """Set those that differ to their mean by samples; collective."""
+        there = self._beside.statistics()
+        told = self._look(there)
+        samples, shapes, contents = told[:, 0], told[:, 1::2], told[:, 2::2]
+        share = samples[self._lane.rank] * len(samples) / samples.sum() if samples.sum() else 1.0
         alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-        for buffer in averaged_buffers(self._model):
-            alike[wire_dtype(buffer.dtype)].append(buffer)
+        unlike = []
+        for number, name in enumerate(self._names):
+            if (shapes[:, number] != shapes[0, number]).any():
+                unlike.append(name)
+            elif (contents[:, number] != contents[0, number]).any():
+                alike[wire_dtype(there[name].dtype)].append(there[name])
+        self._beside.tell_unlike(unlike)
         for dtype, buffers in alike.items():
             own = torch.cat([buffer.reshape(-1).to("cpu", dtype) for buffer in buffers])
+            if share != 1.0:
+                own.mul_(share)
             total = torch.empty_like(own)
             send, receive = own.numpy(), total.numpy()
             self._opened.wait_for(partial(self._lane.iallreduce, send, receive), "buffers", send.nbytes)
             pieces = total.div_(self._lane.size).split([buffer.numel() for buffer in buffers])
             for buffer, piece in zip(buffers, pieces, strict=True):
                 buffer.copy_(piece.view_as(buffer))
-        # Bytes do not depend on the network.
-        self._opened.counters.bytes_sent += mean_cost(self._model, self._lane.size, NetworkModel()).bytes
+            # Bytes do not depend on the network.
+            cost = Allreduce().cost(send.nbytes, self._lane.size, None, NetworkModel())
+            self._opened.counters.bytes_sent += cost.bytes
+
+    def _look(self, there: dict[str, Tensor]) -> Array:
+        """Return what each rank has [size, 1 + 2 buffers]: its samples, then two checksums of each one."""
+        mine = [self._beside.samples()]
+        for name in self._names:
+            mine += (zlib.crc32(str(tuple(there[name].shape)).encode()), checksum(there[name]))
+        send = np.array(mine, np.float64).view(np.uint8)
+        receive = np.empty((self._lane.size, send.size), np.uint8)
+        gather = partial(self._lane.iallgather, send, receive)
+        messages = self._opened.wait_for(gather, "statistics", send.nbytes)
+        return np.stack([message.copy().view(np.float64) for message in messages])
 
     def close(self) -> None:
         """Close the lane; collective."""

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from hocket.segment.partition import partition
-from hocket.segment.segment import wire_dtype
 from hocket.segment.storage import ParameterStorage
+from hocket.session.beside import Differing
 from hocket.session.optimizers import Optimizers
 from hocket.session.parameter_sync import ParameterSync
+from hocket.session.set_to_mean import set_to_mean
 from hocket.strategy.equality import outer_holders
 from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 
 __all__ = ["Consensus", "OuterValues", "average_optimizers", "squared_distance"]
-
-_CHUNK_NUMEL = 1 << 22
 
 
 class Consensus:
@@ -33,6 +32,7 @@ class Consensus:
         parameters: whose push-sum values are set, too.
         lane: among all ranks.
         outer: is asked to set parameters to the outer ones, in place of a mean; None where there are none.
+        beside: what else of the model is made one on all ranks; None for nothing.
     """
 
     @torch.no_grad()
@@ -42,20 +42,24 @@ class Consensus:
         parameters: ParameterSync,
         lane: Lane,
         outer: OuterValues | None = None,
+        beside: Differing | None = None,
     ) -> None:
-        self._tensors = [*tensors, *(outer.storage.flats if outer else ())]
+        outer_flats = outer.storage.flats if outer else []
+        self._tensors = [*tensors, *outer_flats, *(beside.tensors if beside else ())]
         self._parameters = parameters
         self._own = [tensor.clone() for tensor in self._tensors]
         # Push-sum keeps the mean of its values, not of what they are divided to.
         parameters.before_step()
         self._push_sums = parameters.push_sums()
         for tensor in tensors:
-            _set_to_mean(tensor, lane)
+            set_to_mean(tensor, lane)
         for unrounded in parameters.unrounded():
-            _set_to_mean(unrounded.value, lane)
+            set_to_mean(unrounded.value, lane)
             unrounded.show()
         if outer is not None:
             outer.show(parameters, lane)
+        if beside is not None:
+            beside.make_one(lane)
         parameters.reset_weights()
 
     def __enter__(self) -> None:
@@ -97,7 +101,7 @@ class OuterValues:
             holders = outer_holders(self.exchange, self.placement, number)
             for _, values in self.storage.pieces_of(spans):
                 if len(holders) > 1:
-                    _set_to_mean(values, lane)
+                    set_to_mean(values, lane)
                 elif len(holders[0]) < lane.size:
                     _take_from(holders[0][0], values, lane)
 
@@ -108,7 +112,7 @@ def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
     squares = 0.0
     for tensor in tensors:
         mean = tensor.clone()
-        _set_to_mean(mean, lane)
+        set_to_mean(mean, lane)
         squares += float((tensor.double() - mean.double()).square().sum())
     return squares
 
@@ -134,7 +138,7 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
         for key in sorted(told[0][number]):
             value = optimizer.state[parameter][key]
             if isinstance(value, Tensor) and value.is_floating_point():
-                _set_to_mean(value, lane)
+                set_to_mean(value, lane)
 
 
 def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
@@ -148,16 +152,3 @@ def _take_from(root: int, values: Tensor, lane: Lane) -> None:
     own = values.cpu().view(torch.uint8)
     lane.ibroadcast(own.numpy(), root).wait()
     values.copy_(own.view(values.dtype))
-
-
-def _set_to_mean(tensor: Tensor, lane: Lane) -> None:
-    """Set `tensor` (any shape) to the mean over the lane's ranks, a few million elements at a time."""
-    flat = tensor.detach().reshape(-1)
-    dtype = wire_dtype(tensor.dtype)
-    for start in range(0, flat.numel(), _CHUNK_NUMEL):
-        own = flat[start : start + _CHUNK_NUMEL].to(device="cpu", dtype=dtype).contiguous()
-        total = torch.empty_like(own)
-        lane.iallreduce(own.numpy(), total.numpy()).wait()
-        flat[start : start + _CHUNK_NUMEL] = total.div_(lane.size).to(flat.device)
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.copy_(flat.view_as(tensor))

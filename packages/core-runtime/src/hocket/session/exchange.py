@@ -191,8 +191,8 @@ class ActiveExchange:
             start, self.peer.clock.now, self.counters.overlap, self.observer, name, round, num_bytes
         )
 
-    def wait_for(self, start: Callable[[], Request], what: str, num_bytes: int) -> None:
-        """Carry out at once what ranks exchange beside the segments, observed as segments are.
+    def wait_for(self, start: Callable[[], Request], what: str, num_bytes: int) -> Any:
+        """Carry out at once what ranks exchange beside the segments, observed as segments are; return its result.
 
         Args:
             start: starts it.
@@ -201,7 +201,7 @@ class ActiveExchange:
         """
         name = f"{self.exchange.name} {what}"
         with profiled("wait for", name):
-            self._observed(start, name, self.round, num_bytes).wait()
+            return self._observed(start, name, self.round, num_bytes).wait()
 
     def _expected_bytes(self, segment: Segment) -> float:
         """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""

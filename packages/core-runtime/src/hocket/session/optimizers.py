@@ -102,6 +102,12 @@ class Optimizers:
         """The groups of all, in order."""
         return [group for optimizer in self.given for group in optimizer.param_groups]
 
+    @property
+    def in_training_mode(self) -> str:
+        """The class of one whose `eval()` would set parameters to others than it trains; empty where there is none."""
+        modes = (each for each in self.every if hasattr(each, "eval") and hasattr(each, "train"))
+        return next((type(each).__name__ for each in modes if _trains(each)), "")
+
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.param_groups]
 
@@ -227,6 +233,12 @@ def is_attached(parameter: object) -> bool:
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """Yield the parameters of all groups."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _trains(optimizer: Optimizer) -> bool:
+    return getattr(optimizer, "train_mode", False) or any(
+        group.get("train_mode", False) for group in optimizer.param_groups
+    )
 
 
 def _plain(value: Any) -> Any:

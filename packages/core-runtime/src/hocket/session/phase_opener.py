@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import AttachError, CompositionError
-from hocket.plan.buffers import averaged_buffers
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
 from hocket.segment.segment import Segment, allocate, wire_dtype
 from hocket.segment.storage import ParameterStorage, Pieces
+from hocket.session.beside import Beside
 from hocket.session.buffers import BufferMean
 from hocket.session.exchange import ActiveExchange, Counters
 from hocket.session.gradients import GradientSync
@@ -155,8 +155,8 @@ class PhaseOpener:
         weighs = first.exchange.collective.traits.equal_result
         return Agreement(peer, num_parameters, weighs=weighs, wait_for=first.wait_for)
 
-    def parameters(self, take_values: Callable[[], None], model: nn.Module) -> ParameterSync:
-        """Open the parameters slot; `take_values` is called before they are sent, and `model` has the buffers."""
+    def parameters(self, take_values: Callable[[], None], beside: Beside) -> ParameterSync:
+        """Open the parameters slot; `take_values` is called before they are sent, and `beside` knows the buffers."""
         exchanges = []
         for scope in self._scopes(self._strategy.parameters):
             if scope.peer is None:
@@ -171,14 +171,14 @@ class PhaseOpener:
                 for index, pieces in zip(carried, places, strict=True)
             ]
             opened = self._open(scope, scope.peer, segments)
-            buffers = BufferMean(opened, model) if self._averages_buffers(exchange, model) else None
+            buffers = BufferMean(opened, beside) if self._averages_buffers(exchange, beside) else None
             exchanges.append(ParameterMix(opened, places, len(cut), take_values, buffers))
         return ParameterSync(exchanges)
 
-    def _averages_buffers(self, exchange: Exchange, model: nn.Module) -> bool:
+    def _averages_buffers(self, exchange: Exchange, beside: Beside) -> bool:
         if exchange.buffers is Buffers.MEAN:
             return True
-        left = averaged_buffers(model)
+        left = beside.statistics()
         if left and exchange.outer is not None and self._peer.rank == 0 and self._peer.size > 1:
             cure = f": {exchange.name}.buffers=mean averages them with the outer parameters"
             _log.warning(

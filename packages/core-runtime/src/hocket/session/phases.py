@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from hocket.errors import DisagreementError, ReplacedError
-from hocket.plan.buffers import averaged_buffers
 from hocket.session.consensus import Consensus, OuterValues, average_optimizers, squared_distance
 from hocket.session.exchange import Counters
 from hocket.session.forward import ForwardMerge, ProgressHooks
@@ -156,17 +155,20 @@ class Phases:
         self.settle()
         self.active.parameters.take_changes()
 
-    def set_to_mean(self) -> Consensus:
+    def set_to_mean(self, *, whole: bool = False) -> Consensus:
         """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.
 
-        Equal parameters stay, bit for bit.
+        Equal values stay, bit for bit.
+
+        Args:
+            whole: whether what has no mean becomes rank 0's on all ranks.
         """
         replica, exchange = self._replica, self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
         tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
-        tensors += averaged_buffers(replica.model)
         alone = replica.ranks.peer.size == 1
-        return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer)
+        beside = None if alone else replica.beside.differing(others=whole)
+        return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer, beside)
 
     def compare_steps(self, step: int, num_unused: int, call: str) -> None:
         """Notice optimizers whose settings have become different between ranks, or that did not step alike; collective.
@@ -236,7 +238,7 @@ class ActivePhase:
             replica.optimizers, replica.begin_gradients, replica.end_gradients, may_skip=replica.may_skip
         )
         replica.weights.gradients_stay_local = self.gradients is None
-        self.parameters = opening.parameters(replica.storage.take_values, replica.model)
+        self.parameters = opening.parameters(replica.storage.take_values, replica.beside)
         self.opened = opening.opened
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | ProgressHooks] = []

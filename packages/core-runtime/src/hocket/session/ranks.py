@@ -23,6 +23,7 @@ __all__ = [
     "agree",
     "broadcast_model",
     "broadcast_optimizers",
+    "broadcast_tensor",
     "differing",
     "find_ranks",
     "flattened",
@@ -146,7 +147,7 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
     """Give every rank of a lane the parameters and buffers that `root` has; collective."""
     if lane.size > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            _broadcast_tensor(tensor.data, lane, root)
+            broadcast_tensor(tensor.data, lane, root)
 
 
 @torch.no_grad()
@@ -160,12 +161,13 @@ def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None
     for name, dtype, shape in described:
         if peer.rank != 0:
             tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-        _broadcast_tensor(tensors[name], lane, 0)
+        broadcast_tensor(tensors[name], lane, 0)
     if peer.rank != 0:
         optimizers.load_state_dict(unflatten(structure, tensors.__getitem__))
 
 
-def _broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
+def broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
+    """Give every rank of a lane the values of the tensor that `root` has; collective."""
     data = tensor.detach().to("cpu").contiguous().resolve_neg()
     # As bytes: NumPy does not know every dtype of torch.
     raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()

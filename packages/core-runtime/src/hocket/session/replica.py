@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from hocket.errors import ReplacedError, SessionError
 from hocket.segment.staging import is_captured
 from hocket.segment.storage import ParameterStorage
+from hocket.session.beside import Beside
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import broadcast_model, broadcast_optimizers, find_ranks
 from hocket.session.weights import BatchWeights, Contribution
@@ -29,6 +30,7 @@ class Replica:
         initial: whose values the replicas begin with, as `hocket.attach` takes it.
         may_skip: whether steps with NaN or Inf are left out.
         lanes_on_device: whether what is exchanged stays where the model is.
+        statistics: names of buffers that are averaged like BatchNorm's.
         begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
 
     Attributes:
@@ -37,6 +39,7 @@ class Replica:
         storage: the parameters' memory.
         weights: what this rank's batches count.
         replaced: whether `check` has raised a ReplacedError, after which the session cannot go on.
+        beside: what the model holds beside the parameters that are trained.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Replica:
         initial: str,
         may_skip: bool,
         lanes_on_device: bool = False,
+        statistics: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizers = model, optimizers
         self.lane = lane
@@ -67,6 +71,9 @@ class Replica:
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}
         self.weights = BatchWeights(self.storage.parameters.values())
+        self.beside = Beside(
+            model, self.storage.parameters, statistics, self.ranks.peer, lambda: self.weights.total
+        )
 
     def _take_from_rank0(self, peer: Peer) -> None:
         lane = peer.lane("attach")

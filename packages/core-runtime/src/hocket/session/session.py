@@ -68,6 +68,7 @@ class Session(TrainingSession):
             initial=given.initial,
             may_skip=given.on_nonfinite == "skip",
             lanes_on_device=given.lanes != "host",
+            statistics=given.statistics,
         )
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(parameter) for parameter in self.storage.parameters.values()}
@@ -77,6 +78,7 @@ class Session(TrainingSession):
         self._warned_of_skipped_batch = False
         #: How many backwards have exchanged gradients that no optimizer has stepped with.
         self._num_unused = 0
+        self._told_of_mode = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer)
         self.stale = self._phases.stale
         # Last, so that what fails above leaves no hook.
@@ -347,7 +349,20 @@ class Session(TrainingSession):
         self._end_partial_step()
         self.settle_together()
         self._compare_steps("session.consensus")
-        return self._within(self._phases.set_to_mean())
+        self._tell_of_mode()
+        return self._within(self._phases.set_to_mean(whole=True))
+
+    def _tell_of_mode(self) -> None:
+        kind = self.optimizers.in_training_mode
+        if not kind or self._told_of_mode or self.replicas_equal or not self.is_main:
+            return
+        self._told_of_mode = True
+        _log.warning(
+            "%s is in its training mode, and evaluates other weights than it trains: its eval() within a consensus "
+            "takes what each rank remembers, so that ranks evaluate different models. Call optimizer.eval() before "
+            "session.consensus(), and optimizer.train() after it",
+            kind,
+        )
 
     @contextmanager
     def _within(self, consensus: Consensus) -> Iterator[None]:

@@ -121,6 +121,8 @@ class BatchWeights:
         self._backward = -1
         self._put_back_already = False
         self._outside = True
+        #: The sum of the weights of all batches of `session.data` so far.
+        self.total = 0.0
         #: Whether the optimizer gets this rank's own gradients.
         self.gradients_stay_local = False
 
@@ -138,6 +140,7 @@ class BatchWeights:
         else:
             self._weights = []
         self._weights.append(weight)
+        self.total += weight
         self._kept = None
         if weight == 0:
             self._kept = {p: p.grad if accumulated else None for p in self._parameters}

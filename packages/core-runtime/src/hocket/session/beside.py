@@ -1,0 +1,141 @@
+"""What a model holds beside the parameters that are trained: frozen ones and buffers, of which not all have a mean."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import some
+from hocket.plan.buffers import averaged_buffers
+from hocket.session.ranks import broadcast_tensor
+from hocket.session.set_to_mean import set_to_mean
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer, gather
+
+__all__ = ["Beside", "Differing", "checksum"]
+
+_log = logging.getLogger("hocket")
+
+#: Bytes that are looked at together.
+_CHUNK_BYTES = 1 << 24
+
+#: What BatchNorm counts, which says nothing to anybody who reads of buffers that differ.
+_UNTOLD = "num_batches_tracked"
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return a number that tensors of other bits, dtypes or shapes hardly share."""
+    found = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    for chunk in flat.split(_CHUNK_BYTES):
+        found = zlib.crc32(chunk.cpu().numpy(), found)
+    return found
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Tensors beside the trained parameters that differ between ranks, before they are made one.
+
+    Attributes:
+        parameters: frozen ones, of which the plain mean is taken.
+        statistics: of which the mean is taken by samples.
+        others: that are rank 0's from then on.
+        share: what this rank's statistics count in the mean.
+    """
+
+    parameters: Sequence[Tensor]
+    statistics: Sequence[Tensor]
+    others: Sequence[Tensor]
+    share: float
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, this rank's own."""
+        return [*self.parameters, *self.statistics, *self.others]
+
+    def make_one(self, lane: Lane) -> None:
+        """Give all ranks of a lane the same; collective."""
+        for tensor in self.parameters:
+            set_to_mean(tensor, lane)
+        for tensor in self.statistics:
+            set_to_mean(tensor, lane, self.share)
+        for tensor in self.others:
+            broadcast_tensor(tensor, lane, 0)
+
+
+class Beside:
+    """A model's frozen parameters and buffers, on all ranks.
+
+    Only a statistic has a mean: that of the unit vectors of a spectral norm is no unit vector, and a queue's or a
+    mask's is none at all.
+
+    Args:
+        model: whose tensors are looked up each time, as a module may put another in one's place.
+        trained: names of its parameters that are trained.
+        named: buffers that the user calls statistics, as `averaged_buffers` takes them.
+        peer: all ranks.
+        samples: returns how many samples this rank's batches have had so far; their unit does not matter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Iterable[str],
+        named: Sequence[str],
+        peer: Peer,
+        samples: Callable[[], float],
+    ) -> None:
+        self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
+        self._peer, self.samples = peer, samples
+        self._told: set[str] = set()
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Return the buffers of which there is a mean, by name."""
+        return averaged_buffers(self._model, self._named)
+
+    def differing(self, *, others: bool) -> Differing:
+        """Find what differs between ranks; collective.
+
+        Args:
+            others: whether also what has no mean; a line says once which that is.
+        """
+        frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
+        statistics = self.statistics()
+        found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
+        mine = {name: [list(tensor.shape), checksum(tensor)] for name, tensor in found.items()}
+        told = gather(self._peer, [self.samples(), mine])
+        names = [name for name in found if any(of_rank.get(name) != mine[name] for _, of_rank in told)]
+        # A rank may have buffers that others have not.
+        alike = [name for name in names if len({str(of_rank.get(name, [0])[0]) for _, of_rank in told}) == 1]
+        means = [name for name in alike if found[name].is_floating_point()]
+        parameters = [name for name in means if name in frozen]
+        averaged = [name for name in means if name in statistics]
+        rest = [name for name in alike if name not in parameters and name not in averaged]
+        if others:
+            self._tell_rank0s([name for name in rest if not name.endswith(_UNTOLD)])
+            self.tell_unlike([name for name in names if name not in alike])
+        samples = [of_rank[0] for of_rank in told]
+        share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
+        return Differing(*([found[n].data for n in kind] for kind in (parameters, averaged, rest)), share)
+
+    def _tell_rank0s(self, names: Sequence[str]) -> None:
+        self._tell(
+            names,
+            "session.consensus: %s: differs between ranks, and is no running statistic, of which alone there is a "
+            "mean: all ranks get rank 0's. hocket.attach(..., statistics=[names]) has more buffers averaged",
+        )
+
+    def tell_unlike(self, names: Sequence[str]) -> None:
+        """Say once of buffers, by name, that ranks have them in several shapes, so that each keeps its own."""
+        self._tell(names, "the model's %s: is of another shape on another rank, and stays each rank's own")
+
+    def _tell(self, names: Sequence[str], what: str) -> None:
+        new = [name for name in names if name not in self._told]
+        self._told.update(new)
+        if new and self._peer.rank == 0:
+            _log.warning(what, some(new))

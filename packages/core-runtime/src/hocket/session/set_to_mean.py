@@ -1,0 +1,33 @@
+"""A tensor's mean over the ranks of a lane."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hocket.segment.segment import wire_dtype
+from hocket.transport.lane import Lane
+
+__all__ = ["set_to_mean"]
+
+_CHUNK_NUMEL = 1 << 22
+
+
+@torch.no_grad()
+def set_to_mean(tensor: Tensor, lane: Lane, share: float = 1.0) -> None:
+    """Set `tensor` (any shape) to the mean over the lane's ranks, a few million elements at a time; collective.
+
+    Args:
+        share: what this rank's counts; the ranks' shares have the mean 1.
+    """
+    flat = tensor.detach().reshape(-1)
+    dtype = wire_dtype(tensor.dtype)
+    for start in range(0, flat.numel(), _CHUNK_NUMEL):
+        own = flat[start : start + _CHUNK_NUMEL].to(device="cpu", dtype=dtype).contiguous()
+        if share != 1.0:
+            own = own * share
+        total = torch.empty_like(own)
+        lane.iallreduce(own.numpy(), total.numpy()).wait()
+        flat[start : start + _CHUNK_NUMEL] = total.div_(lane.size).to(flat.device)
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.copy_(flat.view_as(tensor))

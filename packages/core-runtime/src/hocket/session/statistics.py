@@ -1,0 +1,46 @@
+"""Statistics of a model that a session is attached to: those that the user names, and those of one rank alone."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Sequence
+
+from torch import distributed, nn
+
+from hocket.errors import AttachError, some
+
+__all__ = ["check_statistics", "warn_of_unsynchronised"]
+
+_log = logging.getLogger("hocket")
+
+
+def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
+    """Refuse names of statistics that are no floating-point buffer's.
+
+    Raises:
+        AttachError: names it, and the buffers that there are.
+    """
+    if isinstance(named, str):
+        raise AttachError(f"statistics={named!r} is text: it takes a list of names, [{named!r}]")
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    for pattern in named:
+        if not fnmatch.filter(buffers, pattern):
+            raise AttachError(
+                f"statistics: {pattern!r} is the name of none of the model's floating-point buffers: "
+                f"{some(buffers) or 'it has none'}"
+            )
+
+
+def warn_of_unsynchronised(model: nn.Module) -> None:
+    """Warn of SyncBatchNorm that synchronises nothing, as torch.distributed has no process group."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return
+    modules = [name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)]
+    if modules:
+        _log.warning(
+            "module %s: SyncBatchNorm synchronises over a process group of torch.distributed, and there is none: each "
+            "rank normalises by its own batch, as BatchNorm does. Call torch.distributed.init_process_group before "
+            "attach, or keep BatchNorm",
+            some(modules),
+        )
