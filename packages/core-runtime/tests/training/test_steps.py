@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from hocket.cli.ranking import run_virtual
 from hocket.errors import ConfigError, UserError
-from hocket.session.core import SessionCore
+from hocket.session.engine import DataParallel
 from hocket.task.digits import Digits
 from hocket.training.run import build_engine, load_run
 from hocket.training.split import split
@@ -88,11 +88,9 @@ def test_what_cannot_be_split_is_refused(inputs: Any, held: str) -> None:
         split((inputs, torch.ones(5)), 2)
 
 
-@pytest.mark.parametrize(("key", "value"), [("accumulate", "2"), ("clip_grad_norm", "1.0")])
-def test_an_engine_that_steps_by_itself_refuses_both(
-    key: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = load_run("sgd", [f"{key}={value}"])
-    monkeypatch.setattr("hocket.session.engine.ReplicaEngine", SessionCore)  # which the engine is none of
-    with pytest.raises(ConfigError, match=rf"^{key}: {value}: engine data_parallel steps parts of the model"):
+def test_an_engine_that_steps_by_itself_clips_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_run("sgd", ["clip_grad_norm=1.0"])
+    monkeypatch.setattr(DataParallel, "clips", "engine.norm")
+    said = "clip_grad_norm: 1.0: engine data_parallel steps parts of the model by itself: use engine.norm"
+    with pytest.raises(ConfigError, match=f"^{said}$"):
         build_engine(run)

@@ -50,6 +50,7 @@ class PipelineConfig(Engine):
         alpha: of elastic: how strongly a replica and the master pull each other, more than 0 and less than 1.
         tau: of elastic: they do once in so many of a replica's batches, 1 or more.
         micro_batches: of flush: how many a batch is cut into, 1 or more.
+        clip_grad_norm: of flush: the largest norm of the whole model's gradient, more than 0; null for any.
         balance: stages of equally many parameters, or layers.
         cuts: the layers, by name, with which each stage but the first begins; null to balance.
         buffers: of elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated by
@@ -66,6 +67,7 @@ class PipelineConfig(Engine):
     alpha: float = 0.3
     tau: int = 1
     micro_batches: int = 1
+    clip_grad_norm: float | None = None
     balance: Balance = Balance.PARAMETERS
     cuts: list[str] | None = None
     buffers: Buffers = Buffers.AVERAGED
@@ -86,7 +88,19 @@ class PipelineConfig(Engine):
                 f"micro_batches: {self.micro_batches} are of use with policy flush alone; the others keep the pipeline "
                 "full with whole batches"
             )
+        if self.clip_grad_norm is not None:
+            if not self.clip_grad_norm > 0:
+                raise ValueError(f"clip_grad_norm must be more than 0, not {self.clip_grad_norm}")
+            if self.policy is not Policy.FLUSH:
+                raise ValueError(
+                    f"clip_grad_norm: {self.clip_grad_norm} is of use with policy flush alone: with the others the "
+                    "stages step a batch one after the other, before the whole model's gradient is there"
+                )
         draws.check_seed(self.seed)
+
+    @property
+    def clips(self) -> str | None:
+        return "engine.clip_grad_norm, with engine.policy=flush"
 
     def mesh(self, ranks: int) -> Mesh:
         """Return who holds which stage.

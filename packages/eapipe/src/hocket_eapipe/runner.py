@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -23,10 +23,22 @@ __all__ = ["Neighbours", "Runner"]
 
 @dataclass
 class _Batch:
-    """A batch between its forward and its last backward on this rank."""
+    """A batch between its first forward and its last backward on this rank.
+
+    Attributes:
+        number: counted from 1.
+        weights: what each call that brought a part of it counts.
+        rounds: of the messages of each of its micro-batches.
+    """
 
     number: int
-    weight: float
+    weights: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+
+    @property
+    def weight(self) -> float:
+        """How much it counts among pipelines."""
+        return sum(self.weights) / len(self.weights)
 
 
 @dataclass
@@ -60,7 +72,8 @@ class Runner:
     """Carries out the programs of this rank's stages, batch by batch.
 
     With each batch every stage runs its forward, then the backward that its program says comes next (`schedule`). The
-    last stage is where the loss is: its rank has the result of a batch in the call that brings it.
+    last stage is where the loss is: its rank has the result of a batch in the call that brings it. A batch that
+    comes in several calls, which accumulate, has its backward after the last of them.
 
     Args:
         stages: neighbouring ones, in order.
@@ -68,6 +81,8 @@ class Runner:
         neighbours: where the others are.
         flushes: whether a batch's backward follows its forward at every stage, so that none is under way between two.
         micro_batches: how many a batch is cut into; 1 unless each is flushed.
+        clip: called between the exchange of a batch's gradients and the steps of all stages; None unless each batch is
+            flushed, as only then all of a batch's gradients are there at one time.
 
     Attributes:
         batches: how many have come.
@@ -81,6 +96,7 @@ class Runner:
         *,
         flushes: bool = False,
         micro_batches: int = 1,
+        clip: Callable[[], None] | None = None,
     ) -> None:
         self.stages = stages
         self._neighbours = neighbours
@@ -90,8 +106,10 @@ class Runner:
         self._ahead = [0 if flushes else warm_up(stage.place.stage, num_stages) for stage in stages]
         #: The batches of each stage whose backward is to come.
         self._under_way: list[deque[_Batch]] = [deque() for _ in stages]
-        #: Micro-batches of the batches under way, by number.
-        self._num_micro: dict[int, int] = {}
+        self._clip = clip
+        #: The batch of which more is to come.
+        self._begun: _Batch | None = None
+        self._num_rounds = 0
         #: Gradients of what a stage of this rank has handed to the next one, which is here, too.
         self._handed: dict[tuple[int, int, int], list[Tensor | None]] = {}
         self.batches = 0
@@ -101,22 +119,39 @@ class Runner:
         """Whether no batch is under way on this rank."""
         return not any(self._under_way)
 
-    def run(self, batch: Any, loss: Loss, weight: float) -> StepResult | None:
-        """Run one batch's forwards, and the backwards whose turn it is.
+    @property
+    def accumulates(self) -> bool:
+        """Whether more of a batch is to come."""
+        return self._begun is not None
+
+    def run(self, batch: Any, loss: Loss, weight: float, *, is_last: bool = True) -> StepResult | None:
+        """Run the forwards of one batch, or a part of it, and the backwards whose turn it is.
 
         Args:
             batch: (input, target); looked at by the first stage, the other one by the last.
-            loss: the mean over a (micro-)batch.
-            weight: how much the batch counts among pipelines.
+            loss: the mean over a (micro-)batch; of a batch in several parts, its share of the batch's.
+            weight: how much it counts among pipelines.
+            is_last: whether nothing more of the batch comes.
         """
-        self.batches += 1
-        number = self.batches
-        result = self._forwards(number, batch, loss)
+        if self._begun is None:
+            self.batches += 1
+        begun = self._begun or _Batch(self.batches)
+        # What came alone is weighed where it is exchanged; parts of a batch, before they are added up.
+        factor = 1.0 if is_last and not begun.weights else weight
+        begun.weights.append(weight)
+        result = self._forwards(begun, batch, loss, factor)
+        self._begun = None if is_last else begun
+        if not is_last:
+            return result
         for under_way in self._under_way:
-            under_way.append(_Batch(number, weight))
+            under_way.append(begun)
         for position in reversed(range(len(self.stages))):
             if len(self._under_way[position]) > self._ahead[position]:
                 self._backward(position)
+        if self._clip is not None:
+            self._clip()
+            for stage in reversed(self.stages):
+                stage.step(begun.number)
         return result
 
     def drain(self) -> None:
@@ -152,30 +187,30 @@ class Runner:
         for module, training in modes.items():
             module.training = training
 
-    def _forwards(self, number: int, batch: Any, loss: Loss) -> StepResult | None:
-        parts = self._parts(batch)
-        self._num_micro[number] = len(parts)
-        results = []
-        for micro, (inputs, target, share) in enumerate(parts):
-            value, round = inputs, self._round(number, micro)
+    def _forwards(self, begun: _Batch, batch: Any, loss: Loss, factor: float) -> StepResult | None:
+        number, results = begun.number, []
+        for inputs, target, share in self._parts(batch):
+            self._num_rounds += 1
+            value, round, micro = inputs, self._num_rounds, len(begun.rounds)
+            begun.rounds.append(round)
             if not self._is_first:
                 assert self._neighbours.activations_from is not None
                 value = self._neighbours.activations_from.receive(round)
             for stage in self.stages[:-1] if self._is_last else self.stages:
                 value = stage.forward(number, micro, value)
             if self._is_last:
-                results.append(self.stages[-1].forward_loss(number, micro, value, target, loss, share))
+                last = self.stages[-1]
+                results.append(last.forward_loss(number, micro, value, target, loss, share, factor))
             else:
                 assert self._neighbours.activations_to is not None
                 self._neighbours.activations_to.send(value, round)
         return _joined(results) if results else None
 
     def _backward(self, position: int) -> None:
-        """Run a stage's next backward, of all its micro-batches, and its step."""
+        """Run a stage's next backward, of all its micro-batches, exchange, and step unless all stages do together."""
         stage, batch = self.stages[position], self._under_way[position].popleft()
         is_last = position == len(self.stages) - 1
-        for micro in range(self._num_micro[batch.number]):
-            round = self._round(batch.number, micro)
+        for micro, round in enumerate(batch.rounds):
             gradients: list[Tensor | None] | None
             if not is_last:
                 gradients = self._handed.pop((position, batch.number, micro))
@@ -191,12 +226,9 @@ class Runner:
             elif not self._is_first:
                 assert self._neighbours.gradients_to is not None
                 self._neighbours.gradients_to.send(found, round)
-        if position == 0:
-            del self._num_micro[batch.number]
-        stage.step(batch.number, batch.weight)
-
-    def _round(self, number: int, micro: int) -> int:
-        return number * self._micro_batches + micro
+        stage.exchange(batch.number, batch.weight, 1.0 if len(batch.weights) == 1 else batch.weight)
+        if self._clip is None:
+            stage.step(batch.number)
 
     def _parts(self, batch: Any) -> list[tuple[Any, Any, float]]:
         """Cut a batch into micro-batches: (input, target, share of the samples)."""

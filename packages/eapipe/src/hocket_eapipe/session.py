@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.api import (
     AttachError,
@@ -66,7 +67,8 @@ class PipelineSession(TrainingSession):
     batches under way, as `consensus`, `save` and `close` do.
 
     The optimizer given to `attach` steps nothing: the stages' own follow its values (learning rate, ...), of all
-    groups, in each step. It is still called after each batch, without gradients, for its schedulers and hooks.
+    groups, in each step. It is still called after each batch, without gradients, for its schedulers and hooks. So
+    gradients are clipped by the engine's `clip_grad_norm`.
 
     Attributes:
         mesh: who holds which stage.
@@ -111,7 +113,10 @@ class PipelineSession(TrainingSession):
                 self._neighbours(place),
                 flushes=engine.policy is Policy.FLUSH,
                 micro_batches=engine.micro_batches,
+                clip=self._clip if engine.clip_grad_norm is not None else None,
             )
+            self._norms = pipe_peer.lane("norms")
+            self._accumulating = False
             reestimates = engine.policy is Policy.ELASTIC and engine.buffers is Buffers.REESTIMATED
             self._reestimation = Reestimation(self._runner) if reestimates else None
             self._weight = 1.0
@@ -185,13 +190,40 @@ class PipelineSession(TrainingSession):
             self._observer.phase("forward and backward", self.peer.clock.now())
         if self._reestimation is not None:
             self._reestimation.remember(batch[0])
-        result = self._runner.run(batch, loss, self._weight)
+        result = self._runner.run(batch, loss, self._weight, is_last=not self._accumulating)
+        if self._accumulating:
+            return result
         self.optimizer.step()
         self.step += 1
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
         return result
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Mark batches of `train_batch` that are parts of one, which ends with the next batch outside of it.
+
+        To the weight policy and the optimizers they are one batch, of which each stage keeps the activations until its
+        end. The loss of each is its share of the whole one's: K batches of one size divide theirs by K.
+        """
+        self.require("session.accumulate", training=True)
+        outer, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = outer
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        """Clip the gradients of all stages by the norm of the whole; collective in the pipeline."""
+        parameters = [p for session in self._sessions for p in session.model.parameters()]
+        own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        squares, total = np.array([float(own) ** 2]), np.zeros(1)
+        self._norms.iallreduce(squares, total).wait()
+        assert self._engine.clip_grad_norm is not None
+        norm = torch.tensor(math.sqrt(total[0]), dtype=own.dtype, device=own.device)
+        nn.utils.clip_grads_with_norm_(parameters, self._engine.clip_grad_norm, norm)
 
     @property
     def weight(self) -> float:
@@ -256,6 +288,11 @@ class PipelineSession(TrainingSession):
 
     def end_step_to_save(self) -> None:
         """Drain the pipeline: what is under way is no part of a checkpoint."""
+        if self._runner.accumulates:
+            raise CheckpointError(
+                f"rank {self.rank}: save after a batch outside of session.accumulate(): the gradients that were "
+                "accumulated so far are no part of a checkpoint"
+            )
         self.settle()
 
     def describe(self) -> dict[str, Any]:
@@ -316,7 +353,7 @@ class PipelineSession(TrainingSession):
         self._absent.close()
         for session in self._sessions:
             session.close()
-        for lane in (*self._lanes, self.control):
+        for lane in (*self._lanes, self._norms, self.control):
             lane.close()
         if self._observer is not None:
             self._observer.close()

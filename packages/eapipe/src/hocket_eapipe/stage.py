@@ -94,13 +94,14 @@ class Stage:
             return detached(output)
 
     def forward_loss(
-        self, batch: int, micro: int, value: Any, target: Any, loss: Loss, share: float
+        self, batch: int, micro: int, value: Any, target: Any, loss: Loss, share: float, weight: float
     ) -> tuple[Tensor, Any]:
         """Run the last stage's forward, and the loss.
 
         Args:
             target: the batch's.
             share: what of the batch's samples the micro-batch has.
+            weight: what its gradient is multiplied by.
 
         Returns:
             The loss times the share, and the output, both without graph.
@@ -109,7 +110,7 @@ class Stage:
             pending, output = self._run(batch, micro, value)
             found = loss(output, target)
             found = found if share == 1.0 else found * share
-            pending.outputs = [found]
+            pending.outputs = [found if weight == 1.0 else found * weight]
             self._pending[batch, micro] = pending
             return found.detach(), tree_map_only(Tensor, Tensor.detach, output)
 
@@ -153,12 +154,24 @@ class Stage:
             else:
                 self._gradients[name] = gradient
 
-    def step(self, batch: int, weight: float) -> None:
-        """Hand the batch's gradients to the weight policy, once all its micro-batches have had their backward."""
+    def exchange(self, batch: int, weight: float, divisor: float) -> None:
+        """Hand the batch's gradients to the weight policy, once all its micro-batches have had their backward.
+
+        Args:
+            weight: how much the batch counts among the ranks that hold the stage.
+            divisor: what the gradients were multiplied by, all in all, where they are exchanged.
+        """
         gradients, self._gradients = self._gradients, {}
         self._summed.clear()
+        if divisor not in (0.0, 1.0) and self.session is not None and self.session.strategy.gradients:
+            gradients = {name: gradient / divisor for name, gradient in gradients.items()}
         with self._told("update", batch):
-            self.weights.apply(batch, gradients, weight)
+            self.weights.exchange(gradients, weight)
+
+    def step(self, batch: int) -> None:
+        """Step with the batch's gradients, as they have been exchanged."""
+        with self._told("update", batch):
+            self.weights.step(batch)
 
     def evaluate(self, value: Any) -> Any:
         """Run the module as it is, without graph."""

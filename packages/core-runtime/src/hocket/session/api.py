@@ -120,6 +120,10 @@ class TrainingSession(SessionCore):
             What the batch gave; None where another rank has the model's output.
         """
 
+    @abstractmethod
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Mark batches after which no step is made: their gradients add up until one outside of it."""
+
     def data(
         self,
         loader: Iterable[Any],

@@ -21,6 +21,11 @@ __all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
 class Engine(Configured, ABC):
     """How a batch becomes a step; a frozen dataclass whose fields are its configuration."""
 
+    @property
+    def clips(self) -> str | None:
+        """What a user sets to clip gradients, where the engine steps parts of the model by itself; None elsewhere."""
+        return None
+
     @abstractmethod
     def attach(self, given: Attachment) -> TrainingSession:
         """Make a session whose `train_batch` is this engine's step; collective.

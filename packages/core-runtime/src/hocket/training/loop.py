@@ -240,7 +240,6 @@ class _Run:
             self._train_batch(batch, self._loss)
             return
         session = self._session
-        assert isinstance(session, Session)  # of an engine that `build_engine` lets accumulate
         parts = split(batch, self._run.batch_size)
         for place, part in enumerate(parts, start=1):
             share = num_samples(part) / num_samples(batch)
@@ -259,7 +258,7 @@ class _Run:
         """Clip the gradients that the optimizers get, once the session has made them what they are."""
         session, norm = self._session, self._run.clip_grad_norm
         if norm is not None:
-            assert isinstance(session, Session)  # as above
+            assert isinstance(session, Session)  # of an engine that `build_engine` lets be clipped
             session.optimizer.register_step_pre_hook(partial(_clip_before, session, norm))
 
     def _hold_up(self) -> None:

@@ -152,17 +152,12 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
         ConfigError: no such engine, a field that it cannot have, or a setting that it cannot keep; names source and
             key.
     """
-    from hocket.session.engine import ReplicaEngine
-
     engine: Engine = build_reference(Kind.ENGINE, run.engine, registry or default_registry())
-    for key, value, trivial in (
-        ("accumulate", run.accumulate, 1),
-        ("clip_grad_norm", run.clip_grad_norm, None),
-    ):
-        if value != trivial and not isinstance(engine, ReplicaEngine):
-            raise ConfigError(
-                f"{key}: {value}: engine {run.engine.name} steps parts of the model by itself: leave it out"
-            )
+    if run.clip_grad_norm is not None and engine.clips is not None:
+        raise ConfigError(
+            f"clip_grad_norm: {run.clip_grad_norm}: engine {run.engine.name} steps parts of the model by itself: use "
+            f"{engine.clips}"
+        )
     return engine
 
 

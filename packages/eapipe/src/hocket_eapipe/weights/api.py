@@ -65,15 +65,18 @@ class Weights(ABC):
         """Make what the batch's forward read hold what its backward is to read."""
 
     @abstractmethod
-    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
-        """Take the gradient of a batch whose backward has just ended.
+    def exchange(self, gradients: Tensors, weight: float) -> None:
+        """Put the gradient of a batch whose backward has just ended into `.grad`, as the strategy exchanges it.
 
         Args:
-            batch: counted from 1.
             gradients: of what `forward` bound, by name, but for what has none; emptied, so that they are held
                 no longer than they are needed.
             weight: how much the batch counts among the ranks that hold the stage; 0 for nothing.
         """
+
+    @abstractmethod
+    def step(self, batch: int) -> None:
+        """Step with what `.grad` holds, the gradient of a batch, counted from 1."""
 
     def drained(self) -> None:  # noqa: B027
         """Take note that no batch is under way, at any stage."""
@@ -92,7 +95,10 @@ class Fixed(Weights):
     def forward(self, batch: int) -> Binding:
         return Binding({})
 
-    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
+    def exchange(self, gradients: Tensors, weight: float) -> None:
+        """Nothing, as there are no gradients."""
+
+    def step(self, batch: int) -> None:
         """Nothing, as there are no gradients."""
 
 

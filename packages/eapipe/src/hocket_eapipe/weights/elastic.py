@@ -63,13 +63,16 @@ class Elastic(Weights):
     def forward(self, batch: int) -> Binding:
         return self._bindings[replica_of(batch, len(self._bindings))]
 
-    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
-        session, number = self._part.session, replica_of(batch, len(self._bindings))
-        replica, follower = self._bindings[number], self._followers[number]
+    def exchange(self, gradients: Tensors, weight: float) -> None:
+        session = self._part.session
         session.begin_batch(weight)
         for name, parameter in self._master.items():
             parameter.grad = gradients.pop(name, None)
         session.exchange_gradients()
+
+    def step(self, batch: int) -> None:
+        session, number = self._part.session, replica_of(batch, len(self._bindings))
+        replica, follower = self._bindings[number], self._followers[number]
         self._leader.follow()
         with session.stepping():
             for name, tensor in replica.parameters.items():

@@ -37,12 +37,15 @@ class Newest(Weights):
         self.merge()
         return {name: alias(parameter) for name, parameter in self._parameters.items()}
 
-    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
+    def exchange(self, gradients: Tensors, weight: float) -> None:
         session = self._part.session
         session.begin_batch(weight)
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.pop(name, None)
         session.exchange_gradients()
+
+    def step(self, batch: int) -> None:
+        session = self._part.session
         self._follower.follow()
         session.optimizer.step()
         session.optimizer.zero_grad()
@@ -76,12 +79,25 @@ class Flush(Newest):
 class Stashing(Newest):
     """Both passes of a batch read the weights that were the newest at its forward."""
 
+    def __init__(self, part: StagePart, follower: Follower) -> None:
+        super().__init__(part, follower)
+        #: The batch whose weights were kept last, which are those of all its micro-batches.
+        self._kept: tuple[int, Tensors] = (0, {})
+
     def forward(self, batch: int) -> Binding:
+        if batch == self._kept[0]:
+            return Binding(self._kept[1])
         newest = self.newest()
         if warm_up(self._part.stage, self._part.num_stages) == 0:
             # At the last stage no update comes between.
             return Binding(newest)
-        return Binding({name: copied(tensor) for name, tensor in newest.items()})
+        self._kept = batch, {name: copied(tensor) for name, tensor in newest.items()}
+        return Binding(self._kept[1])
+
+    def step(self, batch: int) -> None:
+        super().step(batch)
+        if batch == self._kept[0]:
+            self._kept = 0, {}
 
 
 class VerticalSync(Newest):
@@ -106,8 +122,8 @@ class VerticalSync(Newest):
             del self._versions[old]
         return Binding(self._versions[version])
 
-    def apply(self, batch: int, gradients: Tensors, weight: float) -> None:
-        super().apply(batch, gradients, weight)
+    def step(self, batch: int) -> None:
+        super().step(batch)
         self._keep()
 
     def _keep(self) -> None:
