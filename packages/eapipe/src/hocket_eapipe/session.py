@@ -295,6 +295,10 @@ class PipelineSession(TrainingSession):
             )
         self.settle()
 
+    def compare_replicas(self, call: str) -> None:
+        for session in self._sessions:
+            session.compare_replicas(call)
+
     def describe(self) -> dict[str, Any]:
         strategy = {key: value for key, value in self.strategy.resolved().items() if key != "name"}
         engine = {field.name: getattr(self._engine, field.name) for field in fields(self._engine)}

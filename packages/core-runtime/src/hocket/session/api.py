@@ -76,6 +76,7 @@ class Attachment:
         peer: all ranks.
         initial: `rank0` or `keep`.
         on_nonfinite: `error` or `skip`.
+        on_difference: `average` or `error`.
         lanes: `host`, `nccl` or `gloo`.
         observer: is told of exchanges, waits and phases; None where nobody asks.
         make_optimizer: makes, of parameter groups, another optimizer like the given one, for engines that keep several
@@ -89,6 +90,7 @@ class Attachment:
     peer: Peer
     initial: str
     on_nonfinite: str
+    on_difference: str
     lanes: str
     observer: Observer | None
     make_optimizer: MakeOptimizer | None

@@ -43,6 +43,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = ...,
     on_nonfinite: Literal["error", "skip"] = ...,
+    on_difference: Literal["average", "error"] = ...,
     lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
@@ -58,6 +59,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = ...,
     on_nonfinite: Literal["error", "skip"] = ...,
+    on_difference: Literal["average", "error"] = ...,
     lanes: Literal["host", "nccl", "gloo"] = ...,
     peer: Peer | None = ...,
     observer: Observer | None = ...,
@@ -74,6 +76,7 @@ def attach(
     *,
     initial: Literal["rank0", "keep"] = "rank0",
     on_nonfinite: Literal["error", "skip"] = "error",
+    on_difference: Literal["average", "error"] = "average",
     lanes: Literal["host", "nccl", "gloo"] = "host",
     peer: Peer | None = None,
     observer: Observer | None = None,
@@ -97,6 +100,9 @@ def attach(
         on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
             rank and parameter, or all ranks `skip` it, that one alone where gradients are not exchanged. GradScaler's
             own skipping comes before either.
+        on_difference: what becomes of replicas that the strategy keeps equal, and that a look finds to differ: ranks
+            set them to their `average`, with a warning, or an `error` names the first parameter. Ranks look at
+            consensus, save and close, and every hundred rounds of gradients.
         lanes: what carries exchanges: the transport, in `host` memory; or torch's `nccl` (experimental) or `gloo`, from
             where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
@@ -116,6 +122,7 @@ def attach(
     for key, given, allowed in (
         ("initial", initial, ("rank0", "keep")),
         ("on_nonfinite", on_nonfinite, ("error", "skip")),
+        ("on_difference", on_difference, ("average", "error")),
         ("lanes", lanes, ("host", "nccl", "gloo")),
     ):
         if given not in allowed:
@@ -142,6 +149,7 @@ def attach(
         facts = _facts(model, optimizers, strategy, initial, on_nonfinite, observer, engine) | {
             "lanes": lanes,
             "statistics": list(statistics),
+            "on_difference": on_difference,
         }
     except AttachError as error:
         refusal = str(error)
@@ -156,6 +164,7 @@ def attach(
             peer,
             initial,
             on_nonfinite,
+            on_difference,
             lanes,
             observer,
             make_optimizer,

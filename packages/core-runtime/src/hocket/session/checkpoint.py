@@ -88,6 +88,7 @@ class Checkpoints:
                 f"the ranks save different steps: {told}. All ranks save after the same step"
             )
 
+        session.compare_replicas("session.save")
         with contextlib.ExitStack() as stack:  # what rank 0 holds meanwhile
 
             def begin() -> tuple[str, str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hocket.segment.partition import partition
+from hocket.segment.segment import wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.session.beside import Differing
 from hocket.session.optimizers import Optimizers
@@ -21,7 +22,7 @@ from hocket.strategy.exchange import Exchange
 from hocket.strategy.scope import Placement
 from hocket.transport.lane import Lane
 
-__all__ = ["Consensus", "OuterValues", "average_optimizers", "squared_distance"]
+__all__ = ["Consensus", "OuterValues", "average", "average_optimizers", "squared_distance"]
 
 
 class Consensus:
@@ -107,6 +108,13 @@ class OuterValues:
 
 
 @torch.no_grad()
+def average(tensors: Iterable[Tensor], lane: Lane) -> None:
+    """Set tensors to their mean over the lane's ranks; collective."""
+    for tensor in tensors:
+        set_to_mean(tensor, lane)
+
+
+@torch.no_grad()
 def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
     """Return the square of this rank's Euclidean distance from the ranks' mean; collective."""
     squares = 0.0
@@ -143,7 +151,8 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
 
 def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
     return {
-        key: str(tuple(v.shape)) if isinstance(v, Tensor) else type(v).__name__ for key, v in state.items()
+        key: f"{wire_dtype(v.dtype)} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
+        for key, v in state.items()
     }
 
 

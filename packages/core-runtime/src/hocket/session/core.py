@@ -175,6 +175,17 @@ class SessionCore(ABC):
         """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
 
     @abstractmethod
+    def compare_replicas(self, call: str) -> None:
+        """Look whether replicas are as equal as the strategy keeps them, and set them to their mean if not; collective.
+
+        Args:
+            call: what has brought the ranks together.
+
+        Raises:
+            DisagreementError: they are not, and that is to be an error.
+        """
+
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return the strategy as plain configuration, and what else a checkpoint's reader must have in common with
         its writer.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from torch import Tensor
 
 from hocket.errors import DisagreementError, ReplacedError
 from hocket.session.consensus import Consensus, OuterValues, average_optimizers, squared_distance
@@ -155,17 +157,23 @@ class Phases:
         self.settle()
         self.active.parameters.take_changes()
 
-    def set_to_mean(self, *, whole: bool = False) -> Consensus:
+    def set_to_mean(self, apart: Sequence[Tensor] = (), *, whole: bool = False) -> Consensus:
         """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.
 
         Equal values stay, bit for bit.
 
         Args:
+            apart: flat buffers of parameters that should be equal, and are not.
             whole: whether what has no mean becomes rank 0's on all ranks.
         """
         replica, exchange = self._replica, self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
         tensors = [] if self.replicas_equal or outer else list(replica.storage.flats)
+        tensors += [
+            flat
+            for flat in replica.storage.flats
+            if self.replicas_equal and any(flat is each for each in apart)
+        ]
         alone = replica.ranks.peer.size == 1
         beside = None if alone else replica.beside.differing(others=whole)
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer, beside)
@@ -191,11 +199,17 @@ class Phases:
         if told and self.replicas_equal:
             raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
 
-    def distance(self, gather: Callable[[Any], list[Any]]) -> float:
-        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
-        if self.replicas_equal:
+    def distance(self, gather: Callable[[Any], list[Any]], apart: Sequence[Tensor]) -> float:
+        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective.
+
+        Args:
+            gather: gives every rank's value, by rank.
+            apart: what should be equal, and is not.
+        """
+        tensors = [*(() if self.replicas_equal else self._replica.storage.flats), *apart]
+        if not tensors:
             return 0.0
-        squares = gather(squared_distance(self._replica.storage.flats, self._replica.lane))
+        squares = gather(squared_distance(tensors, self._replica.lane))
         distance: float = float(sum(squares) / len(squares)) ** 0.5
         return distance
 

@@ -18,6 +18,7 @@ from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import SharedClosure
 from hocket.session.consensus import Consensus
 from hocket.session.core import SessionState
+from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import found_inf, scaler_in_use, unscales_by
 from hocket.session.nonfinite import NonFiniteSteps
@@ -81,6 +82,12 @@ class Session(TrainingSession):
         self._told_of_mode = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer)
         self.stale = self._phases.stale
+        self._equality = EqualReplicas(
+            replica,
+            self._phases,
+            self.strategy.name or "the strategy",
+            averages=given.on_difference == "average",
+        )
         # Last, so that what fails above leaves no hook.
         try:
             self.optimizers.hook(self)
@@ -165,6 +172,7 @@ class Session(TrainingSession):
         self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
         self._step_of_batch = self.step
         self.state = SessionState.IDLE
+        self._equality.between_steps(self.step)
 
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
@@ -186,6 +194,7 @@ class Session(TrainingSession):
         if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
             self._note_unused("was followed by zero_grad() and another backward()")
         self._replica.check(take_values=False)  # the step may set them back (SAM)
+        self._equality.begin_round(self.step)
         self.state = SessionState.BACKWARD
         return self._weights.contribution()
 
@@ -284,6 +293,8 @@ class Session(TrainingSession):
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
         self._phases.go_on(self.step, self.gather)
+        if not self.epochs.under_way:  # else the next batch says that whatever belongs to the step is over
+            self._equality.between_steps(self.step)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
 
     def end_batch(self) -> None:
@@ -305,6 +316,7 @@ class Session(TrainingSession):
         if gradients is None or self.state is SessionState.EXCHANGED:
             self._end_step()
             return
+        self._equality.begin_round(self.step)
         gradients.take_part()
         if gradients.nonfinite_anywhere and scaler_in_use():
             self._end_step()  # the others' scalers leave it out
@@ -350,7 +362,8 @@ class Session(TrainingSession):
         self.settle_together()
         self._compare_steps("session.consensus")
         self._tell_of_mode()
-        return self._within(self._phases.set_to_mean(whole=True))
+        apart = self._equality.look("session.consensus", self.step, repairs=False)
+        return self._within(self._phases.set_to_mean(apart, whole=True))
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
@@ -384,10 +397,14 @@ class Session(TrainingSession):
         self.meet("session.consensus_distance")
         self.settle_together()
         self._compare_steps("session.consensus_distance")
-        return self._phases.distance(self.gather)
+        apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
+        return self._phases.distance(self.gather, apart)
 
     def _compare_steps(self, call: str) -> None:
         self._phases.compare_steps(self.step, self._num_unused, call)
+
+    def compare_replicas(self, call: str) -> None:
+        self._equality.look(call, self.step, repairs=True)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
@@ -438,6 +455,7 @@ class Session(TrainingSession):
         self.heed_no_signal(together=True)
         self._phases.finish()
         self._compare_steps("the session's end")
+        self.compare_replicas("the session's end")
         self.state = SessionState.CLOSED
         self._phases.close()
         if self._streamed is not None:

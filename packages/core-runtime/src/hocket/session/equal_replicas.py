@@ -1,0 +1,202 @@
+"""Replicas that a strategy keeps equal, looked at: by checksums, wherever ranks meet and every so many rounds.
+
+A strategy says that replicas stay equal; what a rank does to its own weights (a row that its batch rescales, a file
+that it alone loads) nobody sends. Checksums are of bits, in order, and are read where the parameters lie.
+
+Between meetings ranks ask each other every `ROUNDS` rounds of gradients: after a step. The answer is heard when the
+next round begins, which takes all ranks, so that it has come by then, and acted on after that round's step. What
+differs for a moment within a step (a rank's own perturbation, SAM's) is no difference.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hocket.errors import DisagreementError
+from hocket.session.beside import checksum
+from hocket.session.consensus import average, average_optimizers, squared_distance
+from hocket.session.phases import Phases
+from hocket.session.ranks import differing
+from hocket.session.replica import Replica
+from hocket.transport.peer import gather
+from hocket.transport.request import Request
+
+__all__ = ["ROUNDS", "EqualReplicas"]
+
+_log = logging.getLogger("hocket")
+
+#: After so many rounds of gradients ranks compare their replicas: one read of them, where each round reads them often.
+ROUNDS = 100
+
+
+class EqualReplicas:
+    """The ranks' replicas, as far as they should be equal: parameters by the strategy, and frozen ones.
+
+    Args:
+        replica: this rank's.
+        phases: know whether the strategy keeps replicas equal.
+        strategy: its name, for messages.
+        averages: whether replicas that differ are set to their mean, with a warning; else that is an error.
+    """
+
+    def __init__(self, replica: Replica, phases: Phases, strategy: str, *, averages: bool) -> None:
+        self._replica, self._phases = replica, phases
+        self._strategy, self._averages = strategy, averages
+        self._peer = replica.ranks.peer
+        self._rounds, self._next = 0, ROUNDS
+        self._asked: Request | None = None
+        self._own = np.empty(0, np.uint8)  # held as long as it is sent
+        self._found = False
+        self._times_told = 0
+
+    def between_steps(self, step: int) -> None:
+        """Ask for the other ranks' checksums where that is due, and deal with replicas that were found to differ."""
+        if self._found:
+            self.look("training", step, repairs=True)
+        elif self._rounds >= self._next:
+            self._replica.storage.take_values()
+            self._ask()
+
+    def begin_round(self, step: int) -> None:
+        """Take note of a round of gradients that all ranks begin, and of the checksums that were asked for."""
+        if self._found:  # and this rank has not stepped since
+            self.look("training", step, repairs=True)
+        if self._rounds >= self._next:
+            self._ask()
+            self._hear()
+        self._rounds += 1
+
+    def look(self, call: str, step: int, *, repairs: bool) -> list[Tensor]:
+        """Compare the replicas; collective, with nothing under way.
+
+        Args:
+            call: what has brought the ranks together.
+            step: how many steps have ended.
+            repairs: whether replicas that differ are set to their mean here, where they are no error.
+
+        Returns:
+            What differs, where that was left: flat buffers of parameters, and frozen parameters.
+
+        Raises:
+            DisagreementError: they differ, and that is an error.
+        """
+        if self._rounds >= self._next:
+            self._ask()
+            self._hear()
+        self._found = False
+        frozen = self._frozen() if self._replica.begins_equal else {}
+        tensors = [*(self._replica.storage.flats if self._phases.replicas_equal else ()), *frozen.values()]
+        if self._peer.size == 1 or not tensors:
+            return []
+        sums = [checksum(tensor) for tensor in tensors]
+        told = self._peer.allgather_bytes(np.array(sums, np.uint32).tobytes(), what=call)
+        if all(of_rank == told[0] for of_rank in told):
+            return []
+        by_rank = [np.frombuffer(of_rank, np.uint32) for of_rank in told]
+        apart = [t for number, t in enumerate(tensors) if len({int(of[number]) for of in by_rank}) > 1]
+        numbers = [tensor for tensor in apart if tensor.is_floating_point()]
+        squares = gather(self._peer, squared_distance(numbers, self._replica.lane))
+        distance = float(sum(squares) / len(squares)) ** 0.5
+        if numbers == apart and distance == 0.0:  # zeros of either sign
+            return []
+        self._tell(call, step, distance, frozen)
+        if repairs:
+            average(numbers, self._replica.lane)
+            if self._phases.replicas_equal:  # else they would part again
+                average_optimizers(
+                    self._replica.optimizers, self._replica.lane, lambda value: gather(self._peer, value)
+                )
+            return []
+        return numbers
+
+    def _ask(self) -> None:
+        phases = self._phases
+        exchanges = phases.active.strategy.gradients
+        waits = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
+        if not (phases.replicas_equal and phases.active.gradients and waits and self._peer.size > 1):
+            self._next = self._rounds + ROUNDS
+        elif self._asked is None:
+            sums = [checksum(flat) for flat in self._replica.storage.flats]
+            self._own = np.array(sums, np.uint32).view(np.uint8)
+            room = np.empty((self._peer.size, self._own.size), np.uint8)
+            self._asked = self._replica.lane.iallgather(self._own, room)
+
+    def _hear(self) -> None:
+        if self._asked is not None:
+            told = self._asked.wait()
+            self._asked, self._next = None, self._rounds + ROUNDS
+            self._found = any(bytes(of_rank) != bytes(told[0]) for of_rank in told)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """Return the parameters that were frozen when the session was attached, by name."""
+        trained = self._replica.storage.parameters
+        return {name: p.detach() for name, p in self._replica.model.named_parameters() if name not in trained}
+
+    def _tell(self, call: str, step: int, distance: float, frozen: dict[str, Tensor]) -> None:
+        """Say which parameters differ, by how much, and what may have done it."""
+        values = {name: p.detach() for name, p in self._replica.storage.parameters.items()} | frozen
+        sums = gather(self._peer, [checksum(value) for value in values.values()])
+        names = [name for number, name in enumerate(values) if len({of[number] for of in sums}) > 1]
+        number = list(values).index(names[0])
+        others = [rank for rank, of in enumerate(sums) if of[number] != sums[0][number]]
+        whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank 0"
+        told = (
+            f"the ranks' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
+            f"{len(names)} of {len(values)} parameters, first {names[0]}, of which {whose} hold different values; "
+            f"root mean square distance from their mean {distance:.3g}"
+        )
+        causes = self._causes()
+        if not self._averages:
+            raise DisagreementError(f"{told}. {causes}")
+        self._times_told += 1
+        if self._peer.rank == 0 and self._times_told == 1:
+            _log.warning(
+                "%s. %s. Consensus, save, close, and a look every %d rounds set replicas to their mean; "
+                "hocket.attach(..., on_difference='error') ends the job instead",
+                told,
+                causes,
+                ROUNDS,
+            )
+        elif self._peer.rank == 0 and self._times_told & (self._times_told - 1) == 0:
+            _log.warning("%s. So they did %d times", told, self._times_told)
+
+    def _causes(self) -> str:
+        """Return what may have done it, the surest first; collective."""
+        kinds = differing(self._peer, {"optimizer's state": _kinds(self._replica)})
+        embeddings = nn.Embedding, nn.EmbeddingBag
+        scaling = [
+            name or "the model"
+            for name, module in self._replica.model.named_modules()
+            if isinstance(module, embeddings) and module.max_norm is not None
+        ]
+        known = []
+        if scaling:
+            known.append(
+                f"module {scaling[0]} has max_norm, by which each rank rescales the rows of its own batch"
+            )
+        if kinds:
+            known.append(f"optimizers remember different things:\n{kinds}\n")
+        known.append(
+            "weights that were loaded, or written, on some ranks only; gradients that a rank changed by itself between "
+            "backward() and optimizer.step() (noise, clipping by a norm of its own); an optimizer's state that was "
+            "loaded or cast on some ranks only; machines or numbers of threads that round sums differently"
+        )
+        return f"Likely causes: {'; '.join(known)}"
+
+
+def _kinds(replica: Replica) -> dict[str, Any]:
+    """Return what the optimizers remember of each parameter: its names and dtypes."""
+    return {
+        name: {key: _kind(value) for key, value in replica.optimizers.state_of(parameter).items()}
+        for name, parameter in replica.storage.parameters.items()
+    }
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return type(value).__name__
