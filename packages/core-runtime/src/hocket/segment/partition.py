@@ -26,6 +26,7 @@ __all__ = [
     "Span",
     "named_spans",
     "partition",
+    "unusual_strides",
 ]
 
 #: Every parameter starts at a multiple of this within its buffer, as it would in an allocation of its own: vector
@@ -194,6 +195,20 @@ def partition(
     for span in reversed(spans) if backward else spans:
         groups.setdefault((span.dtype, span.device), []).append(span)
     return [_packed(run) for group in groups.values() for run in segmentation.cut(group)]
+
+
+def unusual_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int] | None:
+    """Return the strides of axes longer than 1, where elements lie in another order than that of their axes; else None.
+
+    Elements of tensors of one shape for which this is the same lie in one order.
+    """
+    axes = [(length, stride) for length, stride in zip(shape, strides, strict=True) if length > 1]
+    expected = 1
+    for length, stride in reversed(axes):
+        if stride != expected:
+            return [stride for _, stride in axes]
+        expected *= length
+    return None
 
 
 def _packed(run: list[Span]) -> list[Span]:

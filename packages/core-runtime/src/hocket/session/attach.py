@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hocket.errors import AttachError
 from hocket.plugin import CORE
+from hocket.segment.partition import unusual_strides
 from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
@@ -193,7 +194,7 @@ def _facts(
         "on_nonfinite": on_nonfinite,
         "observer": type(observer).__name__,
         "optimizer": optimizers.kind,
-        "parameter": {name: _description(p) for name, p in model.named_parameters()},
+        "parameter": {name: _description(p) + _order(p) for name, p in model.named_parameters()},
         # What lies where in the buffers that are exchanged: the same names in another order are other parameters.
         "parameters in order": list(names.values()),
         "frozen": {name: True for name, p in model.named_parameters() if not p.requires_grad},
@@ -208,3 +209,9 @@ def _facts(
 
 def _description(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _order(parameter: Tensor) -> str:
+    """Return in which order a parameter's elements lie, if it is trained and the order is not that of its axes."""
+    strides = unusual_strides(parameter.shape, parameter.stride()) if parameter.requires_grad else None
+    return "" if strides is None else f", strides {strides} (channels_last, or transposed?)"

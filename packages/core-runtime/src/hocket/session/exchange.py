@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from hocket.checkpoint.tree import flatten
 from hocket.collective.api import Channel, Outcome
 from hocket.compressor.api import footprint_of
+from hocket.errors import CheckpointError
 from hocket.progress import ProgressEngine
+from hocket.segment.partition import unusual_strides
 from hocket.segment.segment import Segment
 from hocket.session.send_window import SendWindow
 from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
@@ -290,10 +293,38 @@ class ActiveExchange:
                     "companions": segment.incoming_trailer,
                 }
         rounds = {str(index): round for index, round in self.rounds.items()}
-        return {"rounds": rounds, "channel": self.channel.state_dict(), "pending": pending}
+        return {
+            "rounds": rounds,
+            "channel": self.channel.state_dict(),
+            "pending": pending,
+            "strides": self._strides(),
+        }
+
+    def _strides(self) -> dict[str, list[int]]:
+        """Return in which order the elements of parameters lie in segments, where it is not that of their axes."""
+        spans = [span for segment in self.segments for span in segment.spans]
+        found = {span.name: unusual_strides(span.shape, span.stride) for span in spans}
+        return {name: strides for name, strides in found.items() if strides is not None}
+
+    def _check_strides(self, state: dict[str, Any]) -> None:
+        """Refuse residuals and messages whose elements lie in another order than these parameters'."""
+        now, then = self._strides(), state["strides"]
+        differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+        if differing and (state["pending"] or flatten(state["channel"])[1]):
+            raise CheckpointError(
+                f"{self.exchange.name}: parameter {differing[0]} lies in memory in another order than when this was "
+                f"saved (channels_last?): strides {now.get(differing[0], 'of its axes in order')}, and "
+                f"{then.get(differing[0], 'of its axes in order')} then. What the exchange keeps is in that order: "
+                "give the model the memory format that it had, before attach"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank; nothing is under way."""
+        """Continue from what `state_dict` returned on this rank; nothing is under way.
+
+        Raises:
+            CheckpointError: it is of parameters whose elements lay in another order, and that matters.
+        """
+        self._check_strides(state)
         self.rounds = {segment.index: state["rounds"][str(segment.index)] for segment in self.segments}
         # What is pending has been started.
         begun = {index: round + (index in state["pending"]) for index, round in self.rounds.items()}
