@@ -34,7 +34,10 @@ ROUNDS = 100
 
 
 class EqualReplicas:
-    """The ranks' replicas, as far as they should be equal: parameters by the strategy, and frozen ones.
+    """The ranks' replicas where the strategy keeps them equal: all parameters, frozen ones too.
+
+    Not buffers, of which most are statistics of its own batches. Where replicas differ, frozen parameters may, too:
+    a teacher within the model follows its own student.
 
     Args:
         replica: this rank's.
@@ -88,10 +91,10 @@ class EqualReplicas:
             self._ask()
             self._hear()
         self._found = False
-        frozen = self._frozen() if self._replica.begins_equal else {}
-        tensors = [*(self._replica.storage.flats if self._phases.replicas_equal else ()), *frozen.values()]
-        if self._peer.size == 1 or not tensors:
+        if self._peer.size == 1 or not self._phases.replicas_equal:
             return []
+        frozen = self._frozen()
+        tensors = [*self._replica.storage.flats, *frozen.values()]
         sums = [checksum(tensor) for tensor in tensors]
         told = self._peer.allgather_bytes(np.array(sums, np.uint32).tobytes(), what=call)
         if all(of_rank == told[0] for of_rank in told):
@@ -106,10 +109,10 @@ class EqualReplicas:
         self._tell(call, step, distance, frozen)
         if repairs:
             average(numbers, self._replica.lane)
-            if self._phases.replicas_equal:  # else they would part again
-                average_optimizers(
-                    self._replica.optimizers, self._replica.lane, lambda value: gather(self._peer, value)
-                )
+            # Else they would part again.
+            average_optimizers(
+                self._replica.optimizers, self._replica.lane, lambda value: gather(self._peer, value)
+            )
             return []
         return numbers
 
