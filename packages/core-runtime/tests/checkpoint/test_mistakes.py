@@ -77,6 +77,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def flip_last(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def change_manifest(**changes: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = {**json.loads(path.read_text()), **changes}
@@ -91,8 +97,10 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
         ("rank-0001.safetensors", truncate, r"rank-0001.safetensors: expected \d+ bytes, found \d+; the checkpoint"),
         ("rank-0001.safetensors", Path.unlink, r"rank-0001.safetensors: expected \d+ bytes, it is missing"),
         ("rank-0001.safetensors", flip, "rank 1: .*rank-0001.safetensors is damaged, or no rank's state"),
+        ("rank-0001.safetensors", flip_last, "rank 1: .*rank-0001.safetensors does not hold what was written"),
+        ("manifest.json", change_manifest(checksums={}), "manifest.json is damaged: checksums: found "),
         ("manifest.json", truncate, "manifest.json is damaged"),
-        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 2"),
+        ("manifest.json", change_manifest(format=1), "format: found 1, written by hocket-core .* reads 3"),
         ("manifest.json", change_manifest(step=None), "manifest.json is damaged: found run, ranks, "),
         ("manifest.json", Path.unlink, "there is no complete checkpoint in .*; step-00000003 is incomplete"),
     ],
@@ -100,6 +108,13 @@ def change_manifest(**changes: Any) -> Callable[[Path], None]:
 def test_damage(name: str, damage: Callable[[Path], object], expected: str, saved: Path) -> None:
     damage(saved / "step-00000003" / name)
     assert re.search(expected, refused(TRAINING, saved))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_changed_bit_is_noticed_by_another_number_of_ranks(ranks: int, saved: Path) -> None:
+    flip_last(saved / "step-00000003" / "rank-0001.safetensors")
+    with pytest.raises(CheckpointError, match=r"rank-0001\.safetensors does not hold what was written"):
+        on_ranks(ranks, TRAINING, load=saved)
 
 
 def test_one_checkpoint_can_be_named(saved: Path) -> None:

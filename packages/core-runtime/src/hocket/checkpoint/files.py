@@ -8,10 +8,11 @@ at once and refuses views of one flat buffer that it cannot tell apart.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,7 @@ from hocket.errors import CheckpointError
 
 __all__ = [
     "StateFile",
+    "Written",
     "describe",
     "mean_of_mappings",
     "mean_of_section",
@@ -59,20 +61,33 @@ _STRUCTURE, _RUN = "hocket", "run"
 _HEADER_BYTES = 100_000_000
 
 
+#: Bytes that are read at once.
+_CHUNK_BYTES = 1 << 24
+
+
+class Written(NamedTuple):
+    """What tells a file that was written from one that is damaged.
+
+    Attributes:
+        size: in bytes.
+        checksum: CRC-32 of all of it.
+    """
+
+    size: int
+    checksum: int
+
+
 def describe(tensor: Tensor) -> str:
     """Return a tensor's dtype and shape in words, such as `float32[3, 4]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> int:
+def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
     """Write nested state into a file, durably, and look whether it reads back; copies a tensor at a time, if at all.
 
     Args:
         state: sections of what `flatten` takes, by name.
         run: the id of whoever saves.
-
-    Returns:
-        The file's size in bytes.
 
     Raises:
         CheckpointError: a value that cannot be saved, or not be read again.
@@ -87,9 +102,15 @@ def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> int:
     header = _header(ordered, metadata)
     if len(header) > _HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
-    size = write_durably(path, lambda file: _write(file, header, ordered.values()))
+    checksum = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal checksum
+        checksum = _write(file, header, ordered.values())
+
+    size = write_durably(path, write)
     with StateFile(path):
-        return size
+        return Written(size, checksum)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -137,13 +158,19 @@ def _too_long(size: int, structure: Any) -> str:
     )
 
 
-def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> None:
-    file.write(len(header).to_bytes(8, "little") + header)
+def _write(file: BinaryIO, header: bytes, tensors: Iterable[Tensor]) -> int:
+    """Write all of a file; return its checksum."""
+    start = len(header).to_bytes(8, "little") + header
+    file.write(start)
+    checksum = zlib.crc32(start)
     for tensor in tensors:
         value = tensor.to("cpu").contiguous()
         # Not `reshape`: it keeps the odd strides that tensors of 0 or 1 elements may have.
         flat = value.as_strided((value.numel(),), (1,))
-        file.write(flat.view(torch.uint8).numpy().data)
+        data = flat.view(torch.uint8).numpy().data
+        file.write(data)
+        checksum = zlib.crc32(data, checksum)
+    return checksum
 
 
 class StateFile:
@@ -169,6 +196,25 @@ class StateFile:
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged, or no rank's state: {error}") from error
         self._names: list[str] = list(self._file.keys())
+
+    def check_content(self, expected: int) -> None:
+        """Look whether the file still holds what was written, all of which is read.
+
+        Args:
+            expected: its checksum.
+
+        Raises:
+            CheckpointError: a bit of it has changed.
+        """
+        found = 0
+        with self.path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                found = zlib.crc32(chunk, found)
+        if found != expected:
+            raise CheckpointError(
+                f"{self.path} does not hold what was written (checksum {found:08x}, expected {expected:08x}): a disk "
+                "or a copy has changed some of this rank's state. Load another checkpoint, by its own directory's name"
+            )
 
     def structure(self, section: str) -> Any:
         """Return a section's structure, which two states share if they differ in tensors alone."""

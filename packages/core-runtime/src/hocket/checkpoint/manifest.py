@@ -18,7 +18,7 @@ __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 MANIFEST = "manifest.json"
 
 #: Counts up with each change that an older version could not read.
-FORMAT = 2
+FORMAT = 3
 
 _MOVE = "move it away, and the newest before it is taken"
 
@@ -36,6 +36,7 @@ class Manifest:
         strategy: as `Strategy.resolved` gives it.
         versions: of hocket-core, torch and the plugins that were loaded, by package.
         files: the size of each rank's file in bytes, by name.
+        checksums: of each rank's file, by name.
         format: of all this.
     """
 
@@ -47,6 +48,7 @@ class Manifest:
     strategy: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, int]
+    checksums: dict[str, int]
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
@@ -116,6 +118,12 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
             isinstance(value, dict) and all(type(each) is int and each > 0 for each in value.values())
         ),
     ),
+    "checksums": (
+        "the checksum of each rank's file",
+        lambda value: (
+            isinstance(value, dict) and all(type(each) is int and each >= 0 for each in value.values())
+        ),
+    ),
     "format": ("a number", lambda value: type(value) is int),
 }
 
@@ -131,8 +139,9 @@ def _problem(content: Any) -> str:
     for name, (words, is_right) in _FIELDS.items():
         if not is_right(content[name]):
             return f"{name}: found {_shown(content[name])}, expected {words}"
-    if content["files"].keys() != set(map(rank_file, range(content["ranks"]))):
-        return f"files: found {_shown(sorted(content['files']))}, expected one of each of {content['ranks']} ranks"
+    for name in ("files", "checksums"):
+        if content[name].keys() != set(map(rank_file, range(content["ranks"]))):
+            return f"{name}: found {_shown(sorted(content[name]))}, expected one of each of {content['ranks']} ranks"
     return ""
 
 

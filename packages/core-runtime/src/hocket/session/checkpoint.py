@@ -17,6 +17,7 @@ from hocket.checkpoint import folder as folders
 from hocket.checkpoint.collectively import collectively, on_rank_0
 from hocket.checkpoint.files import (
     StateFile,
+    Written,
     describe,
     mean_of_mappings,
     mean_of_section,
@@ -97,12 +98,12 @@ class Checkpoints:
 
             name, run = on_rank_0(peer, begin)
             path = folder / name
-            sizes = collectively(
+            written = collectively(
                 peer, lambda: write_state(path / rank_file(peer.rank), self._state_dict(), run)
             )
 
             def end() -> str:
-                self._manifest(sizes).write(path)
+                self._manifest([Written(*each) for each in written]).write(path)
                 session.saved = folders.finish(path)
                 if keep is not None:
                     folders.keep_newest(folder, keep, run)
@@ -128,6 +129,9 @@ class Checkpoints:
                 for file in files:
                     _check_run(manifest, file)
                 self._check(manifest, files[0])
+                # Of several ranks' files each of these ranks reads its share.
+                for file in files if len(files) == 1 else files[peer.rank :: peer.size]:
+                    file.check_content(manifest.checksums[file.path.name])
 
             collectively(peer, check)
             manifest = Manifest.read(path)
@@ -204,7 +208,7 @@ class Checkpoints:
         for name, given in self._more.items():
             load_into(given, saved[name], f"{path}: more/{name}")
 
-    def _manifest(self, sizes: Sequence[int]) -> Manifest:
+    def _manifest(self, written: Sequence[Written]) -> Manifest:
         session = self._session
         return Manifest(
             run=session.run_id,
@@ -214,7 +218,8 @@ class Checkpoints:
             optimizer=session.optimizers.kind,
             strategy=session.describe(),
             versions=_versions(),
-            files={rank_file(rank): size for rank, size in enumerate(sizes)},
+            files={rank_file(rank): each.size for rank, each in enumerate(written)},
+            checksums={rank_file(rank): each.checksum for rank, each in enumerate(written)},
         )
 
     def _check(self, manifest: Manifest, file: StateFile) -> None:
