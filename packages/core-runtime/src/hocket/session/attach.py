@@ -14,6 +14,7 @@ from hocket.errors import AttachError
 from hocket.plugin import CORE
 from hocket.segment.partition import unusual_strides
 from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
+from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import agree
@@ -24,7 +25,6 @@ from hocket.session.refusals import (
     check_optimizer_terms,
     needs_closure,
     refuse_closure,
-    refuse_wrapping,
 )
 from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
@@ -139,7 +139,7 @@ def attach(
     refusal = None
     try:
         check(model, optimizers)
-        refuse_wrapping()
+        watch_ddp()
         check_statistics(model, statistics)
         check_devices(model, strategy, peer)
         check_lanes(lanes, model, strategy, whole=isinstance(engine, DataParallel))

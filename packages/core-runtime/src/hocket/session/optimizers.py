@@ -7,7 +7,7 @@ the step before. Optimizers within an attached one (SAM's `base_optimizer`) coun
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import zip_longest
 from types import FrameType
@@ -19,10 +19,19 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from hocket.errors import AttachError, ReplacedError
+from hocket.errors import AttachError, ReplacedError, SessionError
+from hocket.session.autograd import current_backward
 from hocket.session.grad_scaler import watch_skips
 
-__all__ = ["Closure", "Optimizers", "Stepped", "is_attached", "parameters_of"]
+__all__ = [
+    "Closure",
+    "Optimizers",
+    "Stepped",
+    "is_attached",
+    "parameters_of",
+    "refuse_within_backward",
+    "sessions_with",
+]
 
 Closure = Callable[[], Any]
 
@@ -44,6 +53,13 @@ class Stepped(Protocol):
 
     def holds(self, parameter: Any) -> bool:
         """Return whether a parameter is one of the session's."""
+
+    def called_by_ddp(self, ranks: int) -> None:
+        """Take note that the model is about to be called by DistributedDataParallel over so many ranks.
+
+        Raises:
+            SessionError: both would average.
+        """
 
 
 class Optimizers:
@@ -214,7 +230,9 @@ class Optimizers:
         shared = [p for group in optimizer.param_groups for p in group["params"] if self._holds(p)]
         if not shared:
             self._unrelated.add(optimizer)
-        elif any(parameter.grad is not None for parameter in shared):
+            return
+        refuse_within_backward(optimizer)
+        if any(parameter.grad is not None for parameter in shared):
             raise AttachError(
                 f"an optimizer ({type(optimizer).__name__}) that is not attached steps {len(shared)} of the session's "
                 "parameters: attach all of the model's optimizers, hocket.attach(model, [first, second], ...)"
@@ -228,6 +246,33 @@ _hooked: WeakSet[Optimizers] = WeakSet()
 def is_attached(parameter: object) -> bool:
     """Return whether a session that is not closed holds a parameter."""
     return any(optimizers._holds(parameter) for optimizers in list(_hooked))
+
+
+def sessions_with(parameters: Iterable[Tensor]) -> list[Stepped]:
+    """Return the sessions that are not closed and hold one of the parameters or more."""
+    held = list(_hooked) and list(parameters)
+    return [
+        each._session for each in list(_hooked) if each._session is not None and any(map(each._holds, held))
+    ]
+
+
+def refuse_within_backward(optimizer: Optimizer, where: str = "") -> None:
+    """Refuse a step that a gradient's hook makes, before the gradients that it needs have been exchanged.
+
+    Args:
+        optimizer: about to step.
+        where: begins the message.
+
+    Raises:
+        SessionError: a backward is under way.
+    """
+    if current_backward() >= 0:
+        raise SessionError(
+            f"{where}{type(optimizer).__name__}.step() was called within backward() (by a gradient's hook, or "
+            "_apply_optimizer_in_backward), where gradients are not the other ranks' yet: nothing would be learned, or "
+            "replicas would part. Leave the hooks out, attach one optimizer over all parameters, and step it after "
+            "backward()"
+        )
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:

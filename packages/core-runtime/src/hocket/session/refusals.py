@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
@@ -29,7 +27,6 @@ __all__ = [
     "check_optimizer_terms",
     "needs_closure",
     "refuse_closure",
-    "refuse_wrapping",
 ]
 
 
@@ -60,26 +57,6 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
                 f"parameter {name} is in a session that is not closed (a notebook's cell run again?): close that one "
                 "first, session.close(), or leave its `with` block"
             )
-
-
-@cache
-def refuse_wrapping() -> None:
-    """Refuse, from now on, to wrap a model in DistributedDataParallel that is in a session.
-
-    Its hooks come after the session's, which has sent the gradients: both would average, and optimizers get zeros.
-    """
-    build = DistributedDataParallel.__init__
-
-    @wraps(build)
-    def refusing(self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if any(is_attached(parameter) for parameter in module.parameters()):
-            raise AttachError(
-                "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
-                "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
-            )
-        build(self, module, *args, **kwargs)
-
-    DistributedDataParallel.__init__ = refusing  # type: ignore[method-assign]
 
 
 def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
@@ -167,8 +144,8 @@ def _check_modules(model: nn.Module) -> None:
         what = f"module {name!r}" if name else "the model"
         if _is_a(module, "torch.nn.parallel.distributed", "DistributedDataParallel"):
             raise AttachError(
-                f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: "
-                "attach the plain model (ddp.module)"
+                f"{what} is wrapped in DistributedDataParallel, which would average the gradients a second time: leave "
+                "it out, attach the plain model, and call that (not ddp(x))"
             )
         if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(
             module, "_get_fsdp_state"
@@ -195,6 +172,10 @@ def _check_parameter(name: str, parameter: Any) -> None:
         parameter.data, "torch.distributed", "DTensor"
     ):
         raise AttachError(f"parameter {name} is a DTensor: a session needs whole parameters on every rank")
+    if getattr(parameter, "_fsdp_flattened", False):  # the module within, of which each rank holds a shard
+        raise AttachError(
+            f"parameter {name} is sharded by FSDP: a session needs whole parameters on every rank"
+        )
     if parameter.is_meta:
         raise AttachError(
             f"parameter {name} is on the meta device and holds no values: materialise it (to_empty)"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, SessionError
 from hocket.plugin import default_registry
 from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
 from hocket.session.checkpoint import ReplicaState, tensors_of
@@ -22,7 +22,7 @@ from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import found_inf, scaler_in_use, unscales_by
 from hocket.session.nonfinite import NonFiniteSteps
-from hocket.session.optimizers import Closure, parameters_of
+from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
 from hocket.session.phases import ActivePhase, Phases
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
@@ -125,6 +125,18 @@ class Session(TrainingSession):
     def holds(self, parameter: Any) -> bool:
         return id(parameter) in self._held
 
+    def called_by_ddp(self, ranks: int) -> None:
+        between = ranks < self.size and not any(each.gradients for each in self.strategy.in_turn)
+        if ranks > 1 and not between:
+            raise SessionError(
+                f"rank {self.rank}: DistributedDataParallel calls the session's model at step {self.step}, and "
+                f"averages gradients over {ranks} ranks, beside what {self.strategy.name or 'the strategy'} exchanges. "
+                "Three ways out: without it (call the plain model, not ddp(x)); without a session (with "
+                "hocket.compressor.ddp.ddp_comm_hook, if need be); or DistributedDataParallel over a group of a host's "
+                "ranks (process_group=...), and between them a strategy that exchanges parameters only "
+                "(periodic_average, diloco)"
+            )
+
     # ---- for scripts and engines -------------------------------------------------------------------------------
 
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
@@ -203,6 +215,7 @@ class Session(TrainingSession):
 
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         self.require("optimizer.step()", training=True)
+        refuse_within_backward(optimizer, f"rank {self.rank}, step {self.step}: ")
         if optimizer not in self.optimizers.waiting:
             # A second step: the first ended without the other optimizers.
             self._end_step_before()

@@ -1,0 +1,44 @@
+"""DistributedDataParallel around a model that is in a session: noticed when it is built, and when it is called.
+
+Its hooks come after the session's, or before: both would average, or optimizers get zeros. A model that has been in it,
+and is called by itself, is as good as any: its hooks do nothing then.
+"""
+
+from __future__ import annotations
+
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hocket.errors import AttachError
+from hocket.session.optimizers import is_attached, sessions_with
+
+__all__ = ["watch_ddp"]
+
+
+@cache
+def watch_ddp() -> None:
+    """Refuse, from now on, what DistributedDataParallel would do to a model in a session."""
+    build, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+
+    @wraps(build)
+    def refusing(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if any(is_attached(parameter) for parameter in module.parameters()):
+            raise AttachError(
+                "a model that is in a session is about to be wrapped in DistributedDataParallel, by you or by a "
+                "library (accelerator.prepare(model)), and gradients would be averaged twice: train the plain model"
+            )
+        build(self, module, *args, **kwargs)
+
+    @wraps(forward)
+    def noticing(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        # Without gradients, or within no_sync, it averages nothing.
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            for session in sessions_with(self.module.parameters()):
+                session.called_by_ddp(self.process_group.size())
+        return forward(self, *inputs, **kwargs)
+
+    DistributedDataParallel.__init__ = refusing  # type: ignore[method-assign]
+    DistributedDataParallel.forward = noticing  # type: ignore[method-assign]
