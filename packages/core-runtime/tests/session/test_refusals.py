@@ -47,7 +47,7 @@ def test_ddp() -> None:
 
     wrapped = DistributedDataParallel(mlp())
     refused(
-        r"^the model is wrapped in DistributedDataParallel.*attach the plain model \(ddp\.module\)", wrapped
+        r"^the model is wrapped in DistributedDataParallel.*attach the plain model, and call that", wrapped
     )
     refused("^module '0' is wrapped in DistributedDataParallel", nn.Sequential(wrapped))
     # Afterwards, too, and no longer once the session is closed.

@@ -259,6 +259,17 @@ class ActiveExchange:
         self._stage_in(segment)
         return outcome
 
+    def receive(self, segment: Segment) -> Outcome:
+        """Wait until `segment.incoming` holds this round's combination, which stays to be finished."""
+        outcome = self.wait(segment)
+        self._stage_in(segment)
+        return outcome
+
+    def put_back(self, segment: Segment, outcome: Outcome) -> None:
+        """Let a round that was finished, whose combination `segment.incoming` holds again, be one that has come."""
+        self._requests[segment.index] = Finished(outcome)
+        self.rounds[segment.index] -= 1
+
     def _stage_in(self, segment: Segment) -> None:
         if self.channel.packing is None:
             segment.stage_in()
@@ -284,8 +295,7 @@ class ActiveExchange:
         pending = {}
         for segment in self.segments:
             if self.started(segment):
-                outcome = self.wait(segment)
-                self._stage_in(segment)
+                outcome = self.receive(segment)
                 pending[segment.index] = {
                     "outcome": dataclasses.astuple(outcome),
                     "outgoing": segment.outgoing[: segment.numel],

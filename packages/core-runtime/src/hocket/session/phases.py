@@ -18,6 +18,7 @@ from hocket.session.phase_opener import PhaseOpener
 from hocket.session.ranks import differing
 from hocket.session.replica import Replica
 from hocket.session.stale_gradients import StaleGradients
+from hocket.session.under_way import UnderWay
 from hocket.strategy.equality import results
 from hocket.strategy.exchange import GRADIENTS, Overlap
 from hocket.strategy.strategy import Strategy
@@ -156,6 +157,12 @@ class Phases:
         """Finish what is under way on any rank, so that the replicas' mean is what it will be; collective."""
         self.settle()
         self.active.parameters.take_changes()
+
+    def keep(self) -> UnderWay:
+        """Return a place to come back to after `settle` or `settle_together`, which merge what is under way."""
+        self._replica.check(take_values=True)
+        self.active.parameters.merge_forward()
+        return UnderWay(self.active.parameters.exchanges, self._replica.storage.flats)
 
     def set_to_mean(self, apart: Sequence[Tensor] = (), *, whole: bool = False) -> Consensus:
         """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from hocket.session.optimizers import Closure, parameters_of, refuse_within_back
 from hocket.session.phases import ActivePhase, Phases
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
+from hocket.session.under_way import UnderWay
 from hocket.session.weights import Contribution
 
 __all__ = ["Session"]
@@ -372,11 +373,12 @@ class Session(TrainingSession):
         self.require("session.consensus")
         self.meet("session.consensus")
         self._end_partial_step()
+        under_way = self._phases.keep()
         self.settle_together()
         self._compare_steps("session.consensus")
         self._tell_of_mode()
         apart = self._equality.look("session.consensus", self.step, repairs=False)
-        return self._within(self._phases.set_to_mean(apart, whole=True))
+        return self._within(self._phases.set_to_mean(apart, whole=True), under_way)
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
@@ -391,27 +393,42 @@ class Session(TrainingSession):
         )
 
     @contextmanager
-    def _within(self, consensus: Consensus) -> Iterator[None]:
+    def _within(self, consensus: Consensus, under_way: UnderWay) -> Iterator[None]:
         outer, self.state = self.state, SessionState.CONSENSUS
         try:
             with consensus:
                 yield
         finally:
             if self.state is SessionState.CONSENSUS:
+                under_way.put_back()
                 self.state = outer
 
     def replica(self) -> AbstractContextManager[None]:
         self.require("session.replica")
+        under_way = self._phases.keep()
         self.settle()
-        return nullcontext()
+        return self._as_it_is(under_way, self.step)
+
+    @contextmanager
+    def _as_it_is(self, under_way: UnderWay, step: int) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if (
+                self.step == step and self.state is not SessionState.CLOSED
+            ):  # nobody has trained on from there
+                under_way.put_back()
 
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
         self.meet("session.consensus_distance")
+        under_way = self._phases.keep()
         self.settle_together()
         self._compare_steps("session.consensus_distance")
         apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
-        return self._phases.distance(self.gather, apart)
+        distance = self._phases.distance(self.gather, apart)
+        under_way.put_back()
+        return distance
 
     def _compare_steps(self, call: str) -> None:
         self._phases.compare_steps(self.step, self._num_unused, call)
