@@ -108,28 +108,39 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
     Raises:
         OSError: the file cannot be written.
     """
+    size = _write_beside(path, write, sync=True)
+    sync_folder(path.parent)
+    return size
+
+
+def write_text(path: Path, text: str, *, sync: bool = True) -> None:
+    """Write a small file under another name, and give it its name: it is as it was, or whole.
+
+    Args:
+        path: replaced if it exists.
+        text: its content.
+        sync: whether the content is waited for, so that it is whole after a power cut, too: some milliseconds.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _write_beside(path, lambda file: file.write(text.encode()), sync=sync)
+
+
+def _write_beside(path: Path, write: Callable[[BinaryIO], object], *, sync: bool) -> int:
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         with unfinished.open("wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
             size = file.tell()
     except OSError as error:
         error.filename = str(path)  # which a full disk's error does not name
         raise
     unfinished.replace(path)
-    sync_folder(path.parent)
     return size
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file as `write_durably` does.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    write_durably(path, lambda file: file.write(text.encode()))
 
 
 def sync_folder(folder: Path) -> None:

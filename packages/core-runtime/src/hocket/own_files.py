@@ -132,4 +132,4 @@ def _is_name(name: object) -> bool:
 
 def _write(folder: Path, run: str, files: Iterable[str]) -> None:
     text = json.dumps({"run": run, "files": sorted(files)}, indent=1) + "\n"
-    write_text(folder / NOTE, text)
+    write_text(folder / NOTE, text, sync=False)

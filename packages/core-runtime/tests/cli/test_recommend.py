@@ -23,6 +23,8 @@ from hocket.plan.plan import Plan, plan
 from hocket.plugin import Registry
 from hocket.plugin.discovery import KNOWN_WORDS, installed
 from hocket.strategy.scope import Placement
+from hocket.training.kept_config import text_of_config
+from hocket.training.run import load_run, resolved
 from hocket.transport.network import NetworkModel
 
 RANKS, STEP_S = 4, 0.1
@@ -255,7 +257,8 @@ def test_an_own_strategy_is_a_row(tmp_path: Path) -> None:
 def test_a_run_s_folder_is_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.yaml").write_text("strategy: {parameters: [{collective: allreduce, every: 3}]}\n")
+    run = load_run({"parameters": [{"collective": "allreduce", "every": 3}]})
+    (folder / "config.yaml").write_text(text_of_config(resolved(run)))
     assert "mine" in table(recommend(str(folder), *SITUATION))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.disk import write_text
+from hocket.disk import write_durably
 from hocket.errors import CheckpointError
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
@@ -60,7 +60,7 @@ class Manifest:
         """
         self.check_files(folder, "do all ranks see the same folder?")
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_text(folder / MANIFEST, text)
+        write_durably(folder / MANIFEST, lambda file: file.write(text.encode()))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -23,6 +23,7 @@ from hocket.disk import locked, write_text
 from hocket.errors import UserError, some
 from hocket.own_files import adopt, claim, is_marked, refuse_foreign, release
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
+from hocket.training.kept_config import read_config, text_of_config
 from hocket.training.results import files_of
 from hocket.training.run import RunConfig, load_run, resolved
 
@@ -72,6 +73,7 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     latest_complete(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
+    read_config(path)
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
@@ -179,10 +181,10 @@ def prepared(
             stack.callback(release, folder)
             claim(folder, *files_of_run(run))
             for path, text in (
-                (config, yaml.safe_dump(resolved(run), sort_keys=False)),
+                (config, text_of_config(resolved(run))),
                 (started, json.dumps(start)),
             ):
-                write_text(path, text)
+                write_text(path, text, sync=path is config)  # which becomes the run's
                 stack.callback(path.unlink, missing_ok=True)
         except OSError as error:
             raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from hocket.cli.comparing import write_report
 from hocket.disk import write_text
 from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
+from hocket.strict_json import dumps
 from hocket.training import METRICS, PICTURE, SUMMARY
 from hocket.training.loop import train
 from hocket.training.observer import Display
@@ -47,7 +47,7 @@ def run_virtual(
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
     summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
-        write_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        write_text(folder / SUMMARY, dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
         if not draw(folder / METRICS, folder / PICTURE, title) and display is not Display.QUIET:
             print(NO_PICTURE)

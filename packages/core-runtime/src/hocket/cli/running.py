@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shlex
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
@@ -28,6 +27,7 @@ from hocket.config.settings import Device, TransportName
 from hocket.errors import ConfigError, UserError
 from hocket.training import CHECKPOINTS, NEXT_CONFIG, SUMMARY, TRACE_FILE
 from hocket.training.devices import choose_device
+from hocket.training.history import read_summary
 from hocket.training.observer import Display, text_of_metrics
 from hocket.training.provenance import describe_start
 from hocket.training.run import RunConfig, build_engine, load_run, resolved
@@ -336,7 +336,7 @@ def _again(folder: Path) -> str:
 def _show_results(folder: Path, options: RunOptions) -> None:
     if options.quiet:
         return
-    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
+    summary = read_summary(folder / SUMMARY)
     where = "one rank" if summary["ranks"] == 1 else f"{summary['ranks']} ranks over {summary['transport']}"
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
     waited = summary[

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -32,6 +31,7 @@ from hocket.errors import UserError, some
 from hocket.own_files import claim, is_marked, refuse_foreign
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
+from hocket.training.history import read_summary
 from hocket.training.observer import text_of_metrics
 from hocket.training.provenance import (
     add_start,
@@ -203,7 +203,7 @@ class _Run:
             command += ["resume", str(self.folder)]
         else:
             file = self.folder / SWEPT_CONFIG
-            write_text(file, yaml.safe_dump(resolved(self.combination.run), sort_keys=False))
+            write_text(file, yaml.safe_dump(resolved(self.combination.run), sort_keys=False), sync=False)
             command += ["run", str(file), "--out", str(self.folder)]
         command += self.options
         print(f"{self.folder.name}: {'goes on' if resumes else 'begins'}", flush=True)
@@ -229,7 +229,7 @@ class _Run:
     def told(self, status: int) -> str:
         """Return in one line what became of it."""
         if status == 0 and self.has_ended:
-            summary: dict[str, Any] = json.loads((self.folder / SUMMARY).read_text())
+            summary = read_summary(self.folder / SUMMARY)
             return f"validation {text_of_metrics(summary)} after {summary['steps']} steps"
         output = self.folder / _OUTPUT
         lines = output.read_text(errors="replace").splitlines() or [""]

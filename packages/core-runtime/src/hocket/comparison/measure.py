@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hocket.comparison.group import Group
 from hocket.comparison.record import Record
 from hocket.errors import UserError
-from hocket.training.history import metric_names
+from hocket.training.history import is_number, metric_names
 
 __all__ = ["Measure", "Target", "measures", "parse_targets"]
 
@@ -98,7 +98,7 @@ class Target:
         """Return the number `key` in the first row of a run that reaches the target; None where none does."""
         for row, value in record.series(self.name):
             if value >= self.value if self.rising else value <= self.value:
-                return float(row[key])
+                return float(row[key]) if is_number(row.get(key)) else None
         return None
 
     def best(self, group: Group) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ import yaml
 
 from hocket.errors import UserError, suggest
 from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
-from hocket.training.history import Point, Row, is_number, points, read_rows
+from hocket.training.history import Point, Row, is_number, points, read_rows, read_summary
+from hocket.training.kept_config import read_config
 
 __all__ = ["Record", "read_record", "read_records", "runs_within"]
 
@@ -58,7 +58,7 @@ class Record:
     @property
     def transport(self) -> str:
         """What moved bytes; empty where the configuration leaves it open and the run has not ended."""
-        told: str = (self.summary or self.config)["transport"] or ""
+        told: str = (self.summary or self.config).get("transport") or ""
         return told
 
     @property
@@ -156,8 +156,8 @@ def _read(folder: Path, label: str) -> Record | None:
             raise UserError(f"{folder}: the run has ended, and its {name} is gone: {_AGAIN}")
     try:
         rows = read_rows(path := folder / METRICS)
-        config = yaml.safe_load((path := folder / CONFIG).read_text(encoding="utf-8"))
-        summary = json.loads((path := folder / SUMMARY).read_text(encoding="utf-8")) if ended else None
+        config = read_config(path := folder / CONFIG)
+        summary = read_summary(path := folder / SUMMARY) if ended else None
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read: {told}") from error

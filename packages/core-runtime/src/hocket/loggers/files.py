@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from hocket.disk import UNFINISHED
+from hocket.disk import UNFINISHED, write_text
 from hocket.loggers.api import Log, Logger, Row
+from hocket.own_files import set_aside
+from hocket.strict_json import dumps, loads, without_nan
 
-__all__ = ["Csv", "JsonLines"]
+__all__ = ["Csv", "JsonLines", "read_lines"]
+
+_log = logging.getLogger("hocket")
 
 
 @dataclass(frozen=True)
@@ -27,28 +31,52 @@ class JsonLines(Logger):
 
 class _JsonLog(Log):
     def __init__(self, path: Path, resumed_after: int | None) -> None:
-        self._file = path.open("w" if resumed_after is None else "a+")
-        if resumed_after is not None:
-            _drop_rows_after(resumed_after, self._file)
+        kept: list[str] = []
+        if resumed_after is not None and path.exists():
+            lines, damaged = read_lines(path)
+            kept = [text for text, row in lines if row["step"] <= resumed_after]
+            _keep_damaged(path, damaged)
+        write_text(path, "".join(kept), sync=bool(kept))
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Row) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(dumps(row) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
-def _drop_rows_after(step: int, metrics: TextIO) -> None:
-    """Remove what a run wrote between its last checkpoint and its end, the last line perhaps in part."""
-    metrics.seek(0)
-    kept = []
-    for line in metrics:
-        if not line.endswith("\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    metrics.seek(len("".join(kept).encode()))
-    metrics.truncate()
+def read_lines(path: Path) -> tuple[list[tuple[str, Row]], int]:
+    """Return the lines of a file of rows with what they hold, and how many lines are damaged, which are left out.
+
+    The last line of an interrupted run may be a part of one, which is no damage.
+    """
+    lines, damaged = [], 0
+    for data in path.read_bytes().splitlines(keepends=True):
+        if not data.endswith(b"\n"):
+            continue
+        try:
+            text = data.decode()
+            row = loads(text)
+        except ValueError:
+            row = None
+        if isinstance(row, dict) and _is_step(row.get("step")):
+            lines.append((text, row))
+        else:
+            damaged += 1
+    return lines, damaged
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _keep_damaged(path: Path, damaged: int) -> None:
+    """Keep a file of which something is left out, under another name."""
+    if damaged:
+        lines = "a damaged line is" if damaged == 1 else f"{damaged} damaged lines are"
+        _log.warning("%s: %s left out; the file is kept as %s", path, lines, set_aside(path).name)
 
 
 @dataclass(frozen=True)
@@ -67,11 +95,15 @@ class _CsvLog(Log):
         self._columns: list[str] = []
         kept: list[dict[str, Any]] = []
         if resumed_after is not None and path.exists():
-            kept = [row for row in self._rows() if row["step"] and int(row["step"]) <= resumed_after]
+            rows, damaged = self._sound_rows()
+            kept = [row for row in rows if int(row["step"]) <= resumed_after]
+            _keep_damaged(path, damaged)
         self._file = self._begin(kept)
 
     def write(self, row: Row) -> None:
-        cells = {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+        cells = {
+            name: value for name, value in without_nan(row).items() if not isinstance(value, list | dict)
+        }
         new = [name for name in cells if name not in self._columns]
         if new:
             self._file.close()
@@ -85,19 +117,45 @@ class _CsvLog(Log):
         self._file.close()
 
     def _rows(self) -> list[dict[str, Any]]:
-        with self._path.open(newline="") as file:
+        """Return what this log has written."""
+        with self._path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
             self._columns = list(reader.fieldnames or [])
         return rows
 
+    def _sound_rows(self) -> tuple[list[dict[str, Any]], int]:
+        """Return what an interrupted run has written, and how many lines of it are damaged, which are left out."""
+        lines = self._path.read_bytes().decode(errors="replace").splitlines(keepends=True)
+        [names, *_] = [*_cells(lines[0]), []] if lines else [[]]
+        if "step" not in names:
+            return [], len(lines)
+        rows, damaged = [], 0
+        self._columns = names
+        for line in lines[1:]:
+            [cells, *_] = [*_cells(line), []]
+            row = dict(zip(names, cells, strict=False))
+            if len(cells) == len(names) and row["step"].isdecimal():
+                rows.append(row)
+            else:
+                damaged += line.endswith("\n")
+        return rows, damaged
+
     def _begin(self, rows: list[dict[str, Any]]) -> TextIO:
         """Write the file anew with these rows under the columns that are known, and leave it open."""
         whole = self._path.with_name(self._path.name + UNFINISHED)
-        with whole.open("w", newline="") as file:
+        with whole.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns)
             if self._columns:
                 writer.writeheader()
             writer.writerows(rows)
         whole.replace(self._path)
-        return self._path.open("a", newline="")
+        return self._path.open("a", newline="", encoding="utf-8")
+
+
+def _cells(line: str) -> list[list[str]]:
+    """Return a line's cells as the only element; nothing where it is none."""
+    try:
+        return list(csv.reader([line]))
+    except csv.Error:
+        return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hocket.disk import write_text
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers.api import Log, Logger, Row
+from hocket.own_files import set_aside
 
 __all__ = ["TensorBoard", "Wandb", "WandbMode"]
+
+_log = logging.getLogger("hocket")
 
 
 #: What the names of Hocket's own event files end in, so that it removes no others.
@@ -109,7 +114,7 @@ class Wandb(Logger):
         import wandb
 
         note = folder / "wandb.json"
-        told = json.loads(note.read_text()) if resumed_after is not None and note.exists() else {}
+        told = _read_note(note) if resumed_after is not None and note.exists() else {}
         run = wandb.init(
             project=self.project,
             name=config.get("name"),
@@ -123,6 +128,18 @@ class Wandb(Logger):
         return _WandbLog(run, note, told.get("step", -1))
 
 
+def _read_note(note: Path) -> dict[str, Any]:
+    """Return which run there goes on, and after which step; nothing where the note is damaged."""
+    try:
+        told = json.loads(note.read_bytes())
+        if isinstance(told["id"], str) and type(told["step"]) is int:
+            return dict(told)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    _log.warning("%s is damaged: a new run of wandb begins; it is kept as %s", note, set_aside(note).name)
+    return {}
+
+
 class _WandbLog(Log):
     """A run there, which takes no row back: those that it has got before an interruption are left out."""
 
@@ -134,7 +151,7 @@ class _WandbLog(Log):
             return
         self._run.log(_numbers(row), step=row["step"])
         self._last_step = row["step"]
-        self._note.write_text(json.dumps({"id": self._run.id, "step": self._last_step}))
+        write_text(self._note, json.dumps({"id": self._run.id, "step": self._last_step}), sync=False)
 
     def close(self) -> None:
         self._run.finish()

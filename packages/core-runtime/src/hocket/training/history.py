@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hocket.loggers import read_lines
+from hocket.strict_json import loads
 from hocket.training import VALID
 
-__all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows"]
+__all__ = ["Point", "Row", "is_number", "metric_names", "points", "read_rows", "read_summary"]
+
+_log = logging.getLogger("hocket")
 
 #: A line of `metrics.jsonl`.
 Row = Mapping[str, Any]
@@ -19,9 +23,34 @@ Point = tuple[Row, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the complete lines of a run's metrics; the last line of an interrupted run may be a part of one."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Return the complete lines of a run's metrics; the last line of an interrupted run may be a part of one.
+
+    Raises:
+        ValueError: all lines are damaged.
+    """
+    lines, damaged = read_lines(path)
+    rows = [row for _, row in lines if is_number(row.get("seconds"))]
+    damaged += len(lines) - len(rows)
+    if damaged and not rows:
+        raise ValueError("all of its lines are damaged")
+    if damaged:
+        _log.warning("%s: %d of %d lines are damaged and left out", path, damaged, damaged + len(rows))
+    return rows
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return a run's summary.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    summary = loads(path.read_bytes())
+    if not isinstance(summary, dict):
+        raise ValueError("it is no mapping")
+    for name in ("steps", "ranks", "seconds"):
+        if not is_number(summary.get(name)):
+            raise ValueError(f"{name} is no number")
+    return summary
 
 
 def points(rows: Sequence[Row], name: str) -> list[Point]:

@@ -23,6 +23,7 @@ from hocket.installing import origin_of_core, source_folder
 from hocket.own_files import set_aside
 from hocket.plugin.discovery import CORE, installed
 from hocket.plugin.markers import PROJECT
+from hocket.strict_json import dumps
 from hocket.training import SOURCE, STARTS
 
 __all__ = [
@@ -77,7 +78,7 @@ def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> 
     earlier = [] if anew else _starts(folder)
     if not anew and path.exists() and not earlier:
         _log.warning("%s is damaged: what it held is kept as %s", path, set_aside(path).name)
-    write_text(path, json.dumps([*earlier, start], indent=2) + "\n")
+    write_text(path, dumps([*earlier, start], indent=2) + "\n")
 
 
 def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:

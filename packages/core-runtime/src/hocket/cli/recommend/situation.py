@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from hocket.quantities import read, seconds
 from hocket.strategy.scope import Placement
 from hocket.task.user import call_user_function, load_user_object
 from hocket.training import CONFIG, METRICS
+from hocket.training.history import read_rows
+from hocket.training.kept_config import read_config
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.hosts import parse_hosts
 
@@ -76,6 +77,7 @@ def file_or_recipe(target: str, registry: Registry) -> str:
     """
     path = Path(target)
     if path.is_dir() and (path / CONFIG).is_file():
+        read_config(path / CONFIG)
         return str(path / CONFIG)
     if path.is_file():
         return target
@@ -152,7 +154,7 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
         )
         if told.returncode:
             raise UserError(f"--measure: a step cannot be measured: {told.stderr.strip()}")
-        rows = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
+        rows = read_rows(out / METRICS)
     taken = [later["seconds"] - before["seconds"] for before, later in pairwise(rows)]
     return float(median(taken))
 
