@@ -20,6 +20,7 @@ from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import local_rank
+from hocket.session.windows import Windows
 from hocket.strategy.strategy import Strategy
 from hocket.strategy.unreached import unreached
 from hocket.transport.peer import Peer, gather
@@ -75,6 +76,7 @@ class SessionCore(ABC):
         run_id: what no other session has; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
         logs: to which `log` writes, on rank 0.
+        windows: the batches between two steps, as the ranks tell each other; None where an engine has its own.
     """
 
     replicas_equal: bool
@@ -98,6 +100,7 @@ class SessionCore(ABC):
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
         self.logs: list[Log] = []
+        self.windows: Windows | None = None
         self.control = peer.lane("session")
         self._told_unreached = False
 

@@ -151,6 +151,13 @@ class SessionData:
         if None not in lengths:
             for _ in range(current.num_steps, max(length for length in lengths if length is not None)):
                 yield
+            if current.following is not END:
+                _log.warning(
+                    "rank %d: the loader of session.data has more batches than its len(), %s, by which the ranks end "
+                    "a pass together, and these are left out: mend its __len__, or hide it: session.data(iter(loader))",
+                    self._session.rank,
+                    lengths[peer.rank],
+                )
             return
         send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
         while True:
@@ -178,11 +185,20 @@ class SessionData:
         mark = fingerprint(current.first) if compares and current.first is not END else None
         told = gather(
             peer,
-            [length, has_any, current.reading.facts, session.data_rank, mark],
+            [
+                length,
+                has_any,
+                current.reading.facts,
+                session.data_rank,
+                mark,
+                session.windows is not None and session.windows.adds_up,
+            ],
             what="a pass over session.data",
         )
-        lengths, having, facts, shares, marks = zip(*told, strict=True)
+        lengths, having, facts, shares, marks, adding = zip(*told, strict=True)
         check_facts(facts)
+        if session.windows is not None and any(adding):
+            session.windows.in_use = True
         session.epochs.compared = True
         if peer.rank == 0:
             warn_of_shares(list(zip(shares, marks, strict=True)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ __all__ = [
     "loss_scale",
     "scaler_in_use",
     "scaler_steps",
+    "unscale",
     "unscales_by",
     "watch_scalers",
     "watch_skips",
@@ -65,6 +67,13 @@ def unscales_by(optimizer: Optimizer) -> Tensor | float:
     """Return what an optimizer divides gradients by within its step, as fused ones do; 1 where it does not."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else scale
+
+
+def unscale(gradients: Sequence[Tensor]) -> None:
+    """Divide gradients of losses that this thread's last scaler has scaled by its scale."""
+    scaler = None if _here.scaler is None else _here.scaler()
+    if scaler is not None and gradients:
+        torch._foreach_div_(list(gradients), scaler.get_scale())
 
 
 def scaler_in_use() -> bool:

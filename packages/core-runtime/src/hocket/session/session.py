@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,7 +21,7 @@ from hocket.session.consensus import Consensus
 from hocket.session.core import SessionState
 from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
-from hocket.session.grad_scaler import found_inf, scaler_in_use, unscales_by
+from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
 from hocket.session.nonfinite import NonFiniteSteps
 from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
 from hocket.session.phases import ActivePhase, Phases
@@ -28,6 +29,7 @@ from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
 from hocket.session.under_way import UnderWay
 from hocket.session.weights import Contribution
+from hocket.session.windows import Windows
 
 __all__ = ["Session"]
 
@@ -75,6 +77,11 @@ class Session(TrainingSession):
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(parameter) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
+        exchanges = given.strategy.exchanges or given.strategy.phases
+        self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
+        #: Whether gradients had been added up before the current batch.
+        self._was_accumulated = False
+        self._warned_of_left_out_batch = False
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = 0
         self._warned_of_skipped_batch = False
@@ -182,7 +189,9 @@ class Session(TrainingSession):
         self.require("a batch of session.data", training=True)
         self._end_partial_step()
         self._note_forward()
-        self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
+        self._was_accumulated = self.state is SessionState.ACCUMULATED
+        self._weights.begin_batch(weight, accumulated=self._was_accumulated)
+        self._windows.begin_batch()
         self._step_of_batch = self.step
         self.state = SessionState.IDLE
         self._equality.between_steps(self.step)
@@ -207,6 +216,7 @@ class Session(TrainingSession):
         if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
             self._note_unused("was followed by zero_grad() and another backward()")
         self._replica.check(take_values=False)  # the step may set them back (SAM)
+        self._windows.tell(steps=True)
         self._equality.begin_round(self.step)
         self.state = SessionState.BACKWARD
         return self._weights.contribution()
@@ -225,6 +235,7 @@ class Session(TrainingSession):
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
         self._note_phase("optimizer")
+        self._windows.tell(steps=True)
         self.phase.look_before_step()
         gradients = self.phase.gradients
         sent = self.state in (SessionState.EXCHANGED, SessionState.STEPPED)
@@ -291,6 +302,7 @@ class Session(TrainingSession):
             self.state = SessionState.EXCHANGED
 
     def _end_step(self) -> None:
+        self._windows.tell(steps=True)
         self.optimizers.begin_step()
         # What this rank alone has left out is no part of its distance from outer parameters.
         left_out = self._nonfinite.skipping and self.phase.gradients is None
@@ -313,29 +325,65 @@ class Session(TrainingSession):
 
     def end_batch(self) -> None:
         self._end_partial_step()
-        if self.step != self._step_of_batch or self.state is SessionState.ACCUMULATED:
+        if self.step != self._step_of_batch:
+            return
+        if self.state is SessionState.ACCUMULATED:
+            self._windows.tell(adds=True)
+        elif self.state is SessionState.EXCHANGED:
+            self._note_unused("was followed by the next batch of session.data")
+            self._end_step()
+        else:
+            self._end_left_out()
+
+    def _end_left_out(self) -> None:
+        """Go on after a batch with which nothing was done: the step ends here if it does so on other ranks."""
+        with torch.no_grad():
+            # The others may wait for what is only sent in this rank's next forward.
+            self.phase.parameters.merge_forward()
+        ends_step = self._windows.leave_out()
+        self._weights.leave_out()
+        if ends_step is False or (ends_step is None and self._was_accumulated):
+            self.state = SessionState.ACCUMULATED
+            if not self._warned_of_left_out_batch:
+                self._warned_of_left_out_batch = True
+                _log.warning(
+                    "rank %d left a batch out of an accumulation at step %d: it counts nothing, and the step ends "
+                    "where it does on the other ranks",
+                    self.rank,
+                    self.step,
+                )
             return
         gradients = self.phase.gradients
-        if self.state is SessionState.EXCHANGED:
-            self._note_unused("was followed by the next batch of session.data")
-        elif not self._warned_of_skipped_batch:
+        if not self._warned_of_skipped_batch:
             self._warned_of_skipped_batch = True
             _log.warning(
                 "rank %d made no optimizer.step() with the batch of step %d: %s. To add gradients up over batches, put "
-                "all but the last into session.accumulate()",
+                "all but the last into session.accumulate(); to validate, read the loader itself",
                 self.rank,
                 self.step,
                 "it counts as a step" if gradients is None else "it steps with the other ranks' gradients",
             )
-        if gradients is None or self.state is SessionState.EXCHANGED:
+        self._step_without_batch()
+
+    def _step_without_batch(self) -> None:
+        """Step with what other batches gave: this rank's, as far as they were accumulated, and the other ranks'."""
+        gradients, accumulated = self.phase.gradients, self._was_accumulated and self._weights.any_counts
+        if accumulated and scaler_in_use():
+            unscale([p.grad for p in self.storage.parameters.values() if p.grad is not None])
+        if gradients is not None:
+            if accumulated:
+                gradients.exchange()
+            else:
+                self._equality.begin_round(self.step)
+                gradients.take_part()
+        if gradients is None and not accumulated:
             self._end_step()
-            return
-        self._equality.begin_round(self.step)
-        gradients.take_part()
-        if gradients.nonfinite_anywhere and scaler_in_use():
+        elif gradients is not None and gradients.nonfinite_anywhere and scaler_in_use():
             self._end_step()  # the others' scalers leave it out
         else:
             self.optimizers.step()
+            # The loop's own zero_grad() may come after the step that it did not make.
+            self.optimizers.zero_grad()
 
     def _note_unused(self, what: str) -> None:
         self._num_unused += 1
@@ -486,6 +534,7 @@ class Session(TrainingSession):
         self._phases.finish()
         self._compare_steps("the session's end")
         self.compare_replicas("the session's end")
+        self._windows.close()
         self.state = SessionState.CLOSED
         self._phases.close()
         if self._streamed is not None:

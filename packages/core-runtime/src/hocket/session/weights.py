@@ -116,6 +116,8 @@ class BatchWeights:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._weights = [1.0]
+        #: By what `p.grad` has to be multiplied to be the sum of its batches' gradients times their weights.
+        self._unit = 1.0
         self._kept: dict[Tensor, Tensor | None] | None = None
         self._handles: list[RemovableHandle] = []
         self._backward = -1
@@ -137,8 +139,9 @@ class BatchWeights:
         self._outside = False
         if accumulated:
             self._put_back()
+            self._weigh_anew(weight)
         else:
-            self._weights = []
+            self._weights, self._unit = [], weight
         self._weights.append(weight)
         self.total += weight
         self._kept = None
@@ -151,6 +154,26 @@ class BatchWeights:
                 if self.gradients_stay_local:
                     self._watch_backward()
         self._put_back_already = False
+
+    def leave_out(self) -> None:
+        """Take note that the current batch counts nothing, as nothing was done with it."""
+        self._weights[-1] = 0.0
+        if not self.any_counts:
+            self._kept = {}
+
+    @property
+    def any_counts(self) -> bool:
+        """Whether a batch of the step counts."""
+        return any(self._weights)
+
+    def _weigh_anew(self, weight: float) -> None:
+        """Keep what was accumulated in units of the next batch's weight, by which all of it will be multiplied."""
+        before, self._unit = self._unit, weight or self._unit
+        if self.gradients_stay_local or not before or before == self._unit:
+            return
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * (before / self._unit)
 
     def end_step(self) -> None:
         """Take note of a step: the next batch belongs to another one."""
@@ -165,7 +188,7 @@ class BatchWeights:
 
     def _reset(self) -> None:
         self.close()
-        self._weights = [1.0]
+        self._weights, self._unit = [1.0], 1.0
         self._kept = None
 
     def contribution(self) -> Contribution:
@@ -173,7 +196,7 @@ class BatchWeights:
         real = [weight for weight in self._weights if weight != 0]
         if not real:
             return Contribution(0.0, 0.0, self._kept)
-        return Contribution(sum(self._weights) / len(self._weights), sum(real) / len(real), self._kept)
+        return Contribution(sum(self._weights) / len(self._weights), self._unit, self._kept)
 
     def drop_repetition(self, parameters: Iterable[Tensor]) -> None:
         """Leave in `p.grad` of `parameters` only what real batches gave, for strategies that send no gradients."""
