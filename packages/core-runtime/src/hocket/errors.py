@@ -25,6 +25,7 @@ __all__ = [
     "RankKilledError",
     "ReplacedError",
     "SessionError",
+    "SessionLeftError",
     "TransportError",
     "UserError",
     "did_you_mean",
@@ -111,6 +112,10 @@ class DeadlockError(ExchangeTimeoutError):
 
 class PeerLostError(TransportError):
     """A rank that is gone while others still need it."""
+
+
+class SessionLeftError(PeerLostError):
+    """A session that another rank has left, by an error of its own that this one awaits nothing from any more."""
 
 
 class RankKilledError(BaseException):

@@ -13,7 +13,8 @@ import pytest
 from hocket.transport import absent
 from hocket.transport.launchers import Launched
 
-LONGEST_S = 30.0
+# Without it the others wait for 300 s, or for ever.
+LONGEST_S = 100.0
 SCRIPT = "import os, sys, hocket; os.environ['{}'] == '1' and sys.exit(); hocket.join()"
 LAUNCH = [sys.executable, "-c", "from hocket.cli.main import main; main()", "launch", "-n", "3"]
 

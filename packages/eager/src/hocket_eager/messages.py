@@ -165,7 +165,7 @@ class MessageSum(PartialSum):
             return call()
         except PeerLostError as error:
             round = self.first_round + self._run.num_ended
-            raise PeerLostError(f"{self.name}, round {round}: {error}") from error
+            raise type(error)(f"{self.name}, round {round}: {error}") from error
 
 
 def _once(call: Callable[[int], None]) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -32,8 +33,8 @@ __all__ = [
     "check_free",
     "differing_keys",
     "files_of_run",
-    "folder_of",
     "load_resumed",
+    "named_folder",
     "prepared",
     "with_ranks",
 ]
@@ -52,9 +53,41 @@ _FIXED = (
 )
 
 
-def folder_of(out: Path | None, run: RunConfig) -> Path:
-    """Return where a run's results go: where the user says, or a folder named by recipe and time."""
-    return out or Path("runs") / f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+@contextmanager
+def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Path]:
+    """Give the folder for a run's results: the user's, or one named by recipe and time that no other run has.
+
+    Args:
+        out: the user's.
+        run: names it.
+        make: make a folder that the user has not named, so that it stays this run's; it is removed if it stays empty.
+    """
+    if out is not None:
+        yield out
+        return
+    name = f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    folder = next(path for each in names if _is_new(path := Path("runs") / each, make))
+    try:
+        yield folder
+    finally:
+        if make:
+            _remove_empty(folder)
+
+
+def _is_new(folder: Path, make: bool) -> bool:
+    """Return whether nobody has the folder; it is this run's then, if it is to be made."""
+    if not make:
+        return not folder.exists()
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be made ({error.strerror}): name another folder by --out"
+        ) from error
+    return True
 
 
 def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:

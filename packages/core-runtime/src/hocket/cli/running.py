@@ -19,7 +19,7 @@ import yaml
 from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import has_several_values
 from hocket.cli.comparing import require_plotly
-from hocket.cli.folders import check_asked, check_free, folder_of, load_resumed, prepared, with_ranks
+from hocket.cli.folders import check_asked, check_free, load_resumed, named_folder, prepared, with_ranks
 from hocket.cli.run_options import RunOptions
 from hocket.cli.table import format_seconds
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
@@ -169,29 +169,29 @@ def _carry_out(
     if (run.ranks > 1 or wanted.hosts) and run.transport is not TransportName.VIRTUAL:
         starter = wanted.starter([sys.executable, "-m", "hocket", *command, *options.words])
     device = choose_device(run)
-    folder = folder_of(out, run)
     local = max(host.ranks for host in starter.hosts) if starter and starter.hosts else run.ranks
     transport = starter.transport if starter else TransportName.VIRTUAL
-    announce = partial(_announce, run, folder, transport, local, device, options)
-    if not options.dry_run:
-        announce()
-    from hocket.cli.checking import check_run
+    with named_folder(out, run, make=not options.dry_run) as folder:
+        announce = partial(_announce, run, folder, transport, local, device, options)
+        if not options.dry_run:
+            announce()
+        from hocket.cli.checking import check_run
 
-    data = check_run(run).data(run.seed)
-    if options.dry_run:
-        announce()
-        _show_length(run, data)
-        return 0
-    status = 1
-    with prepared(folder, run, describe_start(), resume, overwrite):
-        try:
-            status = _start(run, folder, resume, starter, options)
-        finally:
-            if status != 0 and run.trace:
-                _show_left_trace(folder)
-    if status == 0:
-        _show_results(folder, options)
-    return status
+        data = check_run(run).data(run.seed)
+        if options.dry_run:
+            announce()
+            _show_length(run, data)
+            return 0
+        status = 1
+        with prepared(folder, run, describe_start(), resume, overwrite):
+            try:
+                status = _start(run, folder, resume, starter, options)
+            finally:
+                if status != 0 and run.trace:
+                    _show_left_trace(folder)
+        if status == 0:
+            _show_results(folder, options)
+        return status
 
 
 def _announce(
@@ -287,30 +287,39 @@ def _join(
     transport = chosen_transport(found, run.transport)
     run = replace(run, ranks=found.size)
     run.check_size(found.size)
-    folder = folder_of(out, run)  # the others write nothing, and their clocks may give another name
-    announce = partial(_announce, run, folder, transport, found.local_size, choose_device(run), options)
-    if options.dry_run:
-        from hocket.cli.checking import check_run
+    with contextlib.ExitStack() as stack:
+        folder = out or Path()
+        if found.rank == 0:
+            folder = stack.enter_context(named_folder(out, run, make=not options.dry_run))
+            announce = partial(
+                _announce, run, folder, transport, found.local_size, choose_device(run), options
+            )
+        if options.dry_run:
+            from hocket.cli.checking import check_run
 
-        data = check_run(run).data(run.seed)
+            data = check_run(run).data(run.seed)
+            if found.rank == 0:
+                announce()
+                _show_length(run, data)
+            return 0
         if found.rank == 0:
             announce()
-            _show_length(run, data)
-        return 0
-    if found.rank == 0:
-        announce()
 
-    import torch
+        import torch
 
-    from hocket.transport import join
+        from hocket.transport import join
+        from hocket.transport.peer import gather
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_per_rank(found.local_size))
-    start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
-    first = join(transport).rank == 0
-    with prepared(folder, run, start, resume, overwrite) if first else contextlib.nullcontext():
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads_per_rank(found.local_size))
+        start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
+        peer = join(transport)
+        # The others' clocks may say otherwise.
+        folder = Path(gather(peer, str(folder), what="naming the folder")[0])
+        if peer.rank == 0:
+            stack.enter_context(prepared(folder, run, start, resume, overwrite))
         run_rank(run, folder, resume=resume, display=options.display)
-    if first:
+    if found.rank == 0:
         _show_results(folder, options)
     return 0
 

@@ -199,6 +199,11 @@ class ProgressEngine(ABC):
             activity.close()
         self._stop()
 
+    def abandon(self) -> None:
+        """Stop without the others, to whom nothing is answered any more."""
+        self._activities = {}
+        self._stop()
+
     # --------------------------------------------------------------------------------------- from the stepping thread
 
     def step(self, longest_s: float | None) -> None:

@@ -107,6 +107,12 @@ class ThreadProgress(ProgressEngine):
         self._stopping = True
         self.nudge()
 
+    def abandon(self) -> None:
+        self._carried = {}
+        if self.error is not None and self._told is not None:
+            self._told.set()
+        super().abandon()
+
     def _stop(self) -> None:
         if self._thread is not None:
             self._ask_to_stop()

@@ -35,6 +35,7 @@ __all__ = [
     "StepResult",
     "TrainStep",
     "TrainingSession",
+    "left_by",
 ]
 
 
@@ -346,3 +347,11 @@ class TrainingSession(SessionCore):
         else:
             # The other ranks may not be here: closing together would wait for them.
             self.abandon()
+            if isinstance(error, Exception):  # what ends the process is told otherwise
+                self.peer.tell_left(left_by(error, self.step))
+
+
+def left_by(error: BaseException, step: int) -> str:
+    """Return how a rank has left a session, as the end of a sentence about it."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"has left the session after step {step}, by {type(error).__name__}: {first}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any, Literal, overload
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from hocket.errors import AttachError
 from hocket.plugin import CORE
 from hocket.segment.partition import unusual_strides
-from hocket.session.api import Attachment, MakeOptimizer, TrainingSession
+from hocket.session.api import Attachment, MakeOptimizer, TrainingSession, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
 from hocket.session.optimizers import Optimizers
@@ -34,6 +35,24 @@ from hocket.transport import join
 from hocket.transport.peer import Peer
 
 __all__ = ["attach"]
+
+
+def _in_session(attach: Callable[..., TrainingSession]) -> Callable[..., TrainingSession]:
+    """Give `attach` an endpoint of the new session's own, and have the others told where it fails."""
+
+    @wraps(attach)
+    def attach_in_session(*given: Any, peer: Peer | None = None, **named: Any) -> TrainingSession:
+        peer = join() if peer is None else peer
+        number = peer.begin_session()
+        try:
+            own = peer.session(number)
+            own.tell_left = partial(peer.leave_session, number)
+            return attach(*given, peer=own, **named)
+        except Exception as error:
+            peer.leave_session(number, left_by(error, 0))
+            raise
+
+    return attach_in_session
 
 
 @overload
@@ -70,6 +89,7 @@ def attach(
 ) -> TrainingSession: ...
 
 
+@_in_session
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
@@ -131,8 +151,7 @@ def attach(
     if not isinstance(strategy, Strategy):
         strategy = compose(strategy)
     check_composition(strategy)
-    if peer is None:
-        peer = join()
+    assert peer is not None
     optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
     engine = engine or DataParallel()
     facts: dict[str, object] = {}

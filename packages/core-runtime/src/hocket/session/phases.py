@@ -353,6 +353,7 @@ class ActivePhase:
         """Take the hooks off, and leave values and momentum as they are on this rank."""
         self.parameters.debias()
         self.unhook()
+        self._progress.abandon()
         if self.terms is not None:
             self.terms.hand_back_own()
 

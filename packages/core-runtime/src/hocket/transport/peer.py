@@ -125,6 +125,8 @@ class Peer(ABC):
         threads: this rank's threads.
         status: what the ranks do and which of them live.
         progress: its unfinished operations.
+        tell_left: on the endpoint of one session: tells the others that this rank has left it, and why; they hear of
+            it a second later, in a wait.
     """
 
     transport: str
@@ -142,6 +144,26 @@ class Peer(ABC):
         self.status = Status()
         self.threads = Threads(self)
         self.progress = Progress()
+        self.tell_left: Callable[[str], None] = _ignore
+
+    def begin_session(self) -> int:
+        """Count a session that this rank is about to begin, and return its number: all ranks count alike."""
+        return 0
+
+    def session(self, number: int) -> Peer:
+        """Return this rank's endpoint in session `number`, whose operations meet no other session's; collective.
+
+        A rank that an error has thrown out of a session may begin the next one while others still wait in that one.
+        """
+        return self
+
+    def leave_session(self, number: int, why: str) -> None:  # noqa: B027 (there may be nobody to tell)
+        """Tell the others that this rank takes no part in session `number` any more; never blocks.
+
+        Args:
+            number: of `begin_session`.
+            why: ends a sentence on this rank, for their errors.
+        """
 
     @abstractmethod
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
@@ -198,3 +220,7 @@ class Peer(ABC):
     ) -> None:
         if kind is None:
             self.close()
+
+
+def _ignore(why: str) -> None:
+    pass

@@ -103,6 +103,7 @@ class WrapperPeer(Peer):
         self.shares_network = held.shares_network
         self.clock, self.memory, self.progress = held.clock, held.memory, held.progress
         self.threads, self.status = held.threads, held.status
+        self.tell_left = held.tell_left
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         """Return what this peer makes of a lane that the held one has opened; called on all ranks alike."""
@@ -125,6 +126,16 @@ class WrapperPeer(Peer):
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
         self.held.timeout_s = seconds
+
+    def begin_session(self) -> int:
+        return self.held.begin_session()
+
+    def session(self, number: int) -> Peer:
+        held = self.held.session(number)
+        return self if held is self.held else self._wrap_group(held, range(self.size))
+
+    def leave_session(self, number: int, why: str) -> None:
+        self.held.leave_session(number, why)
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         return self._wrap_lane(self.held.lane(name, capacity_bytes), capacity_bytes)

@@ -303,7 +303,7 @@ class SharedSum(PartialSum):
         try:
             call()
         except PeerLostError as error:
-            raise PeerLostError(f"{self.name}, round {self._table.rounds[0]}: {error}") from error
+            raise type(error)(f"{self.name}, round {self._table.rounds[0]}: {error}") from error
 
     def _lost(self, holder: int) -> PeerLostError:
         """Return what to raise where the holder of a lock has died."""

@@ -22,6 +22,7 @@ from hocket.errors import (
     HocketError,
     NonFiniteElsewhereError,
     PeerLostError,
+    SessionLeftError,
     TransportError,
     UserError,
 )
@@ -40,6 +41,9 @@ LEAVING_GRACE_S = 5.0
 _STAGGER_S = 0.05
 _GIVING_UP_S = 0.3
 _POLL_S = 0.02
+
+# Who raises it leaves the word to the rank that it is about.
+_FROM_ANOTHER = (NonFiniteElsewhereError, SessionLeftError)
 
 #: In a message: the rank that speaks, or all, where they fail alike.
 _WHO = "\0who\0"
@@ -103,9 +107,9 @@ class Endings:
         word to whoever has failed otherwise: its wait is rather the consequence. Who got another rank's NaN leaves it
         to that one.
         """
-        if isinstance(error, (ExchangeTimeoutError, NonFiniteElsewhereError)):
+        if isinstance(error, (ExchangeTimeoutError, *_FROM_ANOTHER)):
             row = board.own()
-            certain = isinstance(error, NonFiniteElsewhereError)
+            certain = isinstance(error, _FROM_ANOTHER)
             seconds = LEAVING_GRACE_S if certain else _GIVING_UP_S
             if not self._announce(board, RankState.GAVE_UP, seconds, row.lane, row.what):
                 return False
@@ -145,7 +149,7 @@ class Endings:
         try:
             leaving = self._peer.leave(place)
             while not leaving.done():
-                self._peer.status.failures.check(lambda: place)
+                self._peer.status.check(lambda: place)
                 self._peer.progress.advance()  # for what was dropped before it was done
                 time.sleep(_POLL_S)
                 waiting = self._waiting_for_us()

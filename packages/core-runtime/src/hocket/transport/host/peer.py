@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -40,6 +41,7 @@ class HostPeer(Peer):
         board: what the ranks of this host are doing; None in a job of one rank.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
+        session: as of `HostStatus`.
 
     Attributes:
         waits: how long this rank's waits have been.
@@ -54,12 +56,14 @@ class HostPeer(Peer):
         board: StatusBoard | None,
         progress: Progress,
         failures: Failures,
+        session: int = 0,
     ) -> None:
         super().__init__(rank, len(world_ranks))
+        self._num_sessions = 0
         self._world_ranks = list(world_ranks)
         self.progress = progress
         self.waits = WaitsInARow()
-        self.status = HostStatus(self.world_rank, self._world_ranks, board, failures)
+        self.status = HostStatus(self.world_rank, self._world_ranks, board, failures, session)
         self.memory = Memory()
         self.shares_network = self.status.spans_hosts
         if self.size > 1 and not self.shares_network:
@@ -73,6 +77,29 @@ class HostPeer(Peer):
     def world_rank_of(self, rank: int) -> int:
         """Translate a rank of this group into the job's."""
         return self._world_ranks[rank]
+
+    def begin_session(self) -> int:
+        self._num_sessions += 1
+        return self._num_sessions
+
+    def session(self, number: int) -> Peer:
+        if self.size == 1:
+            return self
+        peer = self._open_session(number, self._session_key(number))
+        peer.timeout_s = self.timeout_s
+        return peer
+
+    def leave_session(self, number: int, why: str) -> None:
+        if self.status.board is not None:
+            self.status.board.leave(self._session_key(number), why)
+
+    def _session_key(self, number: int) -> int:
+        """Return what tells a session from all others of the job, also of its groups; above 0."""
+        return 1 + zlib.crc32(f"{self.status.session} {self._world_ranks} {number}".encode())
+
+    @abstractmethod
+    def _open_session(self, number: int, key: int) -> Peer:
+        """Return this rank's endpoint in a session that the board knows as `key`; collective."""
 
     @property
     @abstractmethod
@@ -223,7 +250,7 @@ class Operation(Request):
 
     def _look_around(self) -> bool:
         """Do the same, and look whether all ranks still live: over shared memory nothing fails."""
-        self._lane.peer.status.failures.check(self._describe)
+        self._lane.peer.status.check(self._describe)
         return self._look()
 
     def _describe(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import PeerLostError, TransportError
+from hocket.errors import PeerLostError, SessionLeftError, TransportError
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import reserve
 from hocket.transport.status import (
@@ -33,6 +33,11 @@ __all__ = ["Failures", "HostStatus", "StatusBoard"]
 
 _ENTRY = struct.Struct("=dqq64s64s")
 _LOOK_EVERY_S = 0.1
+# Behind the entry: the sessions that the rank has left last, when, and why.
+_LEFT = struct.Struct("=qd232s")
+_LEFT_OFFSET, _MOST_LEFT, _MOST_BYTES = 1024, 8, 232
+#: What a rank that leaves a session is given, in seconds, to end the job itself.
+HEARD_AFTER_S = 1.0
 
 
 class StatusBoard:
@@ -50,6 +55,7 @@ class StatusBoard:
     def __init__(self, rank: int, allgather: Callable[[Any], list[Any]]) -> None:
         self.step = 0
         self._rank = rank
+        self._num_left = 0
         own, _ = reserve("hocket-status", mmap.PAGESIZE)
         try:
             host = _host()
@@ -83,6 +89,25 @@ class StatusBoard:
 
     def tell_what_lasts(self) -> None:
         """Tell other hosts of this rank's state, if it has lasted; a wait calls it now and then."""
+
+    def leave(self, session: int, why: str) -> None:
+        """Show that this rank has left a session, for good."""
+        place = _LEFT_OFFSET + self._num_left % _MOST_LEFT * _LEFT.size
+        self._num_left += 1
+        left = _LEFT.pack(session, time.monotonic(), why.encode()[:_MOST_BYTES])
+        # The number last: it says that the rest is there.
+        self._own[place + 8 : place + _LEFT.size] = left[8:]
+        self._own[place : place + 8] = left[:8]
+
+    def left(self, session: int) -> tuple[int, str] | None:
+        """Return a rank that has left a session, and why; None where nobody has, a second ago at least."""
+        latest_s = time.monotonic() - HEARD_AFTER_S
+        for rank, page in self._pages.items():
+            for number in range(_MOST_LEFT):
+                named, since_s, why = _LEFT.unpack_from(page, _LEFT_OFFSET + number * _LEFT.size)
+                if named == session and since_s < latest_s:
+                    return rank, _text(why)
+        return None
 
     def own(self) -> RankStatus:
         """Return this rank's entry."""
@@ -151,13 +176,20 @@ class HostStatus(Status):
         ranks: the group's, numbered as in the job.
         board: of this host's ranks; None where there is none.
         failures: the dead among the job's ranks.
+        session: to which the group belongs, as the board names sessions; 0 for none.
     """
 
     def __init__(
-        self, rank: int, ranks: Sequence[int], board: StatusBoard | None, failures: Failures
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        board: StatusBoard | None,
+        failures: Failures,
+        session: int = 0,
     ) -> None:
         self._rank, self._ranks = rank, ranks
-        self.board, self.failures = board, failures
+        self.board, self.failures, self.session = board, failures, session
+        self._next_look_s = 0.0
 
     @property
     def spans_hosts(self) -> bool:
@@ -198,7 +230,21 @@ class HostStatus(Status):
         return describe_stall(self._rank, site, self.others(), outcome)
 
     def check_lost(self) -> None:
-        self.failures.check(lambda: f"rank {self._rank}")
+        self.check(lambda: f"rank {self._rank}")
+
+    def check(self, where: Callable[[], str]) -> None:
+        """Look whether a rank has died, or has left the session; `where` says who asks, and what it waits for.
+
+        Raises:
+            PeerLostError: one has.
+        """
+        self.failures.check(where)
+        now_s = time.monotonic()
+        if self.session and self.board is not None and now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_EVERY_S
+            left = self.board.left(self.session)
+            if left is not None:
+                raise SessionLeftError(f"{where()}: rank {left[0]} {left[1]}")
 
     def is_waited_for(self, lane: str, seconds: float) -> bool:
         """Return whether others, after as many steps, have long waited elsewhere, and nobody computes.

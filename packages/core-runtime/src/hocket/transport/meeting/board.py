@@ -22,6 +22,8 @@ __all__ = ["JobBoard"]
 
 _TELL_AFTER_S = 1.0
 _READ_EVERY_S = 0.5
+# Not sooner in a wait, too: of thousands of ranks each asks.
+_ASK_EVERY_S = 1.5
 
 
 class JobBoard(StatusBoard):
@@ -39,6 +41,7 @@ class JobBoard(StatusBoard):
     ) -> None:
         self._store = store
         self._read_s = -math.inf
+        self._asked_s, self._heard = time.monotonic(), 0
         self._told = RankStatus(rank, time.monotonic(), 0, RankState.COMPUTING)
         self._elsewhere: list[int] = []
         self._read: list[RankStatus] = []
@@ -59,6 +62,23 @@ class JobBoard(StatusBoard):
             if own.since_s != self._told.since_s and time.monotonic() - own.since_s > _TELL_AFTER_S:
                 self._tell()
 
+    def leave(self, session: int, why: str) -> None:
+        super().leave(session, why)
+        if self._elsewhere:
+            self._store.set(_left_key(session), json.dumps([self._rank, why]))
+
+    def left(self, session: int) -> tuple[int, str] | None:
+        found = super().left(session)
+        if found is None and self._elsewhere and time.monotonic() - self._asked_s > _ASK_EVERY_S:
+            self._asked_s = time.monotonic()
+            # By the next question the rank itself has had time to end the job.
+            heard = self._heard == session
+            self._heard = session if self._store.has(_left_key(session)) else 0
+            if heard and (told := self._store.get([_left_key(session)])):
+                rank, why = json.loads(told[0])
+                return rank, why
+        return found
+
     def _tell(self) -> None:
         self._told = self.own()
         self._store.set(_key(self._rank), _entry(self._told))
@@ -77,6 +97,10 @@ class JobBoard(StatusBoard):
 
 def _key(rank: int) -> str:
     return f"status/{rank}"
+
+
+def _left_key(session: int) -> str:
+    return f"left/{session}"
 
 
 def _entry(row: RankStatus) -> str:

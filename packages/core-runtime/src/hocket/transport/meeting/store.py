@@ -106,18 +106,23 @@ class StoreEntries:
 
     def get(self, keys: list[str]) -> list[bytes]:
         """Return values that have been left, none where the store is gone."""
-        told: list[bytes] = []
+        return self._ask(self._store.multi_get, keys) or []
+
+    def has(self, key: str) -> bool:
+        """Return whether a value has been left."""
+        return bool(self._ask(self._store.check, [key]))
+
+    def _ask(self, question: Callable[[list[str]], Any], keys: list[str]) -> Any:
+        told: list[Any] = []
         if not self.gone:
             # On a thread, as torch waits without an end for a store whose process has been stopped.
             asking = threading.Thread(
-                target=lambda: told.extend(self._call(self._store.multi_get, keys) or []),
-                name="hocket asking",
-                daemon=True,
+                target=lambda: told.append(self._call(question, keys)), name="hocket asking", daemon=True
             )
             asking.start()
             asking.join(_ANSWERING_S)
             self.gone |= asking.is_alive()
-        return [] if self.gone else told
+        return None if self.gone or not told else told[0]
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         if self.gone:

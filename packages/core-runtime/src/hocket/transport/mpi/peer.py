@@ -25,6 +25,9 @@ from hocket.transport.request import Finished, FunctionRequest, Request
 
 __all__ = ["MPIPeer", "join"]
 
+# Of messages by which the ranks meet at a session's beginning, at most.
+_ROUNDS = 32
+
 _NO_COMMUNICATOR = (
     "each segment of an exchange takes one of MPI's communicators, of which MPICH has 2,048 for a process: use fewer, "
     "larger segments, or fewer exchanges"
@@ -40,6 +43,7 @@ class MPIPeer(HostPeer):
         ranks: the group's ranks in the job; all of them where None.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
+        session: as of `HostStatus`.
     """
 
     transport = "mpi"
@@ -51,6 +55,7 @@ class MPIPeer(HostPeer):
         ranks: Sequence[int] | None = None,
         progress: Progress | None = None,
         failures: MPIFailures | None = None,
+        session: int = 0,
     ) -> None:
         self.failures = MPIFailures(comm) if failures is None else failures
         super().__init__(
@@ -60,6 +65,7 @@ class MPIPeer(HostPeer):
             # A call that makes progress.
             Progress(MPI.COMM_SELF.Iprobe) if progress is None else progress,
             self.failures,
+            session,
         )
         self._comm = comm
         self._groups: dict[tuple[int, ...], Any] = {}
@@ -89,9 +95,31 @@ class MPIPeer(HostPeer):
         if not member:
             return None
         ranks = [self._world_ranks[rank] for rank in members]
-        peer = MPIPeer(self._groups[members], self.status.board, ranks, self.progress, self.failures)
+        peer = self._part(self._groups[members], ranks, self.status.session)
         peer.timeout_s = self.timeout_s
         return peer
+
+    def _open_session(self, number: int, key: int) -> MPIPeer:
+        """Make a communicator, once all ranks are here for the same session: what is collective is matched by order.
+
+        They meet by messages, log2(n) rounds of them, whose tags say which session: one who waits in another is not
+        taken for one who is here.
+        """
+        what = f"beginning session {number}"
+        waiting = MPILane(self._part(self._comm, self._world_ranks, key), self._comm, "session")
+        word, distance, turn = np.zeros(1, np.uint8), 1, number * _ROUNDS
+        while distance < self.size:
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            sent = waiting.isend(word, to, turn)
+            waiting.irecv(np.empty(1, np.uint8), source, turn).wait()
+            sent.wait()
+            distance, turn = 2 * distance, turn + 1
+        comm, request = begun(waiting, what, self._comm.Idup)
+        MPIRequest(waiting, what, lambda: request).wait()
+        return self._part(comm, self._world_ranks, key)
+
+    def _part(self, comm: Any, world_ranks: Sequence[int], session: int) -> MPIPeer:
+        return MPIPeer(comm, self.status.board, world_ranks, self.progress, self.failures, session)
 
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"

@@ -48,6 +48,7 @@ class TorchPeer(HostPeer):
         path: tells the group from all others of the job, the same on all of its ranks.
         progress: the process's unfinished operations, one for the world and all of its groups.
         failures: the dead among the job's ranks, one for the world and all of its groups.
+        session: as of `HostStatus`.
     """
 
     transport = "torch"
@@ -60,8 +61,9 @@ class TorchPeer(HostPeer):
         path: str,
         progress: Progress,
         failures: Failures,
+        session: int = 0,
     ) -> None:
-        super().__init__(list(ranks).index(wire.rank), ranks, board, progress, failures)
+        super().__init__(list(ranks).index(wire.rank), ranks, board, progress, failures, session)
         self.wire = wire
         self._path = path
         self._num_lanes = self._num_groups = 0
@@ -96,9 +98,16 @@ class TorchPeer(HostPeer):
             )
         path = f"{self._path} group {self._num_groups} {members}"
         world_ranks = [self.world_rank_of(rank) for rank in members]
-        peer = TorchPeer(self.wire, self.status.board, world_ranks, path, self.progress, self.status.failures)
+        peer = self._part(world_ranks, path, self.status.session)
         peer.timeout_s = self.timeout_s
         return peer
+
+    def _open_session(self, number: int, key: int) -> TorchPeer:
+        return self._part(self._world_ranks, f"{self._path} session {number}", key)
+
+    def _part(self, world_ranks: Sequence[int], path: str, session: int) -> TorchPeer:
+        status = self.status
+        return TorchPeer(self.wire, status.board, world_ranks, path, self.progress, status.failures, session)
 
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"

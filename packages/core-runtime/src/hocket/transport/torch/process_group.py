@@ -432,7 +432,7 @@ def _wait(
         return held.status.describe_stall(site, outcome)
 
     def check() -> None:
-        held.status.failures.check(lambda: f"rank {held.world_rank}: {lane} ({what})")
+        held.status.check(lambda: f"rank {held.world_rank}: {lane} ({what})")
 
     if done():
         return

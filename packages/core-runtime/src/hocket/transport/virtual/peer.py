@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from hocket.errors import TransportError
@@ -12,7 +14,7 @@ from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
 from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
-from hocket.transport.virtual.request import Station, VirtualEvent, VirtualRequest, VirtualWake
+from hocket.transport.virtual.request import Attendance, Station, VirtualEvent, VirtualRequest, VirtualWake
 from hocket.transport.virtual.timeline import State, Task
 
 __all__ = ["GroupState", "VirtualPeer"]
@@ -24,11 +26,14 @@ class GroupState:
     Attributes:
         ranks: the group, as ranks of the world, in the group's order.
         rendezvous: where the collectives of the peers themselves meet.
+        sessions: of the group, by number.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.rendezvous = Rendezvous(f"group of {name_ranks(ranks)}", ranks, uses_links=False)
+        self.sessions: dict[int, GroupState] = defaultdict(lambda: GroupState(ranks))
+        self.attendance = Attendance()
 
 
 class VirtualPeer(Peer):
@@ -49,6 +54,22 @@ class VirtualPeer(Peer):
         self._state = state
         self._station = station
         self._closed = False
+        self._num_sessions = 0
+
+    def begin_session(self) -> int:
+        self._num_sessions += 1
+        return self._num_sessions
+
+    def session(self, number: int) -> VirtualPeer:
+        state = self._state.sessions[number]
+        station = replace(self._station, attendance=state.attendance)
+        peer = VirtualPeer(state, station, self.rank, self.timeout_s)
+        peer.progress = self.progress
+        return peer
+
+    def leave_session(self, number: int, why: str) -> None:
+        scheduler, attendance = self._station.scheduler, self._state.sessions[number].attendance
+        attendance.leave(scheduler, f"rank {self._station.rank} {why}")
 
     def lane(self, name: str, capacity_bytes: int = 0) -> VirtualLane:
         def conclude(_: list[Any]) -> Sequence[LaneState]:
@@ -182,7 +203,9 @@ class _Threads(Threads):
             Done when `call` has returned; its result is what it returned.
         """
         self._station.scheduler.running(self._station.rank)
-        request = VirtualRequest(self._station, self._peer.timeout_s, lambda: f"its task {name!r} to end")
+        # It ends whoever leaves a session.
+        station = replace(self._station, attendance=None)
+        request = VirtualRequest(station, self._peer.timeout_s, lambda: f"its task {name!r} to end")
         task = self._station.scheduler.spawn(self._station.rank, name, lambda: request.finish(call()))
         self._tasks.append(task)
         return request

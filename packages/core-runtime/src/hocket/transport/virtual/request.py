@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.errors import DeadlockError, ExchangeTimeoutError, TransportError
+from hocket.errors import DeadlockError, ExchangeTimeoutError, SessionLeftError, TransportError
 from hocket.transport.gathering import Ranks
 from hocket.transport.network import NetworkModel
 from hocket.transport.request import Request
 from hocket.transport.signals import Connection, Event, Ring, Wake
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
-from hocket.transport.virtual.timeline import Signal
+from hocket.transport.virtual.timeline import Signal, Task
 
-__all__ = ["Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
+__all__ = ["Attendance", "Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
+
+# What a rank that leaves a session is given, in virtual seconds, to end the run itself.
+_HEARD_AFTER_S = 1.0
+_TRAINING = "main"
+
+
+class Attendance:
+    """The ranks' presence in a session: their training threads wait for each other as long as nobody has left it.
+
+    Attributes:
+        left: says which rank has left, and why; empty as long as none has, or the others cannot know.
+    """
+
+    def __init__(self) -> None:
+        self.left = ""
+        self._waiting: list[Task] = []
+
+    def leave(self, scheduler: Scheduler, told: str) -> None:
+        """Have the others hear, a little later, that a rank has left."""
+        timeline = scheduler.timeline
+
+        def hear() -> None:
+            self.left = self.left or told
+            for task in self._waiting:
+                if task.is_blocked:
+                    task.error = self.error(task)
+                    timeline.make_ready(task, timeline.now_s)
+
+        timeline.call_at(timeline.now_s + _HEARD_AFTER_S, hear)
+
+    def error(self, task: Task) -> SessionLeftError:
+        """Return what a task that waits raises."""
+        return SessionLeftError(f"{task} waits in the session, but {self.left}")
+
+    @contextmanager
+    def waiting(self, task: Task) -> Iterator[None]:
+        """Surround a wait of a task, which ends with an error once a rank has left."""
+        if task.name != _TRAINING:
+            yield  # the engine's own thread: it ends when the training thread says so
+            return
+        if self.left:
+            raise self.error(task)
+        self._waiting.append(task)
+        try:
+            yield
+        finally:
+            self._waiting.remove(task)
 
 
 @dataclass(frozen=True)
@@ -29,6 +77,7 @@ class Station:
         network: what they cost.
         rank: its rank in the world; every message to a reader names ranks by this one.
         wakes: rung whenever an operation of the rank ends.
+        attendance: of the session that it is used in; None outside of any.
     """
 
     scheduler: Scheduler
@@ -36,6 +85,17 @@ class Station:
     network: NetworkModel
     rank: int
     wakes: list[VirtualWake] = field(default_factory=list)
+    attendance: Attendance | None = None
+
+    def wait(
+        self, signal: Signal, describe: Callable[[], str], default_timeout_s: float, timeout_s: float | None
+    ) -> None:
+        """Wait as `Scheduler.wait` does, as long as nobody leaves the session."""
+        if self.attendance is None or signal.is_set:
+            self.scheduler.wait(self.rank, signal, describe, default_timeout_s, timeout_s)
+            return
+        with self.attendance.waiting(self.scheduler.running(self.rank)):
+            self.scheduler.wait(self.rank, signal, describe, default_timeout_s, timeout_s)
 
 
 class VirtualRequest(Request):
@@ -74,8 +134,7 @@ class VirtualRequest(Request):
         return self._signal.is_set
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        station = self._station
-        station.scheduler.wait(station.rank, self._signal, self._describe, self._timeout_s, timeout_s)
+        self._station.wait(self._signal, self._describe, self._timeout_s, timeout_s)
         self._raise_if_failed()
         return self._result
 
@@ -123,8 +182,7 @@ class VirtualEvent(Event):
             self._station.scheduler.timeline.fire(self._signal)
 
     def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
-        station = self._station
-        station.scheduler.wait(station.rank, self._signal, describe, self._timeout_s, timeout_s)
+        self._station.wait(self._signal, describe, self._timeout_s, timeout_s)
 
 
 class VirtualWake(Wake):
