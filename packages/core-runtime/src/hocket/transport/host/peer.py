@@ -86,7 +86,9 @@ class HostPeer(Peer):
         if self.size == 1:
             return self
         peer = self._open_session(number, self._session_key(number))
-        peer.timeout_s = self.timeout_s
+        peer.timeout_s, peer.shares_network = self.timeout_s, self.shares_network
+        if not isinstance(self.memory, HostMemory):
+            peer.memory = self.memory
         return peer
 
     def leave_session(self, number: int, why: str) -> None:
