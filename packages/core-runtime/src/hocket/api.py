@@ -95,12 +95,12 @@ if TYPE_CHECKING:
     from hocket.session.api import MakeOptimizer as MakeOptimizer
     from hocket.session.api import StepResult as StepResult
     from hocket.session.api import TrainingSession as TrainingSession
-    from hocket.session.checkpoint import load_into as load_into
     from hocket.session.core import SessionState as SessionState
     from hocket.session.engine import Engine as Engine
     from hocket.session.engine import PlannedStage as PlannedStage
     from hocket.session.exchange import Counters as Counters
     from hocket.session.ranks import broadcast_model as broadcast_model
+    from hocket.session.replica_state import load_into as load_into
     from hocket.session.session import Session as Session
     from hocket.strategy.samples import SampleShuffle as SampleShuffle
     from hocket.strategy.samples import SampleStream as SampleStream
@@ -218,7 +218,7 @@ _HOMES = {
     "SessionState": "hocket.session.core",
     "StepResult": "hocket.session.api",
     "TrainingSession": "hocket.session.api",
-    "load_into": "hocket.session.checkpoint",
+    "load_into": "hocket.session.replica_state",
     "Engine": "hocket.session.engine",
     "PlannedStage": "hocket.session.engine",
     "Counters": "hocket.session.exchange",

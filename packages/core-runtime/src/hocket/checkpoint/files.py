@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hocket.checkpoint.tree import flatten, unflatten
+from hocket.checkpoint.tree import flatten, parts_within, unflatten
 from hocket.disk import write_durably
 from hocket.errors import CheckpointError
 
@@ -262,7 +262,7 @@ class StateFile:
 def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
     """Return a floating-point tensor's mean over the files, and the first file's of any other.
 
-    It accumulates in float64, one file after the other.
+    It accumulates in float64, one file after the other; what is equal in all stays, to the bit.
 
     Args:
         weights: how much each file counts; all the same where None.
@@ -272,16 +272,21 @@ def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[floa
         return first
     weights = weights or [1.0] * len(files)
     total = first.to(torch.float64) * weights[0]
+    equal = True
     for file, weight in zip(files[1:], weights[1:], strict=True):
-        total.add_(file.tensor(name), alpha=weight)
-    return total.div_(sum(weights)).to(first.dtype)
+        other = file.tensor(name)
+        equal = equal and torch.equal(first, other)
+        total.add_(other, alpha=weight)
+    return first if equal else total.div_(sum(weights)).to(first.dtype)
 
 
 def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
     """Return the first file's section, with the mean of each floating-point tensor that all have in one shape."""
 
+    alone = parts_within(files[0].structure(section))
+
     def tensor(name: str) -> Tensor:
-        alike = all(file.describe(name) == files[0].describe(name) for file in files)
+        alike = name not in alone and all(file.describe(name) == files[0].describe(name) for file in files)
         return mean_of_tensor(files if alike else files[:1], name)
 
     return files[0].read(section, tensor)

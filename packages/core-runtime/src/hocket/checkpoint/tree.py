@@ -13,14 +13,17 @@ The structure is JSON in which every object has one key, which says what it stan
 | mapping, Counter | `{"dict": [[key, value], ...]}`, `{"counter": ...}`, in their order; keys are values, too |
 | tensor | `{"tensor": name}`, with the `stride` of its copies where it is not contiguous |
 | complex tensor | `{"complex": name}`, the real and the imaginary part along a last axis |
+| tensor made of others (`__tensor_flatten__`) | `{"parts": [module, class, {part: tensor}, context, shape, stride]}` |
 | NumPy array | `{"array": name}` |
+| deque, set | `{"deque": [[...], its longest]}`, `{"set": [...]}` |
+| torch.dtype, torch.device | `{"dtype": "float32"}`, `{"device": "cuda:0"}` |
+| bytes, BytesIO | `{"bytes": "..."}`, `{"file": "..."}`, in base64 |
 
 Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's. What `flatten` takes exactly, for
 messages, comes back as it was, but for the strides of tensors; other types are refused. Then there are besides:
 
 | value | structure |
 |---|---|
-| bytes | `{"bytes": "..."}`, in base64 |
 | OrderedDict | `{"ordered": [[key, value], ...]}` |
 | named tuple | `{"named": [module, name, [...]]}`, of a module that its reader has imported |
 | NumPy scalar | `{"scalar": name}`: the tensor of it |
@@ -29,9 +32,10 @@ messages, comes back as it was, but for the strides of tensors; other types are 
 from __future__ import annotations
 
 import base64
+import io
 import math
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -40,9 +44,10 @@ import torch
 from torch import Tensor
 
 from hocket.arrays import Array
+from hocket.checkpoint.subclasses import is_composite, join_parts, parts_of
 from hocket.errors import CheckpointError, UserError
 
-__all__ = ["JSON", "flatten", "unflatten"]
+__all__ = ["JSON", "flatten", "parts_within", "unflatten"]
 
 #: What JSON can hold.
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -114,8 +119,48 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
         case "array":
             value = tensor(content).numpy()
         case _:
-            value = _exactly(kind, content, tensor)
+            value = _object(kind, content, tensor)
     return value
+
+
+def parts_within(structure: Any) -> set[str]:
+    """Return the names of tensors that others are made of, which alone have no mean."""
+    if isinstance(structure, list):
+        return {name for item in structure for name in parts_within(item)}
+    if not isinstance(structure, dict):
+        return set()
+    if "parts" in structure:
+        return _names_in(structure["parts"][2])
+    return {name for content in structure.values() for name in parts_within(content)}
+
+
+def _names_in(structure: Any) -> set[str]:
+    if isinstance(structure, dict):
+        own = {structure[kind] for kind in ("tensor", "complex") if kind in structure}
+        return own.union(*map(_names_in, structure.values()))
+    return {name for item in structure for name in _names_in(item)} if isinstance(structure, list) else set()
+
+
+def _object(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:  # noqa: PLR0911 (one for each kind)
+    """Put together what optimizers keep besides numbers and tensors."""
+    match kind:
+        case "deque":
+            return deque(unflatten(content[0], tensor), content[1])
+        case "set":
+            return set(unflatten(content, tensor))
+        case "dtype":
+            return getattr(torch, content)
+        case "device":
+            return torch.device(content)
+        case "bytes":
+            return base64.b64decode(content)
+        case "file":
+            return io.BytesIO(base64.b64decode(content))
+        case "parts":
+            module, name, parts, *rest = content
+            plain = {part: unflatten(value, tensor) for part, value in parts}
+            return join_parts(module, name, plain, *(unflatten(value, tensor) for value in rest))
+    return _exactly(kind, content, tensor)
 
 
 def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
@@ -123,8 +168,6 @@ def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
     match kind:
         case "scalar":
             return tensor(content).numpy()[()]
-        case "bytes":
-            return base64.b64decode(content)
         case "ordered":
             return OrderedDict((unflatten(key, tensor), unflatten(item, tensor)) for key, item in content)
         case "named":
@@ -142,6 +185,12 @@ class _Flattener:
         tuple: "_tuple",
         Counter: "_counter",
         Mapping: "_dict",
+        deque: "_deque",
+        set: "_set",
+        torch.dtype: "_dtype",
+        torch.device: "_device",
+        bytes: "_bytes",
+        io.BytesIO: "_file",
     }
 
     def __init__(self) -> None:
@@ -160,7 +209,7 @@ class _Flattener:
                 return described
         raise CheckpointError(
             f"{path or 'the state'} is of type {type(value).__name__}, which no checkpoint can hold; allowed: "
-            "tensors, arrays, numbers, text, None, and lists, tuples and mappings of them"
+            "tensors, arrays, numbers, text, bytes, dtypes, None, and lists, tuples, sets, deques and mappings of them"
         )
 
     def _items(self, values: Sequence[object], path: str) -> JSON:
@@ -187,7 +236,34 @@ class _Flattener:
             for key, value in values.items()
         ]
 
+    def _deque(self, value: deque[object], path: str) -> dict[str, JSON]:
+        return {"deque": [self._each(list(value), path), value.maxlen]}
+
+    def _set(self, value: set[object], path: str) -> dict[str, JSON]:
+        return {"set": self._each(sorted(value, key=repr), path)}
+
+    def _dtype(self, value: torch.dtype, path: str) -> dict[str, JSON]:
+        return {"dtype": str(value).removeprefix("torch.")}
+
+    def _device(self, value: torch.device, path: str) -> dict[str, JSON]:
+        return {"device": str(value)}
+
+    def _bytes(self, value: bytes, path: str) -> dict[str, JSON]:
+        return {"bytes": base64.b64encode(value).decode()}
+
+    def _file(self, value: io.BytesIO, path: str) -> dict[str, JSON]:
+        return {"file": base64.b64encode(value.getvalue()).decode()}
+
+    def _composite(self, value: Tensor, path: str) -> dict[str, JSON]:
+        parts, context = parts_of(value)
+        kind = type(value)
+        pairs: list[JSON] = [[name, self.structure(part, f"{path}/{name}")] for name, part in parts.items()]
+        rest = [self.structure(each, path) for each in (context, tuple(value.shape), tuple(value.stride()))]
+        return {"parts": [kind.__module__, kind.__qualname__, pairs, *rest]}
+
     def _tensor(self, value: Tensor, path: str) -> dict[str, JSON]:
+        if is_composite(value):
+            return self._composite(value, path)
         value = value.detach()
         if value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
@@ -232,7 +308,7 @@ class _ExactFlattener(_Flattener):
         if isinstance(value, np.bool_ | np.number):
             return {"scalar": self._array(np.array(value), path)["array"]}
         if kind is bytes:
-            return {"bytes": base64.b64encode(value).decode()}
+            return self._bytes(value, path)
         if kind is OrderedDict:
             return {"ordered": self._pairs(value, path)}
         if issubclass(kind, tuple) and _is_named(kind, kind.__module__, kind.__qualname__):

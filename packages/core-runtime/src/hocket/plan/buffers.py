@@ -11,10 +11,10 @@ from hocket.collective.allreduce import Allreduce
 from hocket.segment.segment import wire_dtype
 from hocket.transport.network import Cost, NetworkModel
 
-__all__ = ["averaged_buffers", "mean_cost"]
+__all__ = ["RUNNING", "averaged_buffers", "mean_cost"]
 
 #: What modules call a statistic of the batches that they have seen: BatchNorm, InstanceNorm, and others' like them.
-_RUNNING = ("running_mean", "running_var")
+RUNNING = ("running_mean", "running_var")
 
 
 def averaged_buffers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -27,7 +27,7 @@ def averaged_buffers(model: nn.Module, named: Sequence[str] = ()) -> dict[str, T
         name: buffer
         for name, buffer in model.named_buffers()
         if buffer.is_floating_point()
-        and (name.rpartition(".")[2] in _RUNNING or any(fnmatchcase(name, pattern) for pattern in named))
+        and (name.rpartition(".")[2] in RUNNING or any(fnmatchcase(name, pattern) for pattern in named))
     }
 
 

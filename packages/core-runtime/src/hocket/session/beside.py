@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.errors import some
 from hocket.plan.buffers import averaged_buffers
 from hocket.session.ranks import broadcast_tensor
 from hocket.session.set_to_mean import set_to_mean
+from hocket.session.weights import BatchWeights
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
@@ -68,8 +70,8 @@ class Differing:
             set_to_mean(tensor, lane)
         for tensor in self.statistics:
             set_to_mean(tensor, lane, self.share)
-        for tensor in self.others:
-            broadcast_tensor(tensor, lane, 0)
+        for plain in (plain for tensor in self.others for plain in plain_tensors(tensor)):
+            broadcast_tensor(plain, lane, 0)
 
 
 class Beside:
@@ -83,7 +85,7 @@ class Beside:
         trained: names of its parameters that are trained.
         named: buffers that the user calls statistics, as `averaged_buffers` takes them.
         peer: all ranks.
-        samples: returns how many samples this rank's batches have had so far; their unit does not matter.
+        weights: of this rank's batches, whose sum says how many samples its statistics are of.
     """
 
     def __init__(
@@ -92,10 +94,10 @@ class Beside:
         trained: Iterable[str],
         named: Sequence[str],
         peer: Peer,
-        samples: Callable[[], float],
+        weights: BatchWeights,
     ) -> None:
         self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
-        self._peer, self.samples = peer, samples
+        self._peer, self.weights = peer, weights
         self._told: set[str] = set()
 
     def statistics(self) -> dict[str, Tensor]:
@@ -112,11 +114,11 @@ class Beside:
         statistics = self.statistics()
         found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
         mine = {name: [list(tensor.shape), checksum(tensor)] for name, tensor in found.items()}
-        told = gather(self._peer, [self.samples(), mine])
+        told = gather(self._peer, [self.weights.total, mine])
         names = [name for name in found if any(of_rank.get(name) != mine[name] for _, of_rank in told)]
         # A rank may have buffers that others have not.
         alike = [name for name in names if len({str(of_rank.get(name, [0])[0]) for _, of_rank in told}) == 1]
-        means = [name for name in alike if found[name].is_floating_point()]
+        means = [n for n in alike if found[n].is_floating_point() and not is_composite(found[n])]
         parameters = [name for name in means if name in frozen]
         averaged = [name for name in means if name in statistics]
         rest = [name for name in alike if name not in parameters and name not in averaged]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
@@ -19,9 +18,7 @@ from hocket.checkpoint.files import (
     StateFile,
     Written,
     describe,
-    mean_of_mappings,
     mean_of_section,
-    mean_of_tensor,
     why_no_mean,
     write_state,
 )
@@ -29,15 +26,17 @@ from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plugin import CORE, default_registry
+from hocket.session.module_state import (
+    comparable,
+    not_persistent,
+)
 from hocket.session.ranks import flattened
+from hocket.session.replica_state import load_into
 
 if TYPE_CHECKING:
     from hocket.session.core import SessionCore
-    from hocket.session.optimizers import Optimizers
-    from hocket.session.phases import ActivePhase
-    from hocket.session.stale_gradients import StaleGradients
 
-__all__ = ["Checkpoints", "ReplicaState", "Resumed", "load_into", "tensors_of"]
+__all__ = ["Checkpoints", "Resumed"]
 
 _log = logging.getLogger("hocket")
 
@@ -232,6 +231,9 @@ class Checkpoints:
             name: describe(tensor) for name, tensor in flatten({"model": session.tensors()})[1].items()
         }
         found = {name: file.describe(name) for name in file.names("model")}
+        if session.places_buffers:
+            passing = {*not_persistent(session.model), *file.read("modules")["not_persistent"]}
+            expected, found = comparable(expected, found, passing)
         same = manifest.ranks == session.size
         _compare(
             f"{file.path}",
@@ -268,137 +270,6 @@ class Checkpoints:
                 f" ({reason})" if reason else "",
                 " but for outer parameters" if self._session.strategy.at(self._session.step).outer else "",
             )
-
-
-@dataclass(frozen=True)
-class ReplicaState:
-    """Everything that a rank's replica continues from.
-
-    Attributes:
-        model: its parameters and buffers, in their own memory.
-        optimizers: those that are attached.
-        phase: the exchanges that are open.
-        stale: gradients that earlier phases have left for the next step.
-    """
-
-    model: nn.Module
-    optimizers: Optimizers
-    phase: ActivePhase
-    stale: StaleGradients
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state by sections; tensors are the session's own, not copies."""
-        # First: it may still write parameters.
-        parameters = self.phase.parameters.state_dict()
-        return {
-            "model": tensors_of(self.model),
-            "optimizer": self.optimizers.state_dict(),
-            "exchanges": {opened.exchange.name: opened.state_dict() for opened in self.phase.opened},
-            "parameters": parameters,
-            "late": self.stale.state_dict(),
-        }
-
-    @torch.no_grad()
-    def load(self, file: StateFile) -> None:
-        """Continue where this rank was.
-
-        Args:
-            file: this rank's.
-
-        Raises:
-            CheckpointError: something does not take its state.
-        """
-        for name, target in flatten({"model": tensors_of(self.model)})[1].items():
-            target.copy_(file.tensor(name))
-        self.load_beside_model(file.read, str(file.path))
-
-    def load_beside_model(self, read: Callable[[str], Any], where: str) -> None:
-        """Continue where this rank was, but for the model's own tensors.
-
-        Args:
-            read: returns a section of what `state_dict` returned.
-            where: it comes from, for errors.
-
-        Raises:
-            CheckpointError: something does not take its state.
-        """
-        load_into(self.optimizers, read("optimizer"), f"{where}: optimizer")
-        exchanges = read("exchanges")
-        for opened in self.phase.opened:
-            name = opened.exchange.name
-            if name not in exchanges:
-                raise CheckpointError(
-                    f"{where}: exchanges/{name} is missing: this rank takes part in it now, and did not when it was "
-                    "saved. Place the ranks on hosts as they were"
-                )
-            load_into(opened, exchanges[name], f"{where}: exchanges/{name}")
-        self.phase.parameters.load_state_dict(read("parameters"))
-        self.stale.load_state_dict(read("late"))
-
-    @torch.no_grad()
-    def load_mean(self, files: Sequence[StateFile]) -> None:
-        """Continue from the mean of another number of ranks.
-
-        Args:
-            files: of all ranks that have saved.
-
-        Raises:
-            CheckpointError: something does not take its state.
-        """
-        first = files[0]
-        push_sums = [_push_sums(file) for file in files]
-        for name, target in flatten({"model": tensors_of(self.model)})[1].items():
-            kept, _ = push_sums[0].get(name, (None, 1.0))
-            if kept is not None:
-                target.copy_(mean_of_tensor(files, kept))
-            else:
-                weights = [of_rank.get(name, (None, 1.0))[1] for of_rank in push_sums]
-                target.copy_(mean_of_tensor(files, name, weights))
-        if not why_no_mean(files, "optimizer"):
-            load_into(self.optimizers, mean_of_section(files, "optimizer"), f"{first.path}: optimizer")
-        exchanges = first.read("exchanges")
-        for opened in self.phase.opened:
-            if opened.exchange.name in exchanges:
-                opened.count_on(exchanges[opened.exchange.name]["rounds"])
-        for mix in self.phase.parameters.exchanges:
-            outer_state = mean_of_mappings(files, f"parameters/{mix.opened.exchange.name}/outer")
-            for outer in mix.outer.values():
-                outer.begin()
-                outer.load_state_dict(outer_state)
-        self.stale.load_state_dict(mean_of_section(files, "late"))
-
-
-def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """Return a model's parameters and buffers by name, in their own memory."""
-    return {
-        "parameters": {name: p.detach() for name, p in model.named_parameters()},
-        "buffers": dict(model.named_buffers()),
-    }
-
-
-def load_into(given: Any, state: Any, where: str) -> None:
-    """Let an object take its state; what it refuses is a CheckpointError that begins with `where`."""
-    try:
-        given.load_state_dict(state)
-    except (ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise CheckpointError(
-            f"{where}: {type(given).__name__} does not take it: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
-    """Return where x is, if anywhere, and w, by the name of each tensor that holds x / w of push-sum.
-
-    The mean is sum(x) / sum(w), and sum(w) is how many ranks there are.
-    """
-    return {
-        f"model/parameters/{name}": (
-            f"parameters/{exchange}/values/{name}" if name in state["values"] else None,
-            weight,
-        )
-        for exchange, state in file.read("parameters").items()
-        for name, weight in state["weights"].items()
-    }
 
 
 def _state_of_given(name: str, given: Any) -> Any:

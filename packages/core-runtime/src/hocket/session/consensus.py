@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.segment.partition import partition
 from hocket.segment.segment import wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.session.beside import Differing
 from hocket.session.optimizers import Optimizers
 from hocket.session.parameter_sync import ParameterSync
+from hocket.session.ranks import broadcast_tensor
 from hocket.session.set_to_mean import set_to_mean
 from hocket.strategy.equality import outer_holders
 from hocket.strategy.exchange import Exchange
@@ -145,7 +147,10 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
             continue
         for key in sorted(told[0][number]):
             value = optimizer.state[parameter][key]
-            if isinstance(value, Tensor) and value.is_floating_point():
+            if is_composite(value):  # which has no mean of its parts
+                for plain in plain_tensors(value):
+                    broadcast_tensor(plain, lane, 0)
+            elif isinstance(value, Tensor) and value.is_floating_point():
                 set_to_mean(value, lane)
 
 

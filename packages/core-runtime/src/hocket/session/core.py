@@ -71,6 +71,7 @@ class SessionCore(ABC):
         step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
         skipped_steps: steps that this rank has left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
         replicas_equal: whether all replicas hold the same bits after every step.
+        places_buffers: whether a loaded buffer may have another shape than the model's, or be none of them.
         counters: bytes sent and seconds waited so far.
         epochs: passes over `data`: how many have ended, and the one under way.
         run_id: what no other session has; rank 0's is the one in checkpoints.
@@ -80,6 +81,7 @@ class SessionCore(ABC):
     """
 
     replicas_equal: bool
+    places_buffers = False
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy, peer: Peer

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from hocket.errors import AttachError, ReplacedError, SessionError
 from hocket.session.autograd import current_backward
 from hocket.session.grad_scaler import watch_skips
+from hocket.session.loaded_state import load_keeping_dtypes
 
 __all__ = [
     "Closure",
@@ -164,13 +165,13 @@ class Optimizers:
         return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.every)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from what `state_dict` returned; tensors keep the dtypes that they were saved in."""
         if len(self.every) == 1:
-            self.every[0].load_state_dict(state)
+            load_keeping_dtypes(self.every[0], state)
             return
         sharing = list(_sharing_groups(self.given))
         for number, optimizer in enumerate(self.every):
-            optimizer.load_state_dict(state[str(number)])
+            load_keeping_dtypes(optimizer, state[str(number)])
         # Torch gives each groups of its own, and schedulers know the outer one's.
         for inner, outer in sharing:
             inner.param_groups = outer.param_groups

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hocket.checkpoint.subclasses import plain_tensors
 from hocket.checkpoint.tree import flatten, unflatten
 from hocket.errors import AttachError, DisagreementError
 from hocket.session.optimizers import Optimizers
@@ -147,7 +148,8 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
     """Give every rank of a lane the parameters and buffers that `root` has; collective."""
     if lane.size > 1:
         for tensor in (*model.parameters(), *model.buffers()):
-            broadcast_tensor(tensor.data, lane, root)
+            for plain in plain_tensors(tensor.data):
+                broadcast_tensor(plain, lane, root)
 
 
 @torch.no_grad()

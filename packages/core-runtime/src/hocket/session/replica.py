@@ -71,9 +71,7 @@ class Replica:
         #: Those but the CPU that parameters lie on.
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}
         self.weights = BatchWeights(self.storage.parameters.values())
-        self.beside = Beside(
-            model, self.storage.parameters, statistics, self.ranks.peer, lambda: self.weights.total
-        )
+        self.beside = Beside(model, self.storage.parameters, statistics, self.ranks.peer, self.weights)
 
     def _take_from_rank0(self, peer: Peer) -> None:
         lane = peer.lane("attach")

@@ -15,7 +15,6 @@ from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.plugin import default_registry
 from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
-from hocket.session.checkpoint import ReplicaState, tensors_of
 from hocket.session.closures import SharedClosure
 from hocket.session.consensus import Consensus
 from hocket.session.core import SessionState
@@ -27,6 +26,7 @@ from hocket.session.optimizers import Closure, parameters_of, refuse_within_back
 from hocket.session.phases import ActivePhase, Phases
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
+from hocket.session.replica_state import ReplicaState, tensors_of
 from hocket.session.under_way import UnderWay
 from hocket.session.weights import Contribution
 from hocket.session.windows import Windows
@@ -46,6 +46,7 @@ class Session(TrainingSession):
     """
 
     train_step: TrainStep
+    places_buffers = True
 
     def __init__(self, given: Attachment) -> None:
         """Attach; collective. Nothing is left behind where it fails."""
@@ -87,7 +88,7 @@ class Session(TrainingSession):
         self._warned_of_skipped_batch = False
         #: How many backwards have exchanged gradients that no optimizer has stepped with.
         self._num_unused = 0
-        self._told_of_mode = False
+        self._told_of_mode = self._looked_at_state = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer)
         self.stale = self._phases.stale
         self._equality = EqualReplicas(
@@ -319,9 +320,18 @@ class Session(TrainingSession):
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
         self._phases.go_on(self.step, self.gather)
+        if not self._looked_at_state:
+            self._look_at_state()
         if not self.epochs.under_way:  # else the next batch says that whatever belongs to the step is over
             self._equality.between_steps(self.step)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
+
+    def _look_at_state(self) -> None:
+        """Say, after the first step, what no checkpoint could hold, and not hours later."""
+        self._looked_at_state = True
+        problem = self.replica_state.why_not_saved() if self.is_main else ""
+        if problem:
+            _log.warning("session.save would fail: %s", problem)
 
     def end_batch(self) -> None:
         self._end_partial_step()
@@ -508,7 +518,7 @@ class Session(TrainingSession):
     @property
     def replica_state(self) -> ReplicaState:
         """What this rank's replica continues from."""
-        return ReplicaState(self.model, self.optimizers, self.phase, self.stale)
+        return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
 
     def state_dict(self) -> dict[str, Any]:
         return self.replica_state.state_dict()

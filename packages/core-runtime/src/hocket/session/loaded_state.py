@@ -1,0 +1,47 @@
+"""An optimizer's state as it was saved: torch gives what it loads the parameters' dtype."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hocket.checkpoint.subclasses import is_composite
+
+__all__ = ["load_keeping_dtypes"]
+
+
+@torch.no_grad()
+def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Load what `optimizer.state_dict()` returned, and give back dtypes, values and deques' lengths that torch changes.
+
+    A momentum of bfloat16 parameters in float32, for example, would lose the bits that it is kept for.
+    """
+    optimizer.load_state_dict(saved)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    keys = [key for group in saved.get("param_groups", ()) for key in group["params"]]
+    state = saved.get("state", {})
+    for key, parameter in zip(keys, held, strict=False):
+        if key in state and parameter in optimizer.state:
+            optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state[key])
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Return what was loaded, with the saved values of tensors that have another dtype now."""
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
+        if loaded.dtype == saved.dtype or loaded.shape != saved.shape or is_composite(saved):
+            return loaded
+        return torch.empty_like(loaded, dtype=saved.dtype).copy_(saved)
+    if isinstance(loaded, dict) and isinstance(saved, Mapping):
+        for key in loaded.keys() & saved.keys():
+            loaded[key] = _as_saved(loaded[key], saved[key])
+    elif (
+        isinstance(loaded, list | tuple | deque) and type(loaded) is type(saved) and len(loaded) == len(saved)
+    ):
+        pairs = map(_as_saved, loaded, saved)
+        return deque(pairs, saved.maxlen) if isinstance(saved, deque) else type(saved)(pairs)
+    return loaded
