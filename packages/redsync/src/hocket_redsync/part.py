@@ -78,7 +78,7 @@ class Part:
     def advance(self, state: ResidualState) -> Any:
         """Update V and u, and look for candidates."""
         numel, dtype = len(self.memory.residual), self.memory.residual.dtype
-        update = state.update(self.position, dtype)
+        update = state.update(self.position, self.memory)
         if self.is_whole:
             return state.kernels.advance(self.memory, update, self.ranking, NOTHING_PASSES[dtype.itemsize], 0)
         floor = int(state.floors[self.position, self.column])

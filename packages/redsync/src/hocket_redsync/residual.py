@@ -158,7 +158,7 @@ class ResidualCompressor(Compressor):
         parts = [Part(i, s, state.memory(segment, segment.spans[i]), round) for i, s in enumerate(sendings)]
         for part in parts:
             if part.position in state.elsewhere:
-                accelerate(part.memory, state.update(part.position, segment.outgoing.dtype))
+                accelerate(part.memory, state.update(part.position, part.memory))
         parts = [part for part in parts if part.position not in state.elsewhere]
         founds = kernels.collect([part.advance(state) for part in parts])
         dense = iter(values_of([part.memory.residual for part in parts if part.is_whole]))

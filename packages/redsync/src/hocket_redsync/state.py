@@ -72,14 +72,19 @@ class ResidualState(State):
         velocity = None if self._velocity is None else self._velocity[place]
         return Memory(segment.outgoing[place], self._residual[place], velocity, span.start)
 
-    def update(self, position: int, dtype: torch.dtype) -> Update:
-        """Return what this round does to the residual of a parameter, [0 .. parameters)."""
+    def update(self, position: int, memory: Memory) -> Update:
+        """Return what this round does to the residual of a parameter, [0 .. parameters), of which `memory` is."""
         terms = self.terms[position] if self.terms else None
         if terms is None:  # the optimizer does it, or the parameter has no gradient: G is 0, u stays as it is
+            return Update()
+        if terms.continues and terms.momentum and memory.velocity is not None:
+            memory.velocity.add_(memory.given)
+            if terms.nesterov:
+                memory.given.mul_(1 + terms.momentum)
             return Update()
         decay = terms.weight_decay * self.scale
         parameter = None
         if decay:
             x = terms.parameter
-            parameter = x.as_strided((x.numel(),), (1,), x.storage_offset()).to(dtype)
+            parameter = x.as_strided((x.numel(),), (1,), x.storage_offset()).to(memory.given.dtype)
         return Update(terms.momentum, terms.nesterov, decay, parameter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import AttachError
@@ -23,12 +23,20 @@ class OptimizerTerms:
         momentum: m, the share of the last step's velocity that is kept; 0 for none.
         weight_decay: what the parameter is multiplied by before it is added to the gradient.
         nesterov: whether the step looks ahead by another m times the velocity.
+        continues: whether the round adds to an earlier one of the same step, whose velocity has been multiplied by m
+            and holds weight decay already: its gradient is added to the velocity, and what is sent is what that
+            changes of the step, the gradient, or with Nesterov 1 + m times that.
     """
 
     parameter: Tensor
     momentum: float
     weight_decay: float
     nesterov: bool = False
+    continues: bool = False
+
+    def continued(self) -> OptimizerTerms:
+        """Return those of another round of the same step."""
+        return replace(self, weight_decay=0.0, continues=True)
 
 
 def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerTerms]:

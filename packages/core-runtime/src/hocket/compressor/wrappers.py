@@ -406,6 +406,11 @@ def _accelerate(segment: Segment, state: _Velocity) -> None:
             gradient.add_(terms.parameter, alpha=terms.weight_decay * state.scale)
         if not terms.momentum:
             continue
+        if terms.continues:
+            velocity.add_(gradient)
+            if terms.nesterov:
+                gradient.mul_(1 + terms.momentum)
+            continue
         velocity.mul_(terms.momentum).add_(gradient)
         if terms.nesterov:
             gradient.add_(velocity, alpha=terms.momentum)

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from types import FrameType
 
 import torch
+from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import Node, _engine_run_backward, get_gradient_edge
 
-__all__ = ["at_end_of_backward", "current_backward", "is_nested_backward"]
+__all__ = ["accumulation_of", "at_end_of_backward", "current_backward", "is_nested_backward"]
 
 _RUN_BACKWARD = _engine_run_backward.__code__
 _RUN_NODE = BackwardCFunction.apply.__code__
@@ -25,6 +26,11 @@ _RUN_NODE = BackwardCFunction.apply.__code__
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Run `callback` when the backward under way has ended; call it from a gradient hook."""
     Variable._execution_engine.queue_callback(callback)
+
+
+def accumulation_of(parameter: Tensor) -> Node:
+    """Return the node that adds to `p.grad`; unlike the tensor's own hooks, its are not called by `autograd.grad`."""
+    return get_gradient_edge(parameter).node
 
 
 def current_backward() -> int:

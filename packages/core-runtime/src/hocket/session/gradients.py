@@ -19,12 +19,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hocket.collective.packing import Packing
 from hocket.errors import AttachError, HocketError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
-from hocket.session.autograd import at_end_of_backward, current_backward, is_nested_backward
+from hocket.session.account import Account
+from hocket.session.autograd import (
+    accumulation_of,
+    at_end_of_backward,
+    current_backward,
+    is_nested_backward,
+)
 from hocket.session.exchange import ActiveExchange
 from hocket.session.grad_scaler import loss_scale, watch_scalers
 from hocket.session.optimizer_terms import AppliedTerms
@@ -112,6 +119,7 @@ class GradientSync:
         if self._undo is not None and may_skip:
             self._undo.begin()
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
+        self.account = None if agreement is None else Account(self._segments, self._open.peer.rank)
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE
@@ -125,11 +133,15 @@ class GradientSync:
         watch_scalers()
         #: Whether backwards only add to `p.grad`.
         self.accumulating = False
+        # Whether what `p.grad` holds is exchanged outside of a backward.
+        self._by_hand = False
         #: The parameters of this rank's last contribution that held NaN or Inf.
         self.nonfinite: list[str] = []
         #: How many ranks' last contributions held NaN or Inf.
         self.nonfinite_anywhere = False
         self._handles: list[RemovableHandle] = []
+        # Autograd keeps them, and so their hooks, only as long as somebody does.
+        self._nodes: list[Node] = []
 
     def hook(self) -> None:
         """Set the parameters' hooks."""
@@ -139,6 +151,10 @@ class GradientSync:
                 if gradient.parameter.requires_grad:
                     hook = _hook_for(gradient, self)
                     self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
+                    if self.account is not None:
+                        node = accumulation_of(gradient.parameter)
+                        self._handles.append(node.register_prehook(_hook_before(gradient, self.account)))
+                        self._nodes.append(node)
 
     def _arrived(self, gradient: GradientSlot) -> None:
         """Take over a gradient that backward has just finished."""
@@ -170,7 +186,7 @@ class GradientSync:
     def dropped(self) -> bool:
         """Whether parameters hold none of the gradients that they were bound to when the last exchange ended."""
         gradients = [gradient for state in self._segments for gradient in state.gradients]
-        return not any(gradient.parameter.grad is gradient.result for gradient in gradients)
+        return not any(g.base is not None or g.parameter.grad is g.result for g in gradients)
 
     def _begin_backward(self) -> None:
         if is_nested_backward():
@@ -195,6 +211,8 @@ class GradientSync:
             contribution = self._agreement.weigh(contribution)
         if self._undo is not None:
             self._undo.begin_round(spoiled=self.nonfinite_anywhere)
+        if self.account is not None:
+            self.account.begin_round()
         self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self.nonfinite = []
@@ -206,6 +224,9 @@ class GradientSync:
 
     def _contribute(self, gradient: GradientSlot) -> None:
         """Take over the gradient that this rank contributes of a parameter."""
+        account = self.account
+        if account is not None and gradient.base is None and gradient in account.unstepped:
+            account.set_aside(gradient, by_hand=self._by_hand)  # no backward has: this one does not reach it
         kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
         gradient.take(given, self._factor / self._loss_scale)
@@ -224,6 +245,8 @@ class GradientSync:
             self._exchange(waiting)
         if not finite:
             self._leave_out()
+        if self.account is not None:
+            self.account.end_round()
         self._end()
 
     def _exchange(self, waiting: Sequence[SegmentState]) -> None:
@@ -294,7 +317,10 @@ class GradientSync:
             trailer[NONFINITE] = float(not segment.finite)
         np.multiply(state.present, self._open.scale, out=trailer[FIRST_PRESENCE:])
         if self.terms is not None:
-            self.terms.give(segment, state.present + state.anywhere != 0, share)
+            continues = [gradient.base is not None for gradient in state.gradients]
+            self.terms.give(segment, state.present + state.anywhere != 0, share, continues)
+        if self.account is not None:
+            self.account.hold(state)
         state.begin()
 
     def _look(self, state: SegmentState) -> None:
@@ -305,8 +331,12 @@ class GradientSync:
 
     def exchange(self) -> None:
         """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
-        self._begin_round(self._begin())
-        self._finish_round()
+        self._by_hand = True
+        try:
+            self._begin_round(self._begin())
+            self._finish_round()
+        finally:
+            self._by_hand = False
 
     def take_part(self) -> None:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
@@ -322,6 +352,7 @@ class GradientSync:
         """Take the hooks off; gradients become tensors of their own."""
         for handle in self._handles:
             handle.remove()
+        self._nodes.clear()
         for state in self._segments:
             state.unbind()
 
@@ -336,5 +367,16 @@ def _hook_for(gradient: GradientSlot, sync: GradientSync) -> Callable[[Tensor], 
         gradient, sync = slot(), told()
         if sync is not None and gradient is not None and parameter is gradient.parameter:
             sync._arrived(gradient)
+
+    return hook
+
+
+def _hook_before(gradient: GradientSlot, account: Account) -> Callable[[Sequence[Tensor]], None]:
+    slot, told = weakref.ref(gradient), weakref.ref(account)
+
+    def hook(_: Sequence[Tensor]) -> None:
+        gradient, account = slot(), told()
+        if account is not None and gradient is not None and gradient in account.unstepped:
+            account.set_aside(gradient)
 
     return hook

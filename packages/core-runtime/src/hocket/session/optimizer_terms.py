@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -62,18 +62,25 @@ class AppliedTerms:
         if within_step:
             self.suspend()
 
-    def give(self, segment: Segment, present: Iterable[bool], share: float) -> None:
+    def give(
+        self, segment: Segment, present: Iterable[bool], share: float, continues: Sequence[bool]
+    ) -> None:
         """Tell the compressor the terms of a segment that is about to be compressed.
 
         Args:
             segment: of gradients.
             present: for each parameter, whether it has a gradient on any rank, as far as that matters.
             share: what this rank contributes to the sum of weights.
+            continues: for each parameter, whether an earlier round of this step has brought something.
         """
         terms = [
             self._terms.get(self._parameters[span.name]) if has else None
             for span, has in zip(segment.spans, present, strict=True)
         ]
+        if any(continues):
+            terms = [
+                each and each.continued() if on else each for each, on in zip(terms, continues, strict=True)
+            ]
         self._packing.states[segment.index].take(terms, share)
 
     def suspend(self) -> None:

@@ -109,6 +109,7 @@ class Phases:
         """Finish what is under way, and take over what residuals and compressors hold, and the outer parameters."""
         self.settle_together()
         active = self.active
+        active.drop_unused()
         if active.strategy.outer is not None:
             active.parameters.take_late()
             self._tell_what_is_left()
@@ -232,6 +233,7 @@ class Phases:
 
     def close(self) -> None:
         """Close the active phase, of which nothing is under way; collective."""
+        self.active.drop_unused()
         self._hand_back()
         self.active.close()
 
@@ -337,6 +339,11 @@ class ActivePhase:
             self._replica.check(take_values=True)
         elif self._replica.storage.was_set:
             self._replica.storage.take_values()
+
+    def drop_unused(self) -> None:
+        """Let compressors forget gradients that no optimizer has used, and that are dropped, before others go on."""
+        if self.gradients is not None and self.gradients.account is not None:
+            self.gradients.account.drop_unused()
 
     def begin_step(self) -> None:
         """Make parameters and optimizers ready for an optimizer's step."""

@@ -32,6 +32,8 @@ class GradientSlot:
     __slots__ = (
         "__weakref__",
         "arrived",
+        "base",
+        "came",
         "finite",
         "name",
         "outgoing",
@@ -51,6 +53,10 @@ class GradientSlot:
         self.outgoing = view_of(state.first.outgoing, span)
         self.result = view_of(state.results, span)
         self.arrived = False
+        # What earlier rounds of the step have brought, to which this one's result is added (see `account`).
+        self.base: Tensor | None = None
+        # Whether the rounds of the step have brought something.
+        self.came = False
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
         self.finite: bool | None = None
         # `outgoing` as NumPy knows it, where a large gradient is best copied around the caches.
@@ -80,6 +86,26 @@ class GradientSlot:
         else:
             torch.mul(given, factor, out=self.outgoing)
 
+    @property
+    def was_changed(self) -> bool:
+        """Whether somebody may have written into what came back, since it was bound."""
+        return self.result._version != self.state.version
+
+    def part_with_result(self) -> Tensor:
+        """Give what came back last memory of its own, which the next result leaves alone; return it."""
+        given = self.result
+        given.data = given.detach().clone(memory_format=torch.preserve_format)
+        self.result = view_of(self.state.results, self.state.first.spans[self.position])
+        return given
+
+    def bind(self, *, came: bool) -> None:
+        """Make `p.grad` what came back, and what earlier rounds of the step have brought; None where nothing has."""
+        result = self.result if came else None
+        if self.base is not None:
+            result, self.base = self.base if result is None else self.base.add_(result), None
+        self.came = result is not None
+        self.parameter.grad = result
+
 
 class SegmentState:
     """A segment on its way through the slot's exchanges, within one backward.
@@ -108,8 +134,6 @@ class SegmentState:
         self.in_place = self.last.incoming is self.first.outgoing
         # Whether what comes back is divided by the weight that comes with it.
         self._divides = all(exchange.collective.traits.divides_by_weight for exchange in exchanges)
-        # Whether what no rank has a gradient of now may come of an earlier round.
-        self._holds_back = not self._divides or any(exchange.compressor for exchange in exchanges)
         self.at = -1
         self.missing = 0
         self.present = np.zeros(len(self.first.spans), dtype=self.first.outgoing_trailer.dtype)
@@ -119,6 +143,8 @@ class SegmentState:
         self.casts = self.last.incoming.dtype != dtype
         data = self.last.incoming[: self.last.numel]
         self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
+        #: Of the memory of what came back, when `p.grad` was bound to it.
+        self.version = self.results._version
         self.gradients = [
             GradientSlot(parameters[span.name], self, position)
             for position, span in enumerate(self.first.spans)
@@ -212,13 +238,16 @@ class SegmentState:
             present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
                 nothing_came and self.present[gradient.position] != 0
             )
-            # What a residual held back may come when nobody has a gradient any more.
-            late = not present and self._came_late(gradient)
-            gradient.parameter.grad = gradient.result if present or late else None
+            # What came too late for a round may come when nobody has a gradient any more.
+            gradient.bind(came=present or (not self._divides and self._came_late(gradient)))
+        self.version = self.results._version
+
+    def place_of(self, gradient: GradientSlot) -> slice:
+        """Return where a parameter lies in what is sent of the segment."""
+        span = self.first.spans[gradient.position]
+        return slice(span.start, span.stop)
 
     def _came_late(self, gradient: GradientSlot) -> bool:
-        if not self._holds_back:
-            return False
         if self.last.staged and self.stages[-1][0].channel.packing is None:
             span = self.last.spans[gradient.position]  # the same is in host memory, where nobody waits for it
             return bool(self.last.incoming_array[span.start : span.start + span.numel].any())
@@ -229,7 +258,9 @@ class SegmentState:
         self.at = len(self.stages)
         self.results.fill_(torch.nan)
         for gradient in self.gradients:
+            gradient.base, gradient.came = None, True
             gradient.parameter.grad = gradient.result
+        self.version = self.results._version
 
     def unbind(self) -> None:
         """Make `p.grad` of each parameter a tensor of its own."""

@@ -280,9 +280,16 @@ class Session(TrainingSession):
         self._nonfinite.end_closure()
         self.phase.end_step()
         self.stale.end_step(used=not self._nonfinite.skipping)
+        self._end_account(optimizer, used=not self._nonfinite.skipping)
         self.skipped(optimizer)
 
+    def _end_account(self, optimizer: Optimizer, *, used: bool) -> None:
+        gradients = self.phase.gradients
+        if gradients is not None and gradients.account is not None:
+            gradients.account.end_step(optimizer, used=used)
+
     def skipped(self, optimizer: Optimizer) -> None:
+        self._end_account(optimizer, used=False)
         self._weights.end_step()
         self.optimizers.waiting.discard(optimizer)
         if self.state is SessionState.EXCHANGED:

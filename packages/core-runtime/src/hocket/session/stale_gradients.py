@@ -49,7 +49,7 @@ class StaleGradients:
         used = set(map(id, parameters))
         for name, gradient in self._stale.items():
             parameter = self._parameters[name]
-            if id(parameter) in used:
+            if id(parameter) in used and parameter.requires_grad:  # a frozen one stays where it is
                 self._joined.add(name)
                 scaled = gradient * loss_scale
                 parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
@@ -85,7 +85,7 @@ class StaleGradients:
             lane = peer.lane(f"{exchange.name} residuals")
             for name, value in _means(lane, mine.get(exchange.name), self._parameters):
                 parameter = self._parameters[name]
-                if terms is None:
+                if terms is None or not parameter.requires_grad:
                     self.add(name, value.clone(memory_format=torch.preserve_format))
                 else:
                     parameter.add_(value, alpha=-terms.learning_rate(parameter))

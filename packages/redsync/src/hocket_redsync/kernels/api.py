@@ -72,7 +72,7 @@ class Memory:
     """One parameter's share of a segment, all flat, [n], of one dtype (float32 or float64) and device.
 
     Attributes:
-        given: this round's gradient G; only read.
+        given: this round's gradient G; kernels only read it.
         residual: V.
         velocity: u, or None where momentum is not corrected.
         start: the place of the first element in the segment.

@@ -1,0 +1,194 @@
+"""What compressors remember is an account: contributed = applied + remembered, whatever comes between backward and step.
+
+A compressor's residual and velocity change when gradients are sent, long before an optimizer uses what came back. So
+until it has:
+
+- Another backward adds to what the step's earlier ones have brought: it contributes its own gradients alone, whose
+  result is added to what `p.grad` holds, and its velocity goes on without a second momentum and weight decay.
+- Gradients that are dropped (`zero_grad`, or a step that is left out) are taken out of residuals and velocities again.
+- A parameter that has a gradient on no rank, as a frozen one, sends nothing of its residual, and keeps all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hocket.collective.packing import Packing
+from hocket.segment.segment import Segment
+from hocket.session.optimizers import parameters_of
+from hocket.session.segment_state import GradientSlot, SegmentState
+
+__all__ = ["Account"]
+
+_log = logging.getLogger("hocket")
+
+#: In so many rounds states are copied before they change; later only where that costs little, or was of use.
+_FIRST_ROUNDS = 48
+_FEW_BYTES = 8 << 20
+
+
+class _Kept:
+    """A tensor of a compressor's state, and a copy from before gradients were sent that no optimizer has used."""
+
+    def __init__(self, now: Tensor) -> None:
+        self.now = now
+        self.before = torch.empty_like(now)
+        self.made = False
+
+    def keep(self) -> None:
+        self.before.copy_(self.now)
+        self.made = True
+
+
+class Account:
+    """The account of one slot's compressors on this rank.
+
+    Args:
+        segments: each segment's way through the slot's exchanges.
+        rank: this one, for what is told.
+
+    Attributes:
+        unstepped: the parameters whose gradients have been exchanged since an optimizer has stepped them.
+    """
+
+    def __init__(self, segments: Sequence[SegmentState], rank: int) -> None:
+        self._rank = rank
+        self._slots = frozenset(slot for state in segments for slot in state.gradients)
+        self._slots_of: dict[Optimizer, frozenset[GradientSlot]] = {}
+        self.unstepped: set[GradientSlot] = set()
+        self._kept = {state: [_Kept(tensor) for tensor in _remembered(state)] for state in segments}
+        nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
+        self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
+        self._warned = False
+        # What parameters without a gradient remember, while others' is sent: where it lies, and its value.
+        self._held: dict[SegmentState, list[tuple[Tensor, Tensor]]] = {}
+
+    # ---- of a step ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def set_aside(self, slot: GradientSlot, *, by_hand: bool = False) -> None:
+        """Part what earlier rounds of the step have brought of a parameter from what it contributes to the next.
+
+        Args:
+            slot: one of `unstepped`, whose gradient is about to be added to, or taken over.
+            by_hand: whether what is not the last result was put into `p.grad` to be sent.
+        """
+        gradient = slot.parameter.grad
+        if slot.base is not None:  # by a backward that only added to `p.grad`
+            if gradient is None:
+                self._drop(slot)
+            return
+        is_new = by_hand and gradient is not slot.result
+        if gradient is None or is_new or (slot.was_changed and not bool(gradient.any())):
+            self._drop(slot)
+            if not is_new:
+                slot.parameter.grad = None
+            return
+        slot.base = slot.part_with_result() if gradient is slot.result else gradient
+        slot.parameter.grad = None
+
+    def begin_round(self) -> None:
+        """Be able to take back what the round that begins will change."""
+        if self._rounds_to_copy <= 0:
+            return
+        self._rounds_to_copy -= 1
+        for state, of_segment in self._kept.items():
+            if not self.unstepped or self.unstepped.isdisjoint(state.gradients):
+                for kept in of_segment:
+                    kept.keep()
+                continue
+            for slot in state.gradients:
+                if slot not in self.unstepped:
+                    for kept in of_segment:
+                        place = state.place_of(slot)
+                        kept.before[place] = kept.now[place]
+
+    def end_round(self) -> None:
+        """Take note that all parameters' gradients have been exchanged."""
+        self._give_back()
+        self.unstepped = set(self._slots)
+
+    def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
+        """Take note of an optimizer's step, or of one that was left out."""
+        if not self.unstepped:
+            return
+        if optimizer not in self._slots_of:
+            stepped = set(parameters_of(optimizer))
+            self._slots_of[optimizer] = frozenset(slot for slot in self._slots if slot.parameter in stepped)
+        for slot in self.unstepped & self._slots_of[optimizer]:
+            if not used or slot.parameter.grad is None:
+                self._drop(slot)
+        self.unstepped -= self._slots_of[optimizer]
+
+    def drop_unused(self) -> None:
+        """Take out what no optimizer has used, and `p.grad` does not hold any more, before states are handed on."""
+        for slot in [slot for slot in self.unstepped if slot.parameter.grad is None]:
+            self._drop(slot)
+
+    @torch.no_grad()
+    def _drop(self, slot: GradientSlot) -> None:
+        """Let states be as if the gradients of this step had not been sent."""
+        self.unstepped.discard(slot)
+        slot.base = None
+        if not slot.came:  # of what has come on no rank nothing was remembered
+            return
+        for kept in self._kept[slot.state]:
+            if kept.made:
+                place = slot.state.place_of(slot)
+                kept.now[place] = kept.before[place]
+            elif not self._warned:
+                self._warned = True
+                _log.warning(
+                    "rank %d: gradients that no optimizer stepped with were sent before, and what compressors have "
+                    "kept of them is applied later. From now on such gradients are taken out again",
+                    self._rank,
+                )
+        self._rounds_to_copy = float("inf")
+
+    # ---- of a round --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def hold(self, state: SegmentState) -> None:
+        """Keep what is remembered of parameters that have a gradient on no rank out of what is about to be sent."""
+        if state.present.all():
+            return
+        there = state.present + state.anywhere
+        absent = [slot for slot in state.gradients if not there[slot.position]]
+        held = []
+        for packing, segment in _packed(state):
+            residual, momentum = (
+                packing.states[segment.index].residual,
+                packing.states[segment.index].momentum,
+            )
+            for place in map(state.place_of, absent):
+                if residual is not None:
+                    held.append((residual[place], residual[place].clone()))
+                    residual[place] = 0
+                if momentum is not None:
+                    held.append((momentum[place], momentum[place].clone()))
+        self._held[state] = held
+
+    @torch.no_grad()
+    def _give_back(self) -> None:
+        """Let parameters remember again what was held."""
+        for held in self._held.values():
+            for place, value in held:
+                place.copy_(value)
+        self._held.clear()
+
+
+def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:
+    for opened, segment in state.stages:
+        if opened.channel.packing is not None:
+            yield opened.channel.packing, segment
+
+
+def _remembered(state: SegmentState) -> Iterator[Tensor]:
+    for packing, segment in _packed(state):
+        of_segment = packing.states[segment.index]
+        yield from (t for t in (of_segment.residual, of_segment.momentum) if t is not None)
