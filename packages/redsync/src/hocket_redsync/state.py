@@ -10,7 +10,6 @@ from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
 from hocket_redsync.kernels.api import NOTHING_PASSES
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from hocket.api import Array, Segment, Span

@@ -1,4 +1,4 @@
-"""What compressors remember is an account: contributed = applied + remembered, whatever comes between backward and step.
+"""What compressors remember is an account: contributed = applied + remembered, whatever a loop does between steps.
 
 A compressor's residual and velocity change when gradients are sent, long before an optimizer uses what came back. So
 until it has:
