@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
+from hocket.segment.partition import Span
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
-from hocket.session.optimizers import Optimizers
+from hocket.session.optimizers import Optimizers, parameters_of
 from hocket.transport.peer import Peer
 
 __all__ = ["AppliedTerms"]
+
+_log = logging.getLogger("hocket")
 
 _BUFFER = "momentum_buffer"
 
@@ -22,7 +28,8 @@ class AppliedTerms:
     """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
 
     The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
-    optimizer's again after `hand_back`.
+    optimizer's again after `hand_back`. An optimizer's `state_dict` has what this rank alone knows of them meanwhile, and
+    what `load_state_dict` brings becomes the compressor's.
 
     Args:
         optimizers: torch's SGD, one or several.
@@ -49,8 +56,17 @@ class AppliedTerms:
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
+        self._told = False
         self.read()
-        self._take_buffers()
+        self._take_buffers(optimizers.given)
+        self._handles = [
+            handle
+            for optimizer in optimizers.given
+            for handle in (
+                optimizer.register_state_dict_post_hook(self._add_buffers),
+                optimizer.register_load_state_dict_post_hook(lambda loaded: self._take_buffers([loaded])),
+            )
+        ]
 
     def read(self) -> None:
         """Read the terms of this step: schedulers rewrite them."""
@@ -107,13 +123,40 @@ class AppliedTerms:
         )
 
     @torch.no_grad()
-    def _take_buffers(self) -> None:
+    def _take_buffers(self, optimizers: Iterable[Optimizer]) -> None:
+        held = {
+            parameter: optimizer.state for optimizer in optimizers for parameter in parameters_of(optimizer)
+        }
         for segment, momentum in self._momenta():
             for span in segment.spans:
-                buffer = self._optimizers.state_of(self._parameters[span.name]).pop(_BUFFER, None)
-                if buffer is not None:
+                parameter = self._parameters[span.name]
+                if parameter not in held:
+                    continue
+                velocity = view_of(momentum, span)
+                buffer = held[parameter].get(parameter, {}).pop(_BUFFER, None)
+                if buffer is None:
+                    velocity.zero_()
+                else:
                     # Each rank's share: they add up to the mean over ranks of what the ranks hold.
-                    view_of(momentum, span).copy_(buffer).mul_(self._opened.scale)
+                    velocity.copy_(buffer).mul_(self._opened.scale)
+
+    def _add_buffers(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Add momentum buffers to what an optimizer's `state_dict` returns: the share of this rank, as if of all."""
+        if not self._told and self._peer.size > 1 and not self._optimizers.is_saving:
+            self._told = True
+            _log.warning(
+                "rank %d: optimizer.state_dict() has the momentum of this rank's own gradients, as a compressor applies "
+                "it and keeps a share on each rank: save it on every rank and load each rank's own, or use session.save",
+                self._peer.rank,
+            )
+        numbers = {parameter: number for number, parameter in enumerate(parameters_of(optimizer))}
+        for segment, momentum in self._momenta():
+            for span in segment.spans:
+                parameter = self._parameters[span.name]
+                if parameter in numbers and self._terms[parameter].momentum:
+                    number = numbers[parameter]
+                    buffer = self._buffer_of(momentum / self._opened.scale, span)
+                    saved["state"][number] = {**saved["state"].get(number, {}), _BUFFER: buffer}
 
     @torch.no_grad()
     def hand_back(self) -> None:
@@ -125,13 +168,19 @@ class AppliedTerms:
             lane.iallreduce(own.numpy(), total.numpy()).wait()
             self._give_buffers(segment, total.mul_(1 / (self._peer.size * self._opened.scale)))
         lane.close()
+        self._unhook()
 
     @torch.no_grad()
     def hand_back_own(self) -> None:
         """Give the optimizer its terms again, and what this rank alone knows of the momentum buffers."""
         self.resume()
+        self._unhook()
         for segment, momentum in self._momenta():
             self._give_buffers(segment, momentum / self._opened.scale)
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def _momenta(self) -> Iterator[tuple[Segment, Tensor]]:
         for segment in self._opened.segments:
@@ -141,6 +190,10 @@ class AppliedTerms:
 
     def _give_buffers(self, segment: Segment, momentum: Tensor) -> None:
         for span in segment.spans:
-            parameter = self._parameters[span.name]
-            buffer = view_of(momentum, span).to(parameter.device, parameter.dtype)
-            self._optimizers.state_of(parameter)[_BUFFER] = buffer.clone(memory_format=torch.preserve_format)
+            self._optimizers.state_of(self._parameters[span.name])[_BUFFER] = self._buffer_of(momentum, span)
+
+    def _buffer_of(self, momentum: Tensor, span: Span) -> Tensor:
+        """Return a parameter's share of a segment's momentum as its optimizer would hold it."""
+        parameter = self._parameters[span.name]
+        buffer = view_of(momentum, span).to(parameter.device, parameter.dtype)
+        return buffer.clone(memory_format=torch.preserve_format)

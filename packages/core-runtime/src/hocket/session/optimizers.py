@@ -80,6 +80,8 @@ class Optimizers:
         self.every = tuple(self._attached)
         self.waiting = set(self.given)
         self.summed_rates = 0.0
+        #: Whether the session saves them, and not the user.
+        self.is_saving = False
         self._groups = self._sizes()
         self._session: Stepped | None = None
         self._unrelated: WeakSet[Optimizer] = WeakSet()
@@ -160,9 +162,12 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the only one's state, or that of several, those within others too, by their number."""
-        if len(self.every) == 1:
-            return self.every[0].state_dict()
-        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.every)}
+        self.is_saving = True
+        try:
+            states = [optimizer.state_dict() for optimizer in self.every]
+        finally:
+            self.is_saving = False
+        return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; tensors keep the dtypes that they were saved in."""
