@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,14 +28,12 @@ from process_group_cases import (
 
 import hocket
 from hocket.testing.job import Job
+from hocket.testing.ordered import Begun, OrderedHost, in_one_order
 from hocket.transport.host import Failures
-from hocket.transport.lane import Lane
-from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
 from hocket.transport.single import SinglePeer
 from hocket.transport.torch.peer import TorchPeer
 from hocket.transport.torch.wire import Wire
-from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 HERE = Path(__file__).parent
 # Sums whose order of addition is the backend's own.
@@ -181,89 +179,11 @@ def test_what_is_not_carried_is_refused() -> None:
             assert "lanes='mpi' is not allowed: 'host' or 'nccl' or 'gloo'" in unknown
 
 
-#: The operations that each rank has begun on its device, in order: among which ranks, and what in which lane.
-Begun = dict[int, list[tuple[tuple[int, ...], str]]]
-
-
-class _OrderedLane(WrapperLane):
-    """Notes what is begun; what lanes on devices do not carry is refused."""
-
-    def __init__(self, held: Lane, begun: list[tuple[tuple[int, ...], str]], ranks: tuple[int, ...]) -> None:
-        super().__init__(held)
-        self._begun, self._ranks = begun, ranks
-
-    def _begin(self, what: str) -> None:
-        self._begun.append((self._ranks, f"{what} of {self.name}"))
-
-    def iallreduce(self, *args: Any) -> Any:
-        self._begin("allreduce")
-        return super().iallreduce(*args)
-
-    def ireduce(self, *args: Any) -> Any:
-        self._begin("reduce")
-        return super().ireduce(*args)
-
-    def ibroadcast(self, *args: Any) -> Any:
-        self._begin("broadcast")
-        return super().ibroadcast(*args)
-
-    def iexchange(self, *args: Any) -> Any:
-        self._begin("exchange")
-        return super().iexchange(*args)
-
-    def iallgather(self, *args: Any) -> Any:
-        raise AssertionError("messages of different lengths")
-
-    def isend(self, *args: Any) -> Any:
-        raise AssertionError("a message")
-
-    def irecv(self, *args: Any) -> Any:
-        raise AssertionError("a message")
-
-
-class _OrderedPeer(WrapperPeer):
-    """Virtual ranks' peer as one whose lanes are ordered, whatever it says of itself."""
-
-    def __init__(self, host: _Host, *, says_so: bool) -> None:
-        super().__init__(host.held)
-        self.ordered = says_so
-        self._host = host
-
-    def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
-        return _OrderedLane(held, self._host.begun, self._host.ranks)
-
-    def allgather_bytes(self, *args: Any) -> list[bytes]:
-        raise AssertionError("control messages go by the host")
-
-
-class _Host(WrapperPeer):
-    """Virtual ranks whose devices have ordered lanes."""
-
-    def __init__(self, held: Peer, begun: Begun, *, says_so: bool = True) -> None:
-        super().__init__(held)
-        self.begun = begun.setdefault(held.rank, [])
-        self.ranks = tuple(range(held.size))
-        self._says_so = says_so
-
-    def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
-        group = _Host(held, {held.rank: self.begun}, says_so=self._says_so)
-        group.ranks = tuple(self.ranks[rank] for rank in ranks)
-        return group
-
-    def on_device(self, device: str) -> Peer:
-        return _OrderedPeer(self, says_so=self._says_so)
-
-
-def in_one_order(begun: Begun) -> bool:
-    """Return whether any two ranks begin what both take part in one after the other, whichever ranks that is among."""
-
-    def common(rank: int, other: int) -> list[tuple[tuple[int, ...], str]]:
-        return [each for each in begun[rank] if {rank, other} <= set(each[0])]
-
-    return all(common(rank, other) == common(other, rank) for rank in begun for other in begun)
-
-
 IN_GROUPS = "over: {name: group, size: 2, by: null}"
+SHARDED = (
+    "hierarchical_sgd;gradients.0.over={name: group, size: 2, by: null, count: null, sharded: true};"
+    "gradients.0.segments=layers"
+)
 REDUCED = (
     f"sgd;gradients=[{{collective: reduce, {IN_GROUPS}, segments: layers, overlap: backward}}, "
     f"{{collective: allreduce, over: {{name: leaders, size: 2, by: null}}, segments: layers}}, "
@@ -280,17 +200,29 @@ REDUCED = (
         ("agd;gradients.0.segments=model", {"allreduce"}),
         (REDUCED, {"reduce", "allreduce", "broadcast"}),
         ("hierarchical_sgd;gradients.0.over.size=2;gradients.0.over.by=null", {"allreduce", "broadcast"}),
+        (SHARDED, {"allreduce", "broadcast"}),
+        (f"{SHARDED};gradients.0.overlap=none", {"allreduce", "broadcast"}),
         (
             "periodic_average;parameters.0.every=2;parameters.0.over={name: group, size: 2, by: null}",
             {"allreduce"},
         ),
     ],
-    ids=["agd", "dpsgd", "overlap_sgp", "one segment", "reduce", "hierarchical_sgd", "groups"],
+    ids=[
+        "agd",
+        "dpsgd",
+        "overlap_sgp",
+        "one segment",
+        "reduce",
+        "hierarchical_sgd",
+        "sharded",
+        "sharded, at the end",
+        "groups",
+    ],
 )
 def test_all_ranks_begin_segments_in_one_order(strategy: str, operations: set[str]) -> None:
     """Ranks whose gradients are complete in different orders; on the host's lanes they begin in those."""
     begun: Begun = {}
-    found = hocket.virtual(4).run(lambda: train(strategy, "gloo", _Host(hocket.join(), begun)))
+    found = hocket.virtual(4).run(lambda: train(strategy, "gloo", OrderedHost(hocket.join(), begun)))
     assert found == hocket.virtual(4).run(lambda: train(strategy, "host"))
     assert {what.split()[0] for each in begun.values() for _, what in each} == operations
     assert in_one_order(begun)
@@ -300,7 +232,7 @@ def test_segments_that_nobody_holds_begin_in_different_orders() -> None:
     """What the test before this one would show of a session that did not heed `ordered`."""
     begun: Begun = {}
     strategy = "agd;gradients.0.segments=layers"
-    hocket.virtual(4).run(lambda: train(strategy, "gloo", _Host(hocket.join(), begun, says_so=False)))
+    hocket.virtual(4).run(lambda: train(strategy, "gloo", OrderedHost(hocket.join(), begun, says_so=False)))
     assert not in_one_order(begun)
 
 

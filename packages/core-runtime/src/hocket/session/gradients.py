@@ -256,9 +256,12 @@ class GradientSync:
             packing.compressor.prepare(
                 self._open.segments, self._open.round, self._open.peer.size, self._factor
             )
+        # Where lanes are ordered, an exchange begins all segments before the next one does: ranks that take part in
+        # others of a segment's exchanges would each come to the next one at another time.
+        held = self._ordered and len(self._exchanges) > 1
         for state in waiting:
             self._send(state)
-            if not (self._early or state.in_place):
+            if not (self._early or state.in_place or held):
                 # Messages are faster one after the other than all at once, which thrash the caches. With overlap
                 # backward ranks may have begun different segments, and waiting here could be for ever.
                 state.finish()
@@ -273,10 +276,13 @@ class GradientSync:
                 self.nonfinite += state.flagged()
 
     def _pass_all_on(self) -> None:
-        """Let all segments go on to their next exchange before the last of one is waited for."""
-        for stage in range(len(self._exchanges) - 1):
+        """Let all segments go on to their next exchange before the last of one is waited for.
+
+        Exchange by exchange: how many are before it differs between the ranks that lead a segment and the others.
+        """
+        for opened in self._exchanges[1:]:
             for state in self._segments:
-                if state.at == stage < len(state.stages) - 1:
+                if state.is_before(opened):
                     state.pass_on()
 
     def _knows_enough(self, state: SegmentState) -> bool:

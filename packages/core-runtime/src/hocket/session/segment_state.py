@@ -173,6 +173,10 @@ class SegmentState:
             if opened.arrived(segment):
                 self.pass_on()
 
+    def is_before(self, opened: ActiveExchange) -> bool:
+        """Return whether `opened` is the exchange after the one that is under way."""
+        return 0 <= self.at < len(self.stages) - 1 and self.stages[self.at + 1][0] is opened
+
     def pass_on(self) -> None:
         """Finish the exchange under way, and begin the next if there is one."""
         opened, segment = self.stages[self.at]

@@ -1,0 +1,99 @@
+"""Lanes of devices, whose operations all ranks have to begin in one order: virtual ranks that note what they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.transport.lane import Lane
+from hocket.transport.peer import Peer
+from hocket.transport.wrapper import WrapperLane, WrapperPeer
+
+__all__ = ["Begun", "OrderedHost", "in_one_order"]
+
+#: The operations that each rank has begun on its device, in order: among which ranks, and what in which lane.
+Begun = dict[int, list[tuple[tuple[int, ...], str]]]
+
+
+class _OrderedLane(WrapperLane):
+    """Notes what is begun; what lanes on devices do not carry is refused."""
+
+    def __init__(self, held: Lane, begun: list[tuple[tuple[int, ...], str]], ranks: tuple[int, ...]) -> None:
+        super().__init__(held)
+        self._begun, self._ranks = begun, ranks
+
+    def _begin(self, what: str) -> None:
+        self._begun.append((self._ranks, f"{what} of {self.name}"))
+
+    def iallreduce(self, *args: Any) -> Any:
+        self._begin("allreduce")
+        return super().iallreduce(*args)
+
+    def ireduce(self, *args: Any) -> Any:
+        self._begin("reduce")
+        return super().ireduce(*args)
+
+    def ibroadcast(self, *args: Any) -> Any:
+        self._begin("broadcast")
+        return super().ibroadcast(*args)
+
+    def iexchange(self, *args: Any) -> Any:
+        self._begin("exchange")
+        return super().iexchange(*args)
+
+    def iallgather(self, *args: Any) -> Any:
+        raise AssertionError("messages of different lengths")
+
+    def isend(self, *args: Any) -> Any:
+        raise AssertionError("a message")
+
+    def irecv(self, *args: Any) -> Any:
+        raise AssertionError("a message")
+
+
+class _OrderedPeer(WrapperPeer):
+    """Virtual ranks' peer as one whose lanes are ordered, whatever it says of itself."""
+
+    def __init__(self, host: OrderedHost, *, says_so: bool) -> None:
+        super().__init__(host.held)
+        self.ordered = says_so
+        self._host = host
+
+    def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
+        return _OrderedLane(held, self._host.begun, self._host.ranks)
+
+    def allgather_bytes(self, *args: Any) -> list[bytes]:
+        raise AssertionError("control messages go by the host")
+
+
+class OrderedHost(WrapperPeer):
+    """Virtual ranks whose devices have ordered lanes.
+
+    Args:
+        held: this rank's endpoint.
+        begun: where each rank notes what it begins.
+        says_so: whether a session is told that all ranks have to begin in one order.
+    """
+
+    def __init__(self, held: Peer, begun: Begun, *, says_so: bool = True) -> None:
+        super().__init__(held)
+        self.begun = begun.setdefault(held.rank, [])
+        self.ranks = tuple(range(held.size))
+        self._says_so = says_so
+
+    def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
+        group = OrderedHost(held, {held.rank: self.begun}, says_so=self._says_so)
+        group.ranks = tuple(self.ranks[rank] for rank in ranks)
+        return group
+
+    def on_device(self, device: str) -> Peer:
+        return _OrderedPeer(self, says_so=self._says_so)
+
+
+def in_one_order(begun: Begun) -> bool:
+    """Return whether any two ranks begin what both take part in one after the other, whichever ranks that is among."""
+
+    def common(rank: int, other: int) -> list[tuple[tuple[int, ...], str]]:
+        return [each for each in begun[rank] if {rank, other} <= set(each[0])]
+
+    return all(common(rank, other) == common(other, rank) for rank in begun for other in begun)
