@@ -75,9 +75,9 @@ def test_mpi_is_chosen_where_it_is_installed_and_ranks_can_meet_over_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = {can: Launched("it", 0, 2, transports=can) for can in [("mpi",), ("torch",), ("mpi", "torch")]}
-    monkeypatch.setattr(joining, "find_spec", lambda name: object())
+    monkeypatch.setattr(joining, "why_no_mpi4py", lambda: None)
     assert [chosen_transport(launched) for launched in found.values()] == ["mpi", "torch", "mpi"]
-    monkeypatch.setattr(joining, "find_spec", lambda name: None)
+    monkeypatch.setattr(joining, "why_no_mpi4py", lambda: "")
     assert [chosen_transport(launched) for launched in found.values()] == ["mpi", "torch", "torch"]
     assert chosen_transport(found["mpi", "torch"], "mpi") == "mpi"
     with pytest.raises(

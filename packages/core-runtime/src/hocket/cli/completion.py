@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import click
@@ -41,6 +42,7 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
 
 def _everything() -> Registry:
     """Return the registry with all plugins that load."""
+    logging.getLogger("hocket").setLevel(logging.ERROR)  # a shell shows what is completed, and no warnings
     registry = default_registry()
     registry.load_installed()
     return registry

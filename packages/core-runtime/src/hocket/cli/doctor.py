@@ -24,6 +24,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.job_folder import SEGMENTS_VARIABLE, shared_job_folder
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
+from hocket.transport.rank_process import home
 
 __all__ = ["doctor_command", "examine"]
 
@@ -122,7 +123,8 @@ def shared_memory() -> Finding:
 
 def query_mpi(python: str = sys.executable) -> dict[str, str]:
     """Ask mpi4py in a process of its own; return what it said, or why it said nothing under `error`."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)}
+    own = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)}
+    environment = {**own, **home()}
     try:
         # Open MPI's start of a single process leaves 16 MB where its ranks would share memory.
         with shared_job_folder() as variables:

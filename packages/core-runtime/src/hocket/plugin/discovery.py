@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -22,6 +23,7 @@ __all__ = [
     "TASKS",
     "FindEntryPoints",
     "Plugin",
+    "cause_of",
     "import_plugin",
     "installed",
 ]
@@ -33,6 +35,7 @@ KNOWN_WORDS = ("crossover", "diloco", "eager", "eapipe", "gossipgrad", "redsync"
 TASKS = "tasks"
 
 _CORE_PACKAGE = "hocket-core"
+_log = logging.getLogger("hocket")
 
 FindEntryPoints = Callable[[], Iterable[EntryPoint]]
 
@@ -73,7 +76,26 @@ CORE = Plugin("", _CORE_PACKAGE, _core_version())
 
 def installed() -> Iterable[EntryPoint]:
     """Return the entry points of all installed plugins, without importing any."""
-    return importlib.metadata.entry_points(group=PROJECT)
+    try:
+        return importlib.metadata.entry_points(group=PROJECT)
+    except Exception:  # some package's file is damaged, whosever it is
+        return _readable()
+
+
+def _readable() -> list[EntryPoint]:
+    """Return the entry points of the packages whose files can be read, and say of which they cannot."""
+    found = []
+    for distribution in importlib.metadata.distributions():
+        try:
+            found += distribution.entry_points.select(group=PROJECT)
+        except Exception as error:
+            place = distribution.locate_file("")
+            _log.warning(
+                "a package in %s has an entry_points.txt that cannot be read (%s): `pip check` finds it",
+                place,
+                error,
+            )
+    return found
 
 
 def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
@@ -97,15 +119,27 @@ def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
     _check_core(entry, plugin)
     try:
         return plugin, entry.load()
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise MissingPluginError(f"plugin {word!r} of package {plugin} does not load: {cause}") from error
+    except (Exception, SystemExit) as error:
+        raise MissingPluginError(
+            f"plugin {word!r} of package {plugin} does not load: {cause_of(error)}"
+        ) from error
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what an error of others' code says, as one line's part."""
+    if isinstance(error, SystemExit):
+        return f"it ends the process, with sys.exit({'' if error.code is None else repr(error.code)})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _describe(entry: EntryPoint) -> Plugin:
-    if entry.dist is None:
-        return Plugin(entry.name, entry.value)
-    return Plugin(entry.name, entry.dist.name, entry.dist.version)
+    """Return who provides a plugin; whose metadata cannot be read has its module's name."""
+    try:
+        if entry.dist is not None:
+            return Plugin(entry.name, entry.dist.name or entry.value, entry.dist.version or "")
+    except Exception:
+        pass  # `_check_core` says why
+    return Plugin(entry.name, entry.value)
 
 
 def _advice(word: str, words: list[str]) -> str:
@@ -124,7 +158,14 @@ def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
     running = _core_version()
     if entry.dist is None or not running:
         return
-    for requirement in map(Requirement, entry.dist.requires or ()):
+    try:
+        requirements = [*map(Requirement, entry.dist.requires or ())]
+    except Exception as error:
+        raise MissingPluginError(
+            f"plugin {plugin.word!r} of package {plugin}: the package's metadata cannot be read "
+            f"({' '.join(str(error).split())}): install it anew, or uninstall it"
+        ) from error
+    for requirement in requirements:
         if canonicalize_name(requirement.name) != _CORE_PACKAGE:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):

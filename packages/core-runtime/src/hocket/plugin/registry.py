@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from hocket.plugin.discovery import (
     TASKS,
     FindEntryPoints,
     Plugin,
+    cause_of,
     import_plugin,
     installed,
 )
@@ -26,6 +27,8 @@ from hocket.plugin.markers import PROJECT
 from hocket.plugin.registrar import Benchmark, RecipeFile, Registrar, Registration, Tables
 
 __all__ = ["Registry", "default_registry"]
+
+_log = logging.getLogger("hocket")
 
 
 class Registry(Registrar):
@@ -45,6 +48,7 @@ class Registry(Registrar):
         super().__init__(CORE, Tables())
         self._find = cache(find_entry_points)  # by files of all installed packages
         self._loaded: dict[str, Plugin] = {}
+        self._failed: set[str] = set()
         self._lock = threading.RLock()
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(hookspecs)
@@ -144,10 +148,14 @@ class Registry(Registrar):
         self._manager.register(observer)
 
     def load_installed(self) -> None:
-        """Load all installed plugins but those that do not load; `hocket plugins` says why they do not."""
+        """Load all installed plugins but those that do not load, of which is warned, once."""
         for word in self.installed():
-            with contextlib.suppress(MissingPluginError):
+            try:
                 self.load(word)
+            except MissingPluginError as error:
+                if word not in self._failed:
+                    _log.warning("%s", error)
+                self._failed.add(word)
 
     def load(self, word: str) -> Plugin:
         """Import the plugin installed as `word` and let it register, unless it has done so.
@@ -175,11 +183,11 @@ class Registry(Registrar):
                 if not register.get_hookimpls():
                     raise ConfigError("it has no hocket_register, marked with hocket.plugin.hookimpl")
                 register(registry=Registrar(plugin, self._tables))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if self._manager.is_registered(hooks):
                     self._manager.unregister(hooks)
                 self._tables.forget(plugin)
-                cause = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                cause = str(error) if isinstance(error, ConfigError) else cause_of(error)
                 raise MissingPluginError(
                     f"plugin {plugin.word!r} of package {plugin} does not register: {cause}"
                 ) from error
@@ -223,10 +231,8 @@ def _import_component(kind: Kind, path: str, described: str) -> type:
     """Import and check a component given as `module:Class`; `described` names it in errors."""
     try:
         component = import_object(path)
-    except ImportError as error:
-        raise MissingPluginError(
-            f"{kind} {described} does not import: {type(error).__name__}: {error}"
-        ) from error
+    except (ImportError, SystemExit) as error:
+        raise MissingPluginError(f"{kind} {described} does not import: {cause_of(error)}") from error
     except (AttributeError, ValueError) as error:
         raise ConfigError(f"{kind} {described}: {error}") from error
     try:

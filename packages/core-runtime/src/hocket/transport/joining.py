@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
-from importlib.util import find_spec
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.absent import watching
 from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, find_launched, looks_launched
+from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
 
@@ -56,7 +56,7 @@ def chosen_transport(found: Launched, asked: str | None = None) -> str:
             f"{found.launcher} starts ranks for transport {' or '.join(can)}, not {asked}: leave out the launcher, or "
             "the transport"
         )
-    return asked or (can[0] if find_spec("mpi4py") is not None else can[-1])
+    return asked or (can[0] if why_no_mpi4py() is None else can[-1])
 
 
 @cache
@@ -118,7 +118,7 @@ def _meet(found: Launched, transport: str) -> Peer:
 def _meet_over_mpi(found: Launched) -> Peer:
     try:
         from hocket.transport.mpi import join as join_mpi
-    except (ImportError, RuntimeError) as error:
+    except Exception as error:  # whatever a broken installation raises
         raise UserError(
             f"{found.launcher} started {found.size} ranks, but MPI cannot be used ({error}): "
             f"{how_to_install('hocket-core', 'mpi')}, or start them with `hocket launch --transport torch` or torchrun"

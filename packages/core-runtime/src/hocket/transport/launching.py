@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -11,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
@@ -27,10 +27,13 @@ from hocket.transport.job_notes import (
     some_have_died,
 )
 from hocket.transport.job_output import JobOutput, Report
+from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import variables_of_ranks
 
 __all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
+
+_log = logging.getLogger("hocket")
 
 # Seconds that the launcher may take to end a job. Open MPI's has been seen to wait for a lock that nobody holds
 # (5.0.11, in MPI_Abort, once in thousands of jobs).
@@ -92,7 +95,13 @@ class Starter(Protocol):
 
 def usable_mpiexec() -> Mpiexec | None:
     """Return the mpiexec whose ranks can meet over MPI; None where mpi4py or an mpiexec is missing."""
-    if find_spec("mpi4py") is None:
+    why = why_no_mpi4py()
+    if why:
+        _log.warning(
+            "mpi4py is installed and does not import (%s): ranks meet over transport torch; `hocket doctor` says more",
+            why,
+        )
+    if why is not None:
         return None
     try:
         return find_mpiexec()

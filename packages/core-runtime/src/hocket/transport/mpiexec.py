@@ -18,7 +18,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.transport.hosts import Host
 from hocket.transport.job_output import Report
-from hocket.transport.rank_process import ALLOCATOR, end_with_parent
+from hocket.transport.rank_process import ALLOCATOR, end_with_parent, home
 
 __all__ = ["Mpiexec", "find_mpiexec"]
 
@@ -135,7 +135,9 @@ def find_mpiexec() -> Mpiexec:
             f"no mpiexec found: {how_to_install('hocket-core', 'mpi')} brings one, or use --transport torch "
             "or virtual, which need none"
         )
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [path, "--version"], env={**os.environ, **home()}, capture_output=True, text=True, check=False
+    )
     text = (told.stdout + told.stderr).strip()
     if "Open MPI" in text or "prterun" in text or "PRRTE" in text:
         return Mpiexec(path, "openmpi", text.splitlines()[0])

@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Mapping
+from tempfile import gettempdir
 
-__all__ = ["ALLOCATOR", "end_with_parent", "threads_per_rank", "variables_of_ranks"]
+__all__ = ["ALLOCATOR", "end_with_parent", "home", "threads_per_rank", "variables_of_ranks"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,7 +40,19 @@ def variables_of_ranks(local_ranks: int) -> dict[str, str]:
     own: Mapping[str, str] = {
         name: value for name, value in os.environ.items() if not name.startswith(_TORCHRUNS)
     }
-    return {**ALLOCATOR, **_LOG_LEVEL, "OMP_NUM_THREADS": str(threads_per_rank(local_ranks)), **own}
+    added = {**ALLOCATOR, **_LOG_LEVEL, **home(), "OMP_NUM_THREADS": str(threads_per_rank(local_ranks))}
+    return {**added, **own}
+
+
+def home() -> dict[str, str]:
+    """Return HOME where the environment has none, as that of a service: Open MPI does not start without.
+
+    The user's folder, or the one for temporary files where the system knows of none.
+    """
+    if os.environ.get("HOME"):
+        return {}
+    found = os.path.expanduser("~")
+    return {"HOME": found if os.path.isdir(found) else gettempdir()}
 
 
 def end_with_parent(number: int) -> None:
