@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from hocket.errors import UserError
 from hocket.training.startup import defer_dynamo
+
+#: What tests need beyond pip, by its Debian package: whether it is there, and what the tests that lack it say.
+BEYOND_PIP: dict[str, tuple[Callable[[], bool], str]] = {
+    "dataset-fashion-mnist": (
+        lambda: Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz").exists(),
+        "needs Debian's package dataset-fashion-mnist",
+    ),
+    "bible-kjv-text": (lambda: Path("/usr/lib/bible.data").exists(), "needs Debian's package bible-kjv-text"),
+    "iproute2": (lambda: bool(shutil.which("tc") and shutil.which("ip")), "netlab needs"),
+    "chromium-headless-shell": (
+        lambda: any(map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))),
+        "no browser",
+    ),
+}
 
 # How long an example takes says nothing here: other processes share the machine.
 settings.register_profile("hocket", deadline=None)
@@ -25,6 +46,48 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="tools/test --full runs it"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip a test that ends in Hocket's word that a data set is not installed, where it is not."""
+    try:
+        return (yield)
+    except UserError as error:
+        found = re.search(r"`apt install ([\w-]+)`", str(error))
+        if found is None or found[1] not in BEYOND_PIP or BEYOND_PIP[found[1]][0]():
+            raise
+        pytest.skip(BEYOND_PIP[found[1]][1])
+
+
+def _skipped_for_want(reporter: Any) -> Counter[str]:
+    """Return how many tests were skipped as a package is not there, by the package; once for all of xdist's workers."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return Counter()
+    told = [str(report.longrepr) for report in reporter.stats.get("skipped", ())]
+    lacking = {name: says for name, (is_there, says) in BEYOND_PIP.items() if not is_there()}
+    return Counter(name for text in told for name, says in lacking.items() if says in text)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many tests this machine could not carry out, and what to install for them."""
+    counts = _skipped_for_want(terminalreporter)
+    if counts:
+        told = ", ".join(f"{count} for want of {name}" for name, count in counts.items())
+        terminalreporter.write_line(
+            f"not carried out here: {told}. They are with: apt install {' '.join(counts)}"
+        )
+        if path := os.environ.get("HOCKET_SKIPPED"):
+            with Path(path).open("a") as file:
+                file.writelines(f"{name} {count}\n" for name, count in counts.items())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with an error where nothing may be skipped so."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("HOCKET_SKIP_NOTHING") and reporter is not None and _skipped_for_want(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from omegaconf import OmegaConf
 
 from hocket.cli.main import cli
+from hocket.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
@@ -116,4 +117,6 @@ def test_a_run_accepts_it(block: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     OmegaConf.save(given, file)
     done = CliRunner().invoke(cli, ["run", str(file), "-n", "4", "--dry-run"])
+    if isinstance(done.exception, UserError):
+        raise done.exception
     assert done.exit_code == 0, done.output

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from hocket.cli.main import cli
+from hocket.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("packages/*/README.md"))]
@@ -76,6 +77,8 @@ def test_it_can_be_started(place: str, tmp_path: Path, monkeypatch: pytest.Monke
     done = CliRunner().invoke(cli, [*words, "--dry-run"] if words[0] == "run" else words)
     for script in tmp_path.glob("*.py"):
         sys.modules.pop(script.stem, None)
+    if isinstance(done.exception, UserError):
+        raise done.exception
     assert done.exit_code == 0, done.output
 
 
@@ -99,4 +102,6 @@ def test_it_comes_to_its_end(place: str, tmp_path: Path) -> None:
             timeout=850,
             check=False,
         )
+        if "`apt install" in done.stderr:
+            raise UserError(done.stderr)
         assert done.returncode == 0, f"{each}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
