@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
-from training import Noisy, Training, model_of, on_ranks
+from training import Noisy, Stateful, Training, model_of, on_ranks
 
 import hocket
 
@@ -139,3 +140,30 @@ def test_a_step_that_a_scaler_leaves_out(tmp_path: Path) -> None:
     for given, wanted in zip(on_two(False, True), expected, strict=True):
         assert given[0] == wanted[0] == 4
         assert all(map(torch.equal, given[1], wanted[1]))
+
+
+class _WithWorkers(Stateful):
+    num_workers = 2
+
+
+@pytest.mark.parametrize("kind", [Stateful, _WithWorkers])
+def test_what_workers_of_a_stateful_loader_draw_is_said_to_differ(
+    kind: type[Stateful], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(rank: int) -> None:
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, "local") as session:
+            session.load(tmp_path, missing="start")
+            for x, _ in session.data(kind(Noisy(rank, 8), 4)):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                if session.step == 1:
+                    session.save(tmp_path)
+
+    with caplog.at_level(logging.WARNING, "hocket"):
+        for _ in range(2):
+            hocket.virtual(2).run(lambda: run(hocket.join().rank))
+    told = [message for message in caplog.messages if "does not hold what its workers draw" in message]
+    assert len(told) == (kind is _WithWorkers)

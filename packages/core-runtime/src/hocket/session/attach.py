@@ -109,7 +109,7 @@ def attach(
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
     gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare what they were
-    started with.
+    started with. A model that was in a session before goes on counting its steps and passes.
 
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.

@@ -9,7 +9,7 @@ instead.
 
 Without a `state_dict`, two cases stay out of reach: samplers that draw from the global generators batch by batch while
 workers read ahead of training, and what persistent workers carry from one pass to the next. With one, a rank without
-any data is: it is lent another rank's next batch in place of its first.
+any data is, which is lent another rank's next batch in place of its first, and so are workers' draws, which is said.
 """
 
 from __future__ import annotations
@@ -227,6 +227,13 @@ class LoaderCursor(Cursor):
             generator.set_state(state)
         if jumps:
             self._loader.load_state_dict(saved["loader"])
+            if getattr(self._loader, "num_workers", 0) and self.reading.rank == 0:
+                _log.warning(
+                    "the loader (%s) goes on where its own state_dict says, which does not hold what its workers draw: "
+                    "samples that draw (augmentation) differ from those of a run that was not interrupted. With "
+                    "torch's DataLoader, or without workers, they are the same",
+                    type(self._loader).__name__,
+                )
         with self.reading:
             self._batches = iter(self._loader)
         self.first = END

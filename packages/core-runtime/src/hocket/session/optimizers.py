@@ -39,6 +39,9 @@ Closure = Callable[[], Any]
 #: What torch wraps around the `step` of all optimizers.
 _STEP = Optimizer.profile_hook_step(lambda: None).__code__
 
+#: Where torch has its distributed checkpoints, if they are in use.
+_CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
+
 
 class Stepped(Protocol):
     """What is told of steps."""
@@ -200,7 +203,7 @@ class Optimizers:
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._session is None or self._num_under_way() > 1:
+        if self._session is None or self._num_under_way() != 1:
             return None
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)
         closure = self._session.before_step(self._attached[optimizer], given)
@@ -318,13 +321,22 @@ def _identities(optimizer: Optimizer) -> list[int]:
     return list(map(id, optimizer.param_groups))
 
 
-def _steps_under_way() -> Iterator[Optimizer]:
-    """Yield the optimizers that this thread is stepping, the innermost first; one that has failed is no more."""
+def _steps_under_way() -> list[Optimizer]:
+    """Return the optimizers that this thread is stepping, the innermost first; one that has failed is no more.
+
+    None of them steps where torch's checkpoints only have an optimizer make its state, by a step of rate 0.
+    """
+    makes_state = getattr(sys.modules.get(_CHECKPOINTS), "_init_optim_state", None)
+    code = getattr(makes_state, "__code__", None)
+    found = []
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is _STEP:
-            yield frame.f_locals["self"]
+            found.append(frame.f_locals["self"])
+        elif frame.f_code is code:
+            return []
         frame = frame.f_back
+    return found
 
 
 @cache

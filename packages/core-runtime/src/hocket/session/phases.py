@@ -38,6 +38,7 @@ class Phases:
         replica: that they exchange.
         counters: count what is sent, and waited for.
         observer: is told of exchanges; None where nobody asks.
+        step: how many steps have ended.
 
     Attributes:
         active: the phase whose exchanges are open.
@@ -46,7 +47,7 @@ class Phases:
     """
 
     def __init__(
-        self, strategy: Strategy, replica: Replica, counters: Counters, observer: Observer | None
+        self, strategy: Strategy, replica: Replica, counters: Counters, observer: Observer | None, step: int
     ) -> None:
         self._strategy = strategy
         self._replica = replica
@@ -55,7 +56,7 @@ class Phases:
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._equal = replica.begins_equal
         self.stale = StaleGradients(replica.storage.parameters)
-        self.active = self._open(strategy.at(0), parameters_equal=replica.begins_equal)
+        self.active = self._open(strategy.at(step), parameters_equal=replica.begins_equal)
 
     def _open(self, strategy: Strategy, *, parameters_equal: bool = True) -> ActivePhase:
         replica = self._replica

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.plugin import default_registry
+from hocket.session.again import counted_before, note_counted
 from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
 from hocket.session.closures import SharedClosure
 from hocket.session.consensus import Consensus
@@ -30,6 +31,7 @@ from hocket.session.replica_state import ReplicaState, tensors_of
 from hocket.session.under_way import UnderWay
 from hocket.session.weights import Contribution
 from hocket.session.windows import Windows
+from hocket.transport.peer import gather
 
 __all__ = ["Session"]
 
@@ -75,6 +77,9 @@ class Session(TrainingSession):
             lanes_on_device=given.lanes != "host",
             statistics=given.statistics,
         )
+        # A job goes on saving where it saved, and with its periods and phases.
+        self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
+        self.peer.status.note_step(self.step)
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(parameter) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
@@ -84,12 +89,12 @@ class Session(TrainingSession):
         self._was_accumulated = False
         self._warned_of_left_out_batch = False
         #: The step that the current batch belongs to; a later one is under way once that has ended.
-        self._step_of_batch = 0
+        self._step_of_batch = self.step
         self._warned_of_skipped_batch = False
         #: How many backwards have exchanged gradients that no optimizer has stepped with.
         self._num_unused = 0
         self._told_of_mode = self._looked_at_state = False
-        self._phases = Phases(self.strategy, replica, self.counters, self._observer)
+        self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
         self.stale = self._phases.stale
         self._equality = EqualReplicas(
             replica,
@@ -570,6 +575,7 @@ class Session(TrainingSession):
             self._observer.abandon()
 
     def _unhook(self) -> None:
+        note_counted(self.model, self.step, self.epochs.ended)
         self._weights.close()
         self.optimizers.unhook()
         self.phase.unhook()
