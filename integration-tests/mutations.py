@@ -1,4 +1,4 @@
-"""Breaks twenty-two things on purpose, one at a time, and says which test catches each.
+"""Breaks things on purpose, one at a time, and says which test catches each.
 
     python integration-tests/mutations.py [--only WORD ...] [--check]
 
@@ -92,14 +92,39 @@ MUTATIONS = [
           "self.outgoing.copy_(given).mul_(factor)", "self.outgoing.copy_(given)",
           f"{TESTS}/session/test_replicas.py"),
     _core("push-sum's values not multiplied by their weight", "session/parameters.py",
-          "self._places[index][1].mul_(self.weights[index])", "pass", f"{TESTS}/session/test_push_sum.py"),
-    _core("a consensus that is a sum", "session/consensus.py", "total.div_(lane.size)", "total.div_(1)",
+          "target.mul_(self.weights[index])", "pass", f"{TESTS}/session/test_push_sum.py"),
+    _core("a consensus that is a sum", "session/set_to_mean.py", "total.div_(lane.size)", "total.div_(1)",
           f"{TESTS}/session", "-m", "not mpi"),
     _core("files of a checkpoint whose size is not looked at", "checkpoint/manifest.py",
           "found = path.stat().st_size if path.exists() else None", "found = size",
           f"{TESTS}/checkpoint", "-m", "not mpi"),
     _core("a period that is one too long", "strategy/exchange.py", "        return self.every\n",
           "        return self.every + 1\n", *RECIPES, "periodic or local"),
+    _core("replicas that are believed to be equal", "session/equal_replicas.py",
+          "if all(of_rank == told[0] for of_rank in told):", "if True:", f"{TESTS}/session/test_equal_replicas.py"),
+    _core("replicas that are never looked at in training", "session/equal_replicas.py",
+          "self._found = any(", "self._found = False and any(", f"{TESTS}/session/test_equal_replicas.py"),
+    _core("replicas that differ, and are left so", "session/equal_replicas.py",
+          "            average(numbers, self._replica.lane)\n", "            pass\n",
+          f"{TESTS}/session/test_equal_replicas.py"),
+    _core("a round that begins without the others' answers", "session/equal_replicas.py",
+          "        if self._rounds >= self._next:\n            self._ask()\n            self._hear()\n"
+          "        self._rounds",
+          "        self._hear()\n        self._rounds", f"{TESTS}/session/test_equal_replicas.py", "--timeout=60"),
+    _core("strides that ranks do not compare", "session/attach.py", "_description(p) + _order(p)", "_description(p)",
+          f"{TESTS}/session/test_memory_format.py"),
+    _core("residuals that are loaded into another order", "session/exchange.py", 'if differing and (state["pending"]',
+          'if False and (state["pending"]', f"{TESTS}/session/test_memory_format.py"),
+    _core("a step within backward let through", "session/optimizers.py", "if current_backward() >= 0:", "if False:",
+          f"{TESTS}/session/test_within_backward.py"),
+    _core("DistributedDataParallel around a session's model let through", "session/session.py",
+          "if ranks > 1 and not between:", "if False:", f"{TESTS}/session/test_within_backward.py"),
+    _core("a module within FSDP let through", "session/refusals.py", 'if getattr(parameter, "_fsdp_flattened", False):',
+          "if False:", f"{TESTS}/session/test_within_backward.py"),
+    _core("a look that merges what is under way", "session/under_way.py",
+          "[] if passive else [_keep(mix) for mix in delayed]", "[]", f"{TESTS}/session/test_looking.py"),
+    _core("a look that uses up what was sent", "session/under_way.py",
+          "                segment.outgoing.copy_(outgoing)\n", "", f"{TESTS}/session/test_looking.py"),
 ]  # fmt: skip
 
 
