@@ -123,6 +123,17 @@ def test_ddp_around_the_model(strategy: str, group_size: int) -> None:
     on_ranks(2, run)
 
 
+def test_another_model_in_ddp_is_compiled_and_called() -> None:
+    distributed.init_process_group("fake", store=HashStore(), rank=0, world_size=2)
+    try:
+        with hocket.attach(model := mlp(), sgd(model), "sgd", peer=hocket.join()):
+            other = DistributedDataParallel(mlp())
+            x = batches(0, 1)[0][0]
+            assert torch.equal(torch.compile(other, backend="eager")(x), other(x))
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_ddp_within_groups_and_a_session_between() -> None:
     distributed.init_process_group("fake", store=HashStore(), rank=0, world_size=2)
     try:

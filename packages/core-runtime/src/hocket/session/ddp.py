@@ -18,6 +18,14 @@ from hocket.session.optimizers import is_attached, sessions_with
 __all__ = ["watch_ddp"]
 
 
+@torch._disable_dynamo  # what other models compile stays what it was
+def _tell(called: DistributedDataParallel) -> None:
+    # Without gradients, or within no_sync, it averages nothing.
+    if torch.is_grad_enabled() and called.require_backward_grad_sync:
+        for session in sessions_with(called.module.parameters()):
+            session.called_by_ddp(called.process_group.size())
+
+
 @cache
 def watch_ddp() -> None:
     """Refuse, from now on, what DistributedDataParallel would do to a model in a session."""
@@ -34,10 +42,7 @@ def watch_ddp() -> None:
 
     @wraps(forward)
     def noticing(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        # Without gradients, or within no_sync, it averages nothing.
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            for session in sessions_with(self.module.parameters()):
-                session.called_by_ddp(self.process_group.size())
+        _tell(self)
         return forward(self, *inputs, **kwargs)
 
     DistributedDataParallel.__init__ = refusing  # type: ignore[method-assign]
