@@ -223,6 +223,10 @@ class TrainingSession(SessionCore):
     def settle(self) -> None:
         """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
 
+    def receive(self) -> None:
+        """Wait for what is under way, which is merged when it is due, so that who looks next has not to wait for it."""
+        self.settle()
+
     @abstractmethod
     def consensus(self) -> AbstractContextManager[None]:
         """Set the model of every rank to the replicas' mean; collective.

@@ -150,6 +150,15 @@ class ParameterSync:
                 exchange.debias()
 
     @torch.no_grad()
+    def receive(self) -> None:
+        """Wait for what is under way; merge what overlap forward has, as the next forward would."""
+        self.merge_forward()
+        for opened in (exchange.opened for exchange in self.exchanges):
+            for segment in opened.segments:
+                if opened.started(segment):
+                    opened.wait(segment)
+
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the open exchanges' state.
 

@@ -160,10 +160,14 @@ class Phases:
         self.settle()
         self.active.parameters.take_changes()
 
+    def receive(self) -> None:
+        """Wait for what is under way, and merge what the next forward would."""
+        self._replica.check(take_values=True)
+        self.active.parameters.receive()
+
     def keep(self) -> UnderWay:
         """Return a place to come back to after `settle` or `settle_together`, which merge what is under way."""
-        self._replica.check(take_values=True)
-        self.active.parameters.merge_forward()
+        self.receive()
         return UnderWay(self.active.parameters.exchanges, self._replica.storage.flats)
 
     def set_to_mean(self, apart: Sequence[Tensor] = (), *, whole: bool = False) -> Consensus:

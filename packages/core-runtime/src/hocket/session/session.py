@@ -434,6 +434,10 @@ class Session(TrainingSession):
         self.require("session.settle")
         self._phases.settle()
 
+    def receive(self) -> None:
+        self.require("session.receive")
+        self._phases.receive()
+
     def settle_together(self) -> None:
         """Settle on all ranks, with what others have changed here since anything was merged; collective."""
         self.require("settle")

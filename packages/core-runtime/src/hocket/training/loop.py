@@ -196,7 +196,7 @@ class _Run:
                 eval_every = self._run.eval_every
                 validate = last_of_epoch or (eval_every is not None and step % eval_every == 0)
                 if validate:
-                    self._session.settle()  # what training has sent is waited for in its time
+                    self._session.receive()  # what training has sent is waited for in its time
                 if step % self._run.log_every == 0 or validate:
                     self._time.pause()
                     self._write_row(epoch, validate)
