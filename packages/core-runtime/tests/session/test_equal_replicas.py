@@ -254,7 +254,7 @@ def test_a_rank_that_steps_less_often_stops_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 1 drops gradients that the others step with: the rounds' look is not out of step with that."""
-    monkeypatch.setattr(equal_replicas, "ROUNDS", 2)
+    monkeypatch.setattr(equal_replicas, "ROUNDS", 3)
     caplog.set_level(logging.ERROR)
 
     def run(rank: int) -> None:
