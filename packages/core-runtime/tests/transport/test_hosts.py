@@ -87,3 +87,10 @@ def test_this_host_is_known_by_its_names() -> None:
     assert are_here(parse_hosts("localhost:4"))
     assert are_here(parse_hosts(socket.gethostname()))
     assert not are_here(parse_hosts("localhost:4,elsewhere:4"))
+
+
+@pytest.mark.parametrize("text", ["100000000x1", "a:99999999", "a:40000,b:40000"])
+def test_more_ranks_than_any_job_has(text: str) -> None:
+    with pytest.raises(UserError, match=r" ranks; Hocket plans and starts up to 65536$"):
+        parse_hosts(text)
+    assert len(parse_hosts("65536x1")) == 65536

@@ -199,3 +199,20 @@ def test_any_environment_is_understood_or_refused_with_a_reason(environment: dic
 )
 def test_what_looks_like_a_rank(variables: dict[str, str], found: list[str]) -> None:
     assert looks_launched(variables) == found
+
+
+@pytest.mark.parametrize(
+    ("set_to", "message"),
+    [
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 in the environment is no port: they are 1 to 65535"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 in the environment is no port: they are 1 to 65535"),
+        ({"MASTER_ADDR": "a" * 70}, f"MASTER_ADDR={'a' * 70!r} in the environment is no host's name: "),
+        ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR='a..b' in the environment is no host's name: "),
+    ],
+)
+def test_where_nobody_can_meet(set_to: dict[str, str], message: str) -> None:
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    for environment in (by_hand, TORCHRUN):
+        with pytest.raises(UserError) as caught:
+            find_launched({**environment, **set_to})
+        assert str(caught.value).startswith(message)

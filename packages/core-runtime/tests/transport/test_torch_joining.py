@@ -89,6 +89,16 @@ def test_a_store_that_is_not_there_is_named() -> None:
         open_store(place)
 
 
+def test_a_port_of_another_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_STARTING_S", 0.5)
+    with listen(None, 1) as others:
+        port = others.getsockname()[1]
+        with pytest.raises(UserError, match=rf"^rank 1 cannot open .* port {port}, .* another program's\?$"):
+            open_store(Rendezvous(1, 2, "127.0.0.1", port, "job"))
+        with pytest.raises(UserError, match=rf"^rank 0 cannot open .* port {port}, .*address already in use"):
+            open_store(Rendezvous(0, 2, "127.0.0.1", port, "job", serves=True))
+
+
 @pytest.mark.parametrize("serves", [False, True])
 def test_a_host_that_is_not_known_is_named(serves: bool) -> None:
     place = Rendezvous(0, 2, "nobody.invalid", 29500, "job", serves=serves, timeout_s=0.1)

@@ -13,11 +13,13 @@ import click
 
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
+from hocket.cli.patience import saying_it_goes_on
 from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
 from hocket.training.startup import defer_dynamo
+from hocket.transport.hosts import MOST_RANKS
 
 __all__ = ["cli", "main"]
 
@@ -39,7 +41,7 @@ _TRANSPORT = click.option(
 def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option for the number of ranks, as mpiexec and others write it."""
     words = f"How many ranks; default: {default}."
-    return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(min=1), help=words)
+    return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1, MOST_RANKS), help=words)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -224,9 +226,11 @@ def plan(
     if len(targets) > 1:
         if analysis:
             raise click.UsageError("--analysis is of one strategy: name one recipe or file.")
-        plan_several(targets, overrides, ranks, places, params)
+        with saying_it_goes_on("planning"):
+            plan_several(targets, overrides, ranks, places, params)
         return
-    run, placement = plan_command(targets[0], overrides, ranks, places, params)
+    with saying_it_goes_on("planning"):
+        run, placement = plan_command(targets[0], overrides, ranks, places, params)
     if analysis:
         from hocket.cli.analysis import analysis_command
 
@@ -248,7 +252,8 @@ def recommend(asked: Asked) -> None:
     """
     from hocket.cli.recommend.command import recommend_command
 
-    recommend_command(asked)
+    with saying_it_goes_on("comparing strategies"):
+        recommend_command(asked)
 
 
 @cli.command()

@@ -10,6 +10,7 @@ from typing import Any
 from hocket.config.reference import Reference
 from hocket.delays import ComputeModel, Delays
 from hocket.loggers import Logger
+from hocket.transport.hosts import MOST_RANKS
 from hocket.transport.network import NetworkModel
 
 __all__ = [
@@ -194,6 +195,8 @@ class RunSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
+        if self.ranks is not None and self.ranks > MOST_RANKS:
+            raise ValueError(f"ranks must be {MOST_RANKS} or fewer, not {self.ranks}")
         for name in ("seed", "num_workers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")

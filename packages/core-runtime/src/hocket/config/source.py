@@ -36,6 +36,11 @@ DEFAULT_RECIPE = "sgd"
 #: The moments of a step, as keys of a strategy.
 SLOTS = ("samples", "gradients", "parameters")
 
+# Of what a file may hold: far more than any strategy, and what can still be built and copied at once.
+_DEEPEST = 50
+_MOST_VALUES = 1_000_000
+_TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
+
 # What a file says of its strategy.
 _OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
 
@@ -180,6 +185,10 @@ def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
         target = _of_omegaconf(target)
     if isinstance(target, Mapping):
         return _as_run(_plain(target, "mapping", ""), "mapping")
+    if not isinstance(target, str | os.PathLike):
+        raise ConfigError(
+            f"got {target!r} for a strategy; allowed: a recipe's name, a YAML file, a mapping, or a Strategy"
+        )
     name = os.fspath(target)
     if not isinstance(target, str) or _is_file(name):
         return _as_run(_read_yaml(FilePath(name), name), name)
@@ -232,6 +241,7 @@ def _parse_yaml(text: str, label: str) -> Any:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        _check_size(node)
         # deep: a mapping that contains itself through an alias is refused, with its line.
         content = None if node is None else loader.construct_object(node, deep=True)
     except yaml.MarkedYAMLError as error:
@@ -240,7 +250,32 @@ def _parse_yaml(text: str, label: str) -> Any:
         raise ConfigError(f"{label}: {where}not valid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{label}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:  # before there is a node to look at
+        raise ConfigError(f"{label}: {_TOO_DEEP}") from error
     return _plain(content, label, "")
+
+
+def _check_size(root: yaml.Node | None) -> None:
+    """Refuse what is nested too deep to be built, and few lines whose aliases multiply to more than memory holds."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, depth: int) -> int:
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=node.start_mark)
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # what contains itself is refused later
+            children = node.value if isinstance(node, yaml.CollectionNode) else ()
+            flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
+            sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in flat)
+            if sizes[id(node)] > _MOST_VALUES:
+                raise yaml.MarkedYAMLError(
+                    problem=f"aliases multiply to more than {_MOST_VALUES} values",
+                    problem_mark=node.start_mark,
+                )
+        return sizes[id(node)]
+
+    if root is not None:
+        size(root, 0)
 
 
 def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:

@@ -11,13 +11,17 @@ from pathlib import Path
 
 from hocket.errors import UserError
 
-__all__ = ["Host", "are_here", "parse_hosts", "share_out"]
+__all__ = ["MOST_RANKS", "Host", "are_here", "parse_hosts", "share_out"]
 
 _FORMS = "a:8,b:8, or 4x8 (4 hosts of 8), or a file with a line `a slots=8` for each"
 _GRID = re.compile(r"(\d+)x(\d+)")
 # A name, or an address of IPv6 in brackets; and how many ranks.
 _ENTRY = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]+)(?::(\d+))?")
 _LINE = re.compile(_ENTRY.pattern + r"(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+
+
+#: No job has more ranks: what is planned for each of them takes seconds.
+MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         UserError: it is none of these; says where.
     """
     if (grid := _GRID.fullmatch(text)) is not None:
+        _check_number(int(grid[1]) * int(grid[2]), f"hosts {text!r}")
         hosts, where = [Host("", int(grid[2]))] * int(grid[1]), f"hosts {text!r}"
     elif os.path.isfile(text):  # Path.is_file raises for a long name
         hosts, where = _of_file(Path(text)), f"hostfile {text}"
@@ -58,11 +63,17 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         hosts, where = [_entry(part, f"hosts {text!r}") for part in text.split(",")], f"hosts {text!r}"
     if not hosts or any(host.ranks < 1 for host in hosts):
         raise UserError(f"{where}: a host has 1 rank or more")
+    _check_number(sum(host.ranks for host in hosts), where)
     names = [host.name for host in hosts if host.name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{where}: {', '.join(twice)} is named twice: give it one number")
     return tuple(hosts)
+
+
+def _check_number(ranks: int, where: str) -> None:
+    if ranks > MOST_RANKS:
+        raise UserError(f"{where}: {ranks} ranks; Hocket plans and starts up to {MOST_RANKS}")
 
 
 def share_out(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:

@@ -190,7 +190,16 @@ def _ports(environment: Environment) -> range | None:
 
 def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
     host = environment.get("MASTER_ADDR")
-    return (host, _number(environment, "MASTER_PORT")) if host and "MASTER_PORT" in environment else None
+    if not host or "MASTER_PORT" not in environment:
+        return None
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT={port} in the environment is no port: they are 1 to 65535")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise UserError(f"MASTER_ADDR={host!r} in the environment is no host's name: {error}") from error
+    return host, port
 
 
 def _slurms_meeting(environment: Environment) -> tuple[str, int]:

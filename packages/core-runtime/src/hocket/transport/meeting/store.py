@@ -24,6 +24,7 @@ _LOOK_EVERY_S = 0.2
 _CONNECTING_S = 5.0
 # A name may become known only when its host starts, as those of containers.
 _NAMING_S = 30.0
+_STARTING_S = 20.0
 # A store that runs answers at once.
 _ANSWERING_S = 5.0
 
@@ -45,8 +46,25 @@ def open_store(rendezvous: Rendezvous) -> Store:
     if not rendezvous.serves:
         reach = partial(socket.create_connection, place, _CONNECTING_S)
         _try(rendezvous, "reach", lambda: reach().close(), rendezvous.timeout_s)
+    made: list[TCPStore | Exception] = []
+    # On a thread, as torch waits without an end for an answer of what is no store.
+    making = threading.Thread(
+        target=lambda: made.append(_make(rendezvous)), name="hocket meeting", daemon=True
+    )
+    making.start()
+    making.join(min(rendezvous.timeout_s, _STARTING_S))
+    if not made:
+        cause = "what listens there does not answer as one: is the port another program's?"
+        raise _refusal(rendezvous, "open", cause)
+    [store] = made
+    if isinstance(store, Exception):
+        raise _refusal(rendezvous, "open", str(store).splitlines()[0]) from store
+    return PrefixStore(rendezvous.prefix, store)
+
+
+def _make(rendezvous: Rendezvous) -> TCPStore | Exception:
     try:
-        store = TCPStore(
+        return TCPStore(
             rendezvous.host,
             rendezvous.port,
             is_master=rendezvous.serves,
@@ -55,8 +73,7 @@ def open_store(rendezvous: Rendezvous) -> Store:
             multi_tenant=True,  # a script's own init_process_group may use the same port
         )
     except (RuntimeError, ValueError) as error:
-        raise _refusal(rendezvous, "open", str(error).splitlines()[0]) from error
-    return PrefixStore(rendezvous.prefix, store)
+        return error
 
 
 def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_s: float) -> None:
@@ -69,6 +86,8 @@ def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_
     while True:
         try:
             call()
+        except UnicodeError as error:
+            raise _refusal(rendezvous, what, f"that is no host's name: {error}") from error
         except OSError as error:
             if time.monotonic() > end_s:
                 cause = f"{error}: is that where rank 0 has been started, and does the network let it pass?"
