@@ -72,7 +72,8 @@ class Sums(nn.Module):
         return total
 
 
-#: Moves of a loop; "zero" is followed by a backward, as nobody steps by zeros. Layers are numbers; what is drawn with a move says which sample it takes.
+#: Moves of a loop; "zero" is followed by a backward, as nobody steps by zeros. Layers are numbers; what is drawn with
+#: a move says which sample it takes.
 Move = tuple[str, tuple[int, ...], int]
 USED = st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda used: tuple(sorted(used)))
 MOVES = st.lists(
@@ -211,3 +212,38 @@ def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer:
     optimizers_of = taken_over if "velocity" in name or optimizer == "several" else one
     applied, kept = applied_and_kept({"gradients": EXCHANGES[name]}, size, moves, optimizers_of)
     torch.testing.assert_close(applied + kept, plain(size, moves, optimizers_of), rtol=1e-10, atol=1e-10)
+
+
+# ---- momentum that the user saves and loads -------------------------------------------------------------------------
+
+
+def test_momentum_that_is_loaded_after_attach_is_used_and_saved() -> None:
+    moves: list[Move] = [("backward", ALL, 1), ("step", (), 0), ("backward", ALL, 2), ("step", (), 0)]
+
+    def run(rank: int) -> tuple[Tensor, list[Any]]:
+        first = with_momentum(Sums())[0]
+        for parameter in first.param_groups[0]["params"]:
+            first.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 3.0)
+        model = Sums()
+        optimizers = with_momentum(model)
+        strategy = {
+            "gradients": gradients("sparse_allreduce", corrected(feedback({"name": "topk", "density": 1.0})))
+        }
+        with hocket.attach(model, optimizers, strategy) as session:
+            optimizers[0].load_state_dict(first.state_dict())
+            assert "momentum_buffer" not in optimizers[0].state[next(model.parameters())]
+            play(model, optimizers, moves, lambda number: [sample(number, 0)], session.accumulate)
+            saved = optimizers[0].state_dict()["state"]
+        return -torch.cat([p.detach() for p in model.parameters()]), [
+            saved[n]["momentum_buffer"] for n in range(LAYERS)
+        ]
+
+    model = Sums()
+    [optimizer] = with_momentum(model)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, 3.0)
+    play(model, [optimizer], moves, lambda number: [sample(number, 0)], nullcontext)
+    for own, buffers in on_ranks(2, run):
+        torch.testing.assert_close(own, -torch.cat([p.detach() for p in model.parameters()]))
+        for buffer, parameter in zip(buffers, model.parameters(), strict=True):
+            torch.testing.assert_close(buffer, optimizer.state[parameter]["momentum_buffer"])

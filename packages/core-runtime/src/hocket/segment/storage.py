@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -136,6 +137,47 @@ class ParameterStorage:
                 with torch.no_grad():
                     bound.view.copy_(bound.parameter)
                 bound.parameter.data = bound.view
+
+    def release(self) -> None:
+        """Give each parameter memory of its own again, where it still has the storage's."""
+        for bound in self._bound:
+            if bound.parameter.data_ptr() == bound.address:
+                bound.parameter.data = bound.view.clone(memory_format=torch.preserve_format)
+
+    @contextmanager
+    def without_set_values(self, merge: Callable[[], None], *, shown: bool = True) -> Iterator[None]:
+        """Surround what looks at parameters that were set (`p.data = ...`), and gives back what they were set to.
+
+        Whoever has set them may hold what they were before by reference, to set it back: this is left as it is, but
+        for what is merged into it.
+
+        Args:
+            merge: merges into the values from before what the next forward would.
+            shown: whether parameters hold meanwhile what they were set to; else what they held before.
+
+        Raises:
+            ReplacedError: a parameter has another dtype, shape or device, or the parameters' memory was moved.
+        """
+        if self.is_bound():
+            yield
+            return
+        self._check_memory()
+        were_set = [(b, b.parameter.data) for b in self._bound if b.parameter.data_ptr() != b.address]
+        for bound, _ in were_set:
+            bound.parameter.data = bound.view
+        merge()
+        before = [flat.clone() for flat in self.flats] if shown else []
+        with torch.no_grad():
+            for bound, value in were_set if shown else ():
+                bound.view.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for flat, value in zip(self.flats, before, strict=False):
+                    flat.copy_(value)
+            for bound, value in were_set:
+                bound.parameter.data = value
 
     def _remember(self) -> None:
         """Take what the modules hold now for what they have to hold from now on."""

@@ -111,6 +111,12 @@ def attach(
     gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare what they were
     started with. A model that was in a session before goes on counting its steps and passes.
 
+    Until `close` gives each its own memory again, what parameters are views of is written into by training and by
+    merging, as an optimizer writes into it: a copy of weights is a `clone()`. Weights that were set aside (`p.data =
+    ...`, as averages of weights are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is a
+    view of a buffer, too: one that is kept in a variable gets memory of its own before the next backward, but a view of
+    it (`p.grad.detach()`, `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of DDP.
+
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.
         optimizer: any torch optimizer over the model's parameters; all of them, in a list, where there are several. A

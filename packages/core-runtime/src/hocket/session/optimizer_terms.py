@@ -28,8 +28,8 @@ class AppliedTerms:
     """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
 
     The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
-    optimizer's again after `hand_back`. An optimizer's `state_dict` has what this rank alone knows of them meanwhile, and
-    what `load_state_dict` brings becomes the compressor's.
+    optimizer's again after `hand_back`. Meanwhile an optimizer's `state_dict` has what this rank alone knows of them,
+    and what `load_state_dict` brings becomes the compressor's.
 
     Args:
         optimizers: torch's SGD, one or several.
@@ -145,8 +145,8 @@ class AppliedTerms:
         if not self._told and self._peer.size > 1 and not self._optimizers.is_saving:
             self._told = True
             _log.warning(
-                "rank %d: optimizer.state_dict() has the momentum of this rank's own gradients, as a compressor applies "
-                "it and keeps a share on each rank: save it on every rank and load each rank's own, or use session.save",
+                "rank %d: optimizer.state_dict() has the momentum of this rank's own gradients, as a compressor keeps "
+                "a share on each rank: save it on every rank and load each rank's own, or use session.save",
                 self._peer.rank,
             )
         numbers = {parameter: number for number, parameter in enumerate(parameters_of(optimizer))}

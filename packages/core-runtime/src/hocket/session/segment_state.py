@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import getrefcount
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ _WEIGHT_TOLERANCE = 1e-6
 
 # From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
 _SMALLEST_STREAM = 1 << 16
+
+# Of a result that nobody else refers to: the slot's, and the argument of who asks.
+_OWN_REFERENCES = 2
 
 #: An exchange of the slot, and a segment as it exchanges it.
 Stage = tuple[ActiveExchange, Segment]
@@ -159,6 +163,12 @@ class SegmentState:
         self.first.finite = None
         for gradient in self.gradients:
             gradient.arrived = False
+            # A gradient that the user keeps stays as it is; one that is still `p.grad` is added to, as in torch.
+            if (
+                getrefcount(gradient.result) > _OWN_REFERENCES
+                and gradient.parameter.grad is not gradient.result
+            ):
+                gradient.part_with_result()
 
     def begin(self) -> None:
         """Send the segment through its first exchange."""

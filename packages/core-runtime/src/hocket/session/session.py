@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -432,7 +434,11 @@ class Session(TrainingSession):
 
     def settle(self) -> None:
         self.require("session.settle")
-        self._phases.settle()
+        with self._set_values(shown=False):
+            self._phases.settle()
+
+    def _set_values(self, *, shown: bool = True) -> AbstractContextManager[None]:
+        return self.storage.without_set_values(self.phase.parameters.merge_forward, shown=shown)
 
     def receive(self) -> None:
         self.require("session.receive")
@@ -447,12 +453,15 @@ class Session(TrainingSession):
         self.require("session.consensus")
         self.meet("session.consensus")
         self._end_partial_step()
-        under_way = self._phases.keep()
-        self.settle_together()
-        self._compare_steps("session.consensus")
-        self._tell_of_mode()
-        apart = self._equality.look("session.consensus", self.step, repairs=False)
-        return self._within(self._phases.set_to_mean(apart, whole=True), under_way)
+        with ExitStack() as looking:
+            looking.enter_context(self._set_values())
+            under_way = self._phases.keep()
+            self.settle_together()
+            self._compare_steps("session.consensus")
+            self._tell_of_mode()
+            apart = self._equality.look("session.consensus", self.step, repairs=False)
+            consensus = self._phases.set_to_mean(apart, whole=True)
+            return self._within(consensus, under_way, looking.pop_all())
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
@@ -467,42 +476,47 @@ class Session(TrainingSession):
         )
 
     @contextmanager
-    def _within(self, consensus: Consensus, under_way: UnderWay) -> Iterator[None]:
+    def _within(self, consensus: Consensus, under_way: UnderWay, looking: ExitStack) -> Iterator[None]:
         outer, self.state = self.state, SessionState.CONSENSUS
-        try:
-            with consensus:
-                yield
-        finally:
-            if self.state is SessionState.CONSENSUS:
-                under_way.put_back()
-                self.state = outer
+        with looking:
+            try:
+                with consensus:
+                    yield
+            finally:
+                if self.state is SessionState.CONSENSUS:
+                    under_way.put_back()
+                    self.state = outer
 
     def replica(self) -> AbstractContextManager[None]:
         self.require("session.replica")
-        under_way = self._phases.keep()
-        self.settle()
-        return self._as_it_is(under_way, self.step)
+        with ExitStack() as looking:
+            looking.enter_context(self._set_values())
+            under_way = self._phases.keep()
+            self.settle()
+            return self._as_it_is(under_way, self.step, looking.pop_all())
 
     @contextmanager
-    def _as_it_is(self, under_way: UnderWay, step: int) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if (
-                self.step == step and self.state is not SessionState.CLOSED
-            ):  # nobody has trained on from there
-                under_way.put_back()
+    def _as_it_is(self, under_way: UnderWay, step: int, looking: ExitStack) -> Iterator[None]:
+        with looking:
+            try:
+                yield
+            finally:
+                if (
+                    self.step == step and self.state is not SessionState.CLOSED
+                ):  # nobody has trained on from there
+                    under_way.put_back()
 
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
         self.meet("session.consensus_distance")
-        under_way = self._phases.keep()
-        self.settle_together()
-        self._compare_steps("session.consensus_distance")
-        apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
-        distance = self._phases.distance(self.gather, apart)
-        under_way.put_back()
-        return distance
+        with self._set_values():
+            under_way = self._phases.keep()
+            self.settle_together()
+            self._compare_steps("session.consensus_distance")
+            apart = self._equality.look("session.consensus_distance", self.step, repairs=False)
+            distance = self._phases.distance(self.gather, apart)
+            under_way.put_back()
+            return distance
 
     def _compare_steps(self, call: str) -> None:
         self._phases.compare_steps(self.step, self._num_unused, call)
@@ -511,6 +525,10 @@ class Session(TrainingSession):
         self._equality.look(call, self.step, repairs=True)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+        with self._set_values():
+            return super().save(folder, keep=keep, **more)
 
     def end_step_to_save(self) -> None:
         if self.state is SessionState.ACCUMULATED:
@@ -557,12 +575,13 @@ class Session(TrainingSession):
         self.meet("the session's end")
         self._end_partial_step()
         self.heed_no_signal(together=True)
-        self._phases.finish()
-        self._compare_steps("the session's end")
-        self.compare_replicas("the session's end")
-        self._windows.close()
-        self.state = SessionState.CLOSED
-        self._phases.close()
+        with self._set_values(shown=False):
+            self._phases.finish()
+            self._compare_steps("the session's end")
+            self.compare_replicas("the session's end")
+            self._windows.close()
+            self.state = SessionState.CLOSED
+            self._phases.close()
         if self._streamed is not None:
             self._streamed.close()
         self.control.close()
@@ -583,3 +602,4 @@ class Session(TrainingSession):
         self._weights.close()
         self.optimizers.unhook()
         self.phase.unhook()
+        self.storage.release()
