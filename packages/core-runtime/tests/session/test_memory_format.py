@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_a_checkpoint_goes_on_in_another_order_where_nothing_lies_in_it(
         return flat(model)
 
     for last in (False, True):
-        on_ranks(2, lambda rank, last=last: run(rank, last=last))
+        on_ranks(2, partial(run, last=last))
 
 
 def test_strides_of_axes_of_length_1_say_nothing() -> None:

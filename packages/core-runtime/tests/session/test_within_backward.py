@@ -37,10 +37,12 @@ def test_a_step_within_backward(strategy: str, when: str) -> None:
     def run(rank: int) -> None:
         model = mlp()
         if when == "torch's own":
-            from torch.distributed.optim import _apply_optimizer_in_backward
+            from torch.distributed.optim import (  # type: ignore[attr-defined]
+                _apply_optimizer_in_backward,
+            )
 
             _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-            given = [p._in_backward_optimizers[0] for p in model.parameters()]
+            given = [p._in_backward_optimizers[0] for p in model.parameters()]  # type: ignore[attr-defined]
         elif when == "before":
             given = step_in_hooks(model)
         else:

@@ -35,12 +35,12 @@ def checksum(tensor: Tensor) -> int:
     found = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu":
-        return zlib.crc32(flat.numpy(), found)
+        return zlib.crc32(flat.numpy().data, found)
     # Sums over rows and over columns, on the device: together they tell where an element lies.
     flat = flat.clone() if flat.storage_offset() % 8 else flat
     rows = flat[: flat.numel() // (8 * _ROW) * (8 * _ROW)].view(torch.int64).view(-1, _ROW)
     sums = torch.cat([rows.sum(0), rows.sum(1), flat[rows.numel() * 8 :].to(torch.int64)])
-    return zlib.crc32(sums.cpu().view(torch.uint8).numpy(), found)
+    return zlib.crc32(sums.cpu().view(torch.uint8).numpy().data, found)
 
 
 @dataclass(frozen=True)

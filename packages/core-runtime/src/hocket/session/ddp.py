@@ -6,6 +6,7 @@ and is called by itself, is as good as any: its hooks do nothing then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
@@ -18,18 +19,22 @@ from hocket.session.optimizers import is_attached, sessions_with
 __all__ = ["watch_ddp"]
 
 
-@torch._disable_dynamo  # what other models compile stays what it was
-def _tell(called: DistributedDataParallel) -> None:
+def _look(called: DistributedDataParallel) -> None:
     # Without gradients, or within no_sync, it averages nothing.
     if torch.is_grad_enabled() and called.require_backward_grad_sync:
         for session in sessions_with(called.module.parameters()):
             session.called_by_ddp(called.process_group.size())
 
 
+# So that what other models compile stays what it was.
+_tell: Callable[[DistributedDataParallel], None] = torch._disable_dynamo(_look)  # type: ignore[attr-defined]
+
+
 @cache
 def watch_ddp() -> None:
     """Refuse, from now on, what DistributedDataParallel would do to a model in a session."""
-    build, forward = DistributedDataParallel.__init__, DistributedDataParallel.forward
+    build = DistributedDataParallel.__init__
+    forward: Callable[..., Any] = DistributedDataParallel.forward
 
     @wraps(build)
     def refusing(self: DistributedDataParallel, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -259,10 +259,9 @@ def is_attached(parameter: object) -> bool:
 
 def sessions_with(parameters: Iterable[Tensor]) -> list[Stepped]:
     """Return the sessions that are not closed and hold one of the parameters or more."""
-    held = list(_hooked) and list(parameters)
-    return [
-        each._session for each in list(_hooked) if each._session is not None and any(map(each._holds, held))
-    ]
+    hooked = [(each, each._session) for each in list(_hooked) if each._session is not None]
+    held = list(parameters) if hooked else []
+    return [session for each, session in hooked if any(map(each._holds, held))]
 
 
 def refuse_within_backward(optimizer: Optimizer, where: str = "") -> None:
