@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket.session import save_point
 from hocket.training.startup import defer_dynamo
+from hocket.transport.host import HostStatus
 
 _READY_STEP = 3
 
@@ -22,14 +24,18 @@ _READY_STEP = 3
 def main(how: str, folder: Path) -> None:
     peer = hocket.join()
     (Path(os.environ["PIDS"]) / str(os.getpid())).write_text(str(peer.rank))
-    if how in ("impatient", "slow"):
+    if how in ("deaf", "slow"):
         save_point._PATIENCE_S = 2.0
+    if how == "deaf" and peer.rank == 1:
+        HostStatus.is_asked_to_end = lambda self: False  # type: ignore[method-assign]
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    recipe = "local" if how in ("impatient", "slow", "last step") else "sgd"
+    recipe = "local" if how in ("alone", "deaf", "slow", "last step") else "sgd"
     with hocket.attach(model, optimizer, recipe) as session:
         session.save_on_signal(folder / "saved")
         batches: Iterable[int] = iter(range(_READY_STEP) if how == "last step" else iter(int, 1))
+        if how == "workers":
+            batches = DataLoader(Batches(), num_workers=2, batch_size=None)
         given = batches if how == "own loop" else session.data(batches, same_batches=True)
         for number, _ in enumerate(given, 1):
             pause(how, peer.rank, session.step, folder / "ready")
@@ -43,6 +49,16 @@ def main(how: str, folder: Path) -> None:
         point = session._save_point
         if how == "last step" and peer.rank == 1 and point is not None:
             wait_for(lambda: point.asked)
+
+
+class Batches(Dataset[int]):
+    """More than are ever read."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def pause(how: str, rank: int, step: int, ready: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -91,7 +92,6 @@ def script(start: Start, tmp_path: Path) -> Callable[..., Job]:
     def begin(how: str) -> Job:
         (tmp_path / "ready").mkdir()
         rank = [sys.executable, str(HERE / "preempted.py"), how, str(tmp_path)]
-        # Not for this process's own environment: there SIGTERM is mpiexec's.
         pids = {**os.environ, "PIDS": str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"}
         pids.pop(PID_FOLDER_VARIABLE, None)
         job = start(find_mpiexec().command(3, rank, folder=tmp_path / "launcher"), env=pids)
@@ -124,14 +124,14 @@ class TestAScript:
         assert ended.status == 143
 
     def test_says_which_rank_has_not_heard(self, script: Callable[..., Job], tmp_path: Path) -> None:
-        job = script("impatient")
+        job = script("deaf")
         for rank in (0, 2):
             os.kill(job.pid_of(rank), signal.SIGUSR1)
         ended = job.end()
         [message] = messages(ended.errors)
         assert message == (
-            "hocket: asked to end: within 2 s rank 1 did not hear of it, which should be sent to all ranks; the last "
-            "checkpoint stands; all ranks end"
+            "hocket: asked to end: within 2 s rank 1 did not hear of it: a signal to one rank is told to those that "
+            "reach its host; the last checkpoint stands; all ranks end"
         )
         assert ended.status == 143
         assert not (tmp_path / "saved").exists()
@@ -150,6 +150,49 @@ class TestAScript:
         os.kill(job.pid_of(1), signal.SIGUSR1)
         ended = job.end()
         assert (ended.status, messages(ended.errors)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "to"),
+    [
+        ("alone", signal.SIGTERM, "rank 1"),
+        pytest.param("own loop", signal.SIGUSR1, "rank 1", marks=pytest.mark.full),
+        ("workers", signal.SIGTERM, "all processes"),
+    ],
+)
+def test_a_signal_that_only_some_processes_get_saves_too(
+    how: str, number: signal.Signals, to: str, start: Start, tmp_path: Path
+) -> None:
+    """One rank alone; or the launcher, the ranks and their loaders' workers at once, as systemd and Slurm do it."""
+    (tmp_path / "ready").mkdir()
+    command = [*HOCKET, "launch", "-n", "2", "--transport", "torch", str(HERE / "preempted.py"), how, str(tmp_path)]
+    mark = f"PIDS={tmp_path / 'pids'}"
+    job = start(command, env={**os.environ, "PIDS": str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"})
+    job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == 2)
+    if to == "rank 1":
+        os.kill(job.pid_of(1), number)
+    else:
+        everybody = processes_with(mark)
+        assert len(everybody) >= 1 + 2 + 2 * 2
+        for process in everybody:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+    ended = job.end()
+    step = saved_step(tmp_path / "saved")
+    [message] = messages(ended.errors)
+    assert f"saved after step {step} in" in message, ended.errors
+    assert ended.status == 143
+    assert not processes_with(mark), "a worker has outlived its rank"
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the processes that have this in their environment, workers of loaders among them."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
 
 
 def test_no_thread_outlives_a_session_that_a_signal_ends(tmp_path: Path) -> None:

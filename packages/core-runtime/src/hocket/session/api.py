@@ -278,8 +278,8 @@ class TrainingSession(SessionCore):
 
         Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
         of them can reach, when the next batch is asked for, and leave by SystemExit with status 143. If that takes
-        longer than 25 s the last checkpoint stands. The signal has to reach all ranks: `hocket run` and srun pass both
-        on, mpiexec SIGUSR1 alone.
+        longer than 25 s the last checkpoint stands. A signal to one rank alone is told to the others; over `mpi` on
+        several hosts only where all reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
 
         Args:
             folder, keep, more: as `save` takes them.

@@ -1,6 +1,7 @@
 """`session.save_on_signal`: ranks that are asked to end save together, after a step that all of them reach.
 
-The request finds ranks in different steps, and some in a wait for others. Each tells the others, from a thread and so
+The request finds ranks in different steps, and some in a wait for others; those that no signal has reached look once a
+second whether another was asked. Each tells the others, from a thread and so
 at once, after which step it comes past its next save point; there it waits for what the others have told. The latest
 of these points is one that nobody has passed: who has come to an earlier one goes on, and takes part in what the others
 wait for. Nothing is sent, and nobody waits, before a request.
@@ -145,7 +146,7 @@ class ProcessSignals:
             self._closed.clear()
         self._points.append(point)
         if self._listener is None and on_main:
-            self._listener = Listener(self._heard)
+            self._listener = Listener(self._heard, self._asked_elsewhere)
         elif self._listener is None and point.session.rank == 0:
             _log.warning(
                 "session.save_on_signal: signals are not heard here: only a process's main thread can heed them, and "
@@ -167,6 +168,9 @@ class ProcessSignals:
         if self._listener is not None:
             self._listener.request()
 
+    def _asked_elsewhere(self) -> bool:
+        return any(point.session.peer.status.is_asked_to_end() for point in list(self._points))
+
     def _heard(self, listener: Listener) -> None:
         """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
         end_s = time.monotonic() + _PATIENCE_S
@@ -175,6 +179,7 @@ class ProcessSignals:
         points = list(self._points)
         if not points:
             return
+        points[0].session.peer.status.ask_to_end()
         for point in points:
             point.asked = True  # before `passed` is read: who writes that afterwards looks at this then
         target = max(point.passed for point in points) + 1
@@ -227,7 +232,7 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
         time.sleep(_GRACE_S)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-        why = f"{ranks} did not hear of it, which should be sent to all ranks"
+        why = f"{ranks} did not hear of it: a signal to one rank is told to those that reach its host"
     else:
         why = f"step {target} was not over and saved"
     message = (

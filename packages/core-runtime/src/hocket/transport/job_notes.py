@@ -12,10 +12,12 @@ __all__ = [
     "PID_FOLDER_VARIABLE",
     "ask_ranks",
     "has_noted_ending",
+    "is_terminated",
     "note_ending",
     "note_host",
     "note_leaving",
     "note_pid",
+    "note_terminating",
     "noted_pids",
     "noted_status",
     "processes_of",
@@ -26,6 +28,7 @@ __all__ = [
 PID_FOLDER_VARIABLE = "HOCKET_PID_FOLDER"
 
 _ENDING = "ending"
+_TERMINATING = "terminating"
 _LEFT = "left-"
 _HOST = "host"
 
@@ -52,6 +55,18 @@ def note_ending(code: int) -> None:
         # The first one's counts. On another host the folder may not be there.
         with contextlib.suppress(OSError), open(Path(folder) / _ENDING, "x") as file:
             file.write(str(code))
+
+
+def note_terminating(folder: Path) -> None:
+    """Leave word for this host's ranks that SIGTERM is the launcher's from now on: they end at once."""
+    with contextlib.suppress(OSError):
+        (folder / _TERMINATING).touch()
+
+
+def is_terminated() -> bool:
+    """Return whether this process's job is being ended: no time is left to save."""
+    folder = os.environ.get(PID_FOLDER_VARIABLE)
+    return bool(folder) and any((Path(folder) / name).exists() for name in (_TERMINATING, _ENDING))
 
 
 def _leave(name: str, text: str) -> None:

@@ -22,6 +22,7 @@ from hocket.transport.job_notes import (
     ask_ranks,
     has_noted_ending,
     note_host,
+    note_terminating,
     noted_status,
     processes_of,
     some_have_died,
@@ -43,6 +44,8 @@ _NOT_REACHED = 255
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 #: Those by which schedulers announce that they take the machine; ranks may save first.
 _ASKING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+#: That of ranks that were asked to end.
+_ASKED_STATUS = 128 + signal.SIGTERM
 # Ranks give up after 25 s by themselves, and Kubernetes kills after 30.
 _SAVING_TIMEOUT_S = 27.0
 # Seconds that ranks may take to end by themselves after one has died: they are told at once, and then agree on who says
@@ -139,7 +142,7 @@ def launch(
     note_host(folder)
     report = Report(folder, here)
     job = starter.start(ranks, program, variables, report)
-    ended_by = _JobEnd(job)
+    ended_by = _JobEnd(job, folder)
     report.end = ended_by.terminate
     readers = [
         threading.Thread(target=JobOutput(report, rule, _writer(ours)).copy, args=(theirs,), daemon=True)
@@ -154,8 +157,8 @@ def launch(
         _end_stragglers(folder)
     for reader in readers:
         reader.join(_TERMINATION_TIMEOUT_S)
-    if interrupted in _ASKING_SIGNALS and report.saved:
-        return 128 + signal.SIGTERM
+    if report.saved and (interrupted in _ASKING_SIGNALS or report.status == _ASKED_STATUS):
+        return _ASKED_STATUS
     came_to_its_end = not ended_by.terminated and job.returncode == 0 and not report.message
     if interrupted is not None and not came_to_its_end:
         print(f"hocket: {interrupted.name}: all ranks were ended", file=sys.stderr)
@@ -203,10 +206,11 @@ class _JobEnd:
 
     Args:
         launcher: the process that started the ranks.
+        folder: of the job's notes.
     """
 
-    def __init__(self, launcher: Job) -> None:
-        self.launcher = launcher
+    def __init__(self, launcher: Job, folder: Path) -> None:
+        self.launcher, self._folder = launcher, folder
         self._terminate_s = self._kill_s = math.inf
 
     @property
@@ -216,6 +220,7 @@ class _JobEnd:
     def terminate(self) -> None:
         """Have the launcher end all ranks, now."""
         self._kill_s = min(self._kill_s, time.monotonic() + _TERMINATION_TIMEOUT_S)
+        note_terminating(self._folder)
         self.launcher.terminate()
 
     def terminate_after(self, seconds: float) -> None:
@@ -283,6 +288,7 @@ def _wait(job: _JobEnd, report: Report, pass_on: Callable[[], bool]) -> signal.S
 def _end_stragglers(folder: Path) -> None:
     """End what is left of a job whose launcher has ended: Open MPI's may leave before its ranks have."""
     deadline_s = time.monotonic() + _STRAGGLING_TIMEOUT_S
+    note_terminating(folder)
     while left := processes_of(folder):
         late = time.monotonic() > deadline_s
         for process in left:

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing import current_process
+from multiprocessing.util import register_after_fork
 
-from hocket.transport.job_notes import PID_FOLDER_VARIABLE
+from hocket.transport.forks import is_fork
+from hocket.transport.job_notes import is_terminated
+from hocket.transport.joining import launched
 
-__all__ = ["Listener", "requests"]
+__all__ = ["REQUESTS", "Listener"]
 
 
-def requests() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask this process to save and end.
+#: What asks a process to save and end. Who has started it may end it by SIGTERM, too, and leaves a note before.
+REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
 
-    SIGTERM is none of them where `hocket run` has started it: by that its mpiexec ends ranks at once.
-    """
-    if PID_FOLDER_VARIABLE in os.environ:
-        return (signal.SIGUSR1,)
-    return signal.SIGTERM, signal.SIGUSR1
+# So often a rank looks whether another one was asked, in milliseconds.
+_LOOK_EVERY_MS = 1000
+_WORKERS = "torch.utils.data._utils.worker"
 
 
 class Listener:
@@ -32,29 +35,33 @@ class Listener:
 
     Args:
         heard: gets the listener; may take its time until that is closed; later requests are not heard.
+        asked_elsewhere: says whether another rank was asked, which counts as a request.
 
     Raises:
         ValueError: this is not the main thread, which alone may set handlers.
     """
 
-    def __init__(self, heard: Callable[[Listener], None]) -> None:
-        self._heard = heard
+    def __init__(
+        self, heard: Callable[[Listener], None], asked_elsewhere: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._heard, self._asked_elsewhere = heard, asked_elsewhere
+        self._asked = False
         #: Whether nobody waits for what `heard` does any more.
         self.closed = False
-        self._signals = requests()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
-        self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
+        self._previous = {number: signal.signal(number, self._handle) for number in REQUESTS}
         self._previous_descriptor = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         if self._previous_descriptor != -1:  # somebody else's, for instance asyncio's
             signal.set_wakeup_fd(self._previous_descriptor)
         _in_use.append(self)
+        register_after_fork(self, _shelter_worker)
         self._thread = threading.Thread(target=self._listen, name="hocket signals", daemon=True)
         self._thread.start()
 
     def request(self) -> None:
         """Do as if a signal had come."""
-        self._handle(self._signals[0], None)
+        self._handle(signal.SIGUSR1, None)
 
     def close(self) -> None:
         """Give the signals back to whoever heeded them before, on the main thread, and wait for `heard` to return."""
@@ -69,8 +76,10 @@ class Listener:
 
     def _release(self) -> None:
         _in_use.remove(self)
+        # The launcher may pass on what this process has heard itself, and would kill it at its very end.
+        ends = self._asked and launched() is not None and not is_fork()
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if ends else handler)
         if self._previous_descriptor == -1:
             signal.set_wakeup_fd(-1)
 
@@ -79,10 +88,22 @@ class Listener:
             os.write(self._writing, bytes([number]))
 
     def _listen(self) -> None:
-        while number := os.read(self._reading, 1)[0]:
-            if number in self._signals:
+        poll = select.poll()
+        poll.register(self._reading, select.POLLIN)
+        while True:
+            number = int(signal.SIGUSR1)
+            if poll.poll(_LOOK_EVERY_MS):
+                number = os.read(self._reading, 1)[0]
+                if number == 0:
+                    return
+            elif not self._asked_elsewhere():
+                continue
+            if number == signal.SIGTERM and is_terminated():
+                os._exit(128 + signal.SIGTERM)
+            if number in REQUESTS:
+                self._asked = True
                 self._heard(self)
-                break
+                return
 
 
 _in_use: list[Listener] = []
@@ -92,6 +113,23 @@ def _leave_child_alone() -> None:
     """Have a forked process, such as a loader's worker, end when it is told to, and not tell its parent so."""
     for listener in list(_in_use):
         listener._release()
+
+
+def _shelter_worker(_: Listener) -> None:
+    """Have a loader's worker outlive a request to the whole process group: without it its rank cannot go on and save.
+
+    It ends when its rank tells it to, by message or by SIGTERM, and when that has ended.
+    """
+    target = getattr(current_process(), "_target", None)
+    if getattr(target, "__module__", "") == _WORKERS and hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
+        threading.Thread(target=_heed_rank, name="hocket signals", daemon=True).start()
+
+
+def _heed_rank() -> None:
+    while signal.sigwaitinfo(REQUESTS).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 os.register_at_fork(after_in_child=_leave_child_alone)

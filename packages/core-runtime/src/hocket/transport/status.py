@@ -28,6 +28,13 @@ class Status:
         """Say what is known of the other ranks, for a stall report: which computes, waits or is gone."""
         return ""
 
+    def ask_to_end(self) -> None:
+        """Show the other ranks that this one was asked to save and end."""
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether another rank was asked to save and end; looked at once a second."""
+        return False
+
     def check_lost(self) -> None:
         """Look whether all ranks of the job still live; what waits for no request calls it now and then.
 

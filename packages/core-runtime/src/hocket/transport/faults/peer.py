@@ -90,6 +90,12 @@ class _Status(Status):
     def describe(self) -> str:
         return self._held.describe()
 
+    def ask_to_end(self) -> None:
+        self._held.ask_to_end()
+
+    def is_asked_to_end(self) -> bool:
+        return self._held.is_asked_to_end()
+
     def check_lost(self) -> None:
         self._held.check_lost()
 

@@ -36,6 +36,8 @@ _LOOK_EVERY_S = 0.1
 # Behind the entry: the sessions that the rank has left last, when, and why.
 _LEFT = struct.Struct("=qd232s")
 _LEFT_OFFSET, _MOST_LEFT, _MOST_BYTES = 1024, 8, 232
+# Of a session's number: its ranks are asked to end.
+_ASKED = 1 << 40
 #: What a rank that leaves a session is given, in seconds, to end the job itself.
 HEARD_AFTER_S = 1.0
 
@@ -99,9 +101,9 @@ class StatusBoard:
         self._own[place + 8 : place + _LEFT.size] = left[8:]
         self._own[place : place + 8] = left[:8]
 
-    def left(self, session: int) -> tuple[int, str] | None:
-        """Return a rank that has left a session, and why; None where nobody has, a second ago at least."""
-        latest_s = time.monotonic() - HEARD_AFTER_S
+    def left(self, session: int, after_s: float = HEARD_AFTER_S) -> tuple[int, str] | None:
+        """Return a rank that has left a session, and why; None where nobody has, or only for less than `after_s`."""
+        latest_s = time.monotonic() - after_s
         for rank, page in self._pages.items():
             for number in range(_MOST_LEFT):
                 named, since_s, why = _LEFT.unpack_from(page, _LEFT_OFFSET + number * _LEFT.size)
@@ -228,6 +230,13 @@ class HostStatus(Status):
     def describe_stall(self, site: WaitSite, outcome: str) -> str:
         """Return a sentence on this rank's wait at `site` that does not end."""
         return describe_stall(self._rank, site, self.others(), outcome)
+
+    def ask_to_end(self) -> None:
+        if self.board is not None:
+            self.board.leave(self.session | _ASKED, "was asked to end")
+
+    def is_asked_to_end(self) -> bool:
+        return self.board is not None and self.board.left(self.session | _ASKED, after_s=0.0) is not None
 
     def check_lost(self) -> None:
         self.check(lambda: f"rank {self._rank}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hocket.transport.host import StatusBoard
+from hocket.transport.host.status import HEARD_AFTER_S
 from hocket.transport.status import RankState, RankStatus
 
 if TYPE_CHECKING:
@@ -67,14 +68,14 @@ class JobBoard(StatusBoard):
         if self._elsewhere:
             self._store.set(_left_key(session), json.dumps([self._rank, why]))
 
-    def left(self, session: int) -> tuple[int, str] | None:
-        found = super().left(session)
+    def left(self, session: int, after_s: float = HEARD_AFTER_S) -> tuple[int, str] | None:
+        found = super().left(session, after_s)
         if found is None and self._elsewhere and time.monotonic() - self._asked_s > _ASK_EVERY_S:
             self._asked_s = time.monotonic()
             # By the next question the rank itself has had time to end the job.
-            heard = self._heard == session
+            heard = self._heard == session or not after_s
             self._heard = session if self._store.has(_left_key(session)) else 0
-            if heard and (told := self._store.get([_left_key(session)])):
+            if heard and self._heard and (told := self._store.get([_left_key(session)])):
                 rank, why = json.loads(told[0])
                 return rank, why
         return found
