@@ -165,7 +165,17 @@ def test_a_signal_that_only_some_processes_get_saves_too(
 ) -> None:
     """One rank alone; or the launcher, the ranks and their loaders' workers at once, as systemd and Slurm do it."""
     (tmp_path / "ready").mkdir()
-    command = [*HOCKET, "launch", "-n", "2", "--transport", "torch", str(HERE / "preempted.py"), how, str(tmp_path)]
+    command = [
+        *HOCKET,
+        "launch",
+        "-n",
+        "2",
+        "--transport",
+        "torch",
+        str(HERE / "preempted.py"),
+        how,
+        str(tmp_path),
+    ]
     mark = f"PIDS={tmp_path / 'pids'}"
     job = start(command, env={**os.environ, "PIDS": str(tmp_path / "pids"), "OMP_NUM_THREADS": "1"})
     job.wait_for(lambda: len(list((tmp_path / "ready").iterdir())) == 2)

@@ -29,16 +29,15 @@ def found(environment: dict[str, str]) -> Launched:
 
 
 def test_torchrun() -> None:
-    prefix = f"hocket/{TORCHRUN['TORCHELASTIC_RUN_ID']}/0"
-    there = Rendezvous(1, 2, "localhost", int(TORCHRUN["MASTER_PORT"]), prefix)
+    prefix = f"hocket/{TORCHRUN['TORCHELASTIC_RUN_ID']}"
+    there = Rendezvous(1, 2, "localhost", int(TORCHRUN["MASTER_PORT"]), prefix, lasts=True)
     assert found(TORCHRUN) == Launched("torchrun", 1, 2, 1, 2, ("torch",), there)
 
 
-def test_what_an_attempt_of_torchrun_has_stored_is_none_of_the_next_ones() -> None:
+def test_ranks_meet_in_one_place_however_often_their_hosts_have_started_them_again() -> None:
     again = found({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert again.restarts == 2
-    assert again.rendezvous is not None
-    assert again.rendezvous.prefix.endswith("/2")
+    assert again.rendezvous == found(TORCHRUN).rendezvous
 
 
 def test_rank_0_holds_the_store_where_no_agent_does() -> None:
@@ -91,6 +90,8 @@ def test_srun(case: str, transports: tuple[str, ...]) -> None:
     assert launched.rendezvous is not None
     assert launched.rendezvous.host == "node0"
     assert not launched.rendezvous.serves
+    environment = RECORDED[case]
+    assert launched.rendezvous.job == f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
 
 
 def test_the_steps_of_a_job_meet_at_different_ports() -> None:

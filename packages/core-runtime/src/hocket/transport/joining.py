@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
+from typing import Any
 
 from hocket.errors import UserError
 from hocket.installing import how_to_install
@@ -20,6 +21,8 @@ __all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank"
 _log = logging.getLogger("hocket")
 
 _joined: Peer | None = None
+#: What the launcher's variables said then.
+_place: Any = None
 
 
 def launched() -> Launched | None:
@@ -88,13 +91,15 @@ def join(transport: str | None = None) -> Peer:
     Raises:
         UserError: the launcher started more ranks than MPI finds, or MPI is not installed.
     """
-    global _joined
+    global _joined, _place
     from hocket.transport import virtual
 
     peer = virtual.current_peer()
     if peer is not None:
         return peer
-    if _joined is None:
+    if _joined is not None:
+        _refuse_another(_joined)
+    else:
         found = launched()
         if found is None:
             _warn_of_strangers()
@@ -102,8 +107,37 @@ def join(transport: str | None = None) -> Peer:
         chosen = chosen_transport(found, transport)
         with watching(found):
             _joined = _meet(found, chosen)
+        _place = _place_of(found, _joined)
         note_pid(_joined.rank)
     return _joined
+
+
+def _place_of(found: Launched, peer: Peer) -> tuple[object, ...]:
+    """Return which rank of which job a process is told to be."""
+    there = found.rendezvous
+    # Over MPI a script may name a place of its own, for a process group of torch's.
+    meeting = (there.host, there.port, there.prefix) if there and peer.transport == "torch" else ()
+    return found.rank, found.size, *meeting
+
+
+def _refuse_another(peer: Peer) -> None:
+    """Refuse variables of another job than the one that this process has joined.
+
+    Raises:
+        UserError: they are; says what both are.
+    """
+    found = launched()
+    now = _place if found is None else _place_of(found, peer)
+    if now != _place:
+        raise UserError(
+            f"this process has joined a job as rank {_told(_place)}, and its variables now say rank {_told(now)}: a "
+            "process is a rank of one job: start another one for the other job"
+        )
+
+
+def _told(place: Any) -> str:
+    rank, size, *meeting = place
+    return f"{rank} of {size}" + (f" at {meeting[0]} port {meeting[1]}" if meeting else "")
 
 
 def _meet(found: Launched, transport: str) -> Peer:

@@ -85,8 +85,8 @@ def _torchrun(environment: Environment) -> Launched | None:
     if run is None or "RANK" not in environment:
         return None
     restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT")
-    # What an earlier attempt has stored is still there.
-    return _by_torch(environment, "torchrun", f"hocket/{run}/{restarts}", restarts)
+    # Not the restarts: hosts count them apart.
+    return _by_torch(environment, "torchrun", f"hocket/{run}", restarts)
 
 
 def _open_mpi(environment: Environment) -> Launched | None:
@@ -138,8 +138,12 @@ def _srun(environment: Environment) -> Launched | None:
         counts[node] if node < len(counts) else 1,
         # Without a process manager's interface each of MPI's ranks would believe to be alone.
         ("mpi", "torch") if {"PMIX_RANK", "PMI_RANK"} & environment.keys() else ("torch",),
-        _rendezvous(environment, rank, size, host, port, "hocket"),
+        _rendezvous(environment, rank, size, host, port, "hocket", _slurm_step(environment)),
     )
+
+
+def _slurm_step(environment: Environment) -> str:
+    return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
 
 
 def _by_torch(environment: Environment, launcher: str, prefix: str, restarts: int = 0) -> Launched:
@@ -175,13 +179,13 @@ def _by_mpi(environment: Environment, launched: Launched) -> Launched:
 
 
 def _rendezvous(
-    environment: Environment, rank: int, size: int, host: str, port: int, prefix: str
+    environment: Environment, rank: int, size: int, host: str, port: int, prefix: str, job: str = ""
 ) -> Rendezvous:
     if not rank < size:
         raise UserError(f"rank {rank} of {size} in the environment: ranks are 0 to {size - 1}")
     of_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     serves = rank == 0 and not of_agent
-    return Rendezvous(rank, size, host, port, prefix, serves, _ports(environment))
+    return Rendezvous(rank, size, host, port, prefix, serves, _ports(environment), lasts=of_agent, job=job)
 
 
 def _ports(environment: Environment) -> range | None:

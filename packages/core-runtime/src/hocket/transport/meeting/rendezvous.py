@@ -22,10 +22,12 @@ class Rendezvous:
         size: how many ranks the job has.
         host: the store's, by name or address.
         port: the store's.
-        prefix: of the keys, no other job's and no earlier attempt's: run id and restart count.
+        prefix: of the keys, no other job's of the same store: the launcher's name for the job.
         serves: whether this rank runs the store; nobody does where a launcher does.
         ports: that this rank may listen on, where a firewall lets only some pass; any where None.
         timeout_s: how long ranks wait for each other here, in seconds.
+        lasts: whether the store outlives an attempt that has failed, as a launcher's does.
+        job: what the launcher calls the job; ranks of another one are refused. Empty where it has no name.
 
     Raises:
         UserError: no such rank.
@@ -39,6 +41,8 @@ class Rendezvous:
     serves: bool = False
     ports: range | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
+    lasts: bool = False
+    job: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -18,7 +19,10 @@ from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["StoreEntries", "StoreRanks", "open_store", "serve_store"]
+__all__ = ["CONFLICT", "StoreEntries", "StoreRanks", "open_store", "serve_store"]
+
+#: Under this key ranks find a word that two jobs use their store.
+CONFLICT = "conflict"
 
 _LOOK_EVERY_S = 0.2
 _CONNECTING_S = 5.0
@@ -58,7 +62,13 @@ def open_store(rendezvous: Rendezvous) -> Store:
         raise _refusal(rendezvous, "open", cause)
     [store] = made
     if isinstance(store, Exception):
-        raise _refusal(rendezvous, "open", str(store).splitlines()[0]) from store
+        cause = str(store).splitlines()[0]
+        if rendezvous.serves and "EADDRINUSE" in cause:
+            telling = threading.Thread(target=_tell_of_conflict, args=(rendezvous,), daemon=True)
+            telling.start()
+            telling.join(_ANSWERING_S)
+            cause = "another job, or another program, has this port: give each job a MASTER_PORT of its own"
+        raise _refusal(rendezvous, "open", cause) from store
     return PrefixStore(rendezvous.prefix, store)
 
 
@@ -74,6 +84,20 @@ def _make(rendezvous: Rendezvous) -> TCPStore | Exception:
         )
     except (RuntimeError, ValueError) as error:
         return error
+
+
+def _tell_of_conflict(rendezvous: Rendezvous) -> None:
+    """Tell the ranks of another job, if one has this rank's port, that they may meet this one's."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):
+        socket.create_connection((rendezvous.host, rendezvous.port), _LOOK_EVERY_S).close()
+        store = TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            is_master=False,
+            timeout=timedelta(seconds=_CONNECTING_S),
+            wait_for_workers=False,
+        )
+        PrefixStore(rendezvous.prefix, store).set(CONFLICT, "another rank 0")
 
 
 def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_s: float) -> None:
@@ -171,8 +195,12 @@ class StoreRanks(StoreEntries):
         self._rendezvous = rendezvous
         self._round = 0
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, check: Callable[[], None] = lambda: None) -> list[Any]:
         """Return every rank's `value`, which JSON can hold, by rank; collective.
+
+        Args:
+            value: this rank's.
+            check: called between looks; may raise.
 
         Raises:
             ExchangeTimeoutError: some did not come; names them.
@@ -185,6 +213,7 @@ class StoreRanks(StoreEntries):
             lambda: bool(self._store.check(keys)),
             self._rendezvous.timeout_s,
             lambda outcome: f"{self._describe_missing(keys)}: {outcome}",
+            check=check,
         )
         return [json.loads(told) for told in self._store.multi_get(keys)]
 

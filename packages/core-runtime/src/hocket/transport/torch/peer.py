@@ -18,6 +18,7 @@ from hocket.transport.forks import note_rank
 from hocket.transport.host import Failures, HostPeer, Operation, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
+from hocket.transport.meeting.attempt import join_attempt
 from hocket.transport.meeting.board import JobBoard
 from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.meeting.store import StoreRanks, open_store
@@ -218,7 +219,7 @@ def _open_world(rendezvous: Rendezvous) -> TorchPeer:
     if size == 1:
         wire = Wire(0, {}, _end)
         return TorchPeer(wire, None, [0], "world", Progress(wire.advance), TorchFailures(wire))
-    store = StoreRanks(open_store(rendezvous), rendezvous)
+    store = join_attempt(open_store(rendezvous), rendezvous)
     wire = Wire(rank, connect_all(store, rendezvous), _end)
     board = JobBoard(rank, size, store.gather, store)
     failures = TorchFailures(wire, board, store)  # which keep the store open, if this rank runs it
