@@ -18,6 +18,7 @@ __all__ = [
     "DisagreementError",
     "ExchangeTimeoutError",
     "HocketError",
+    "MissingFileError",
     "MissingPluginError",
     "NonFiniteElsewhereError",
     "NonFiniteError",
@@ -80,6 +81,10 @@ class DisagreementError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint that cannot be written or read, or that does not fit what is to continue from it."""
+
+
+class MissingFileError(CheckpointError):
+    """A file of a checkpoint that is not there, or not whole; on a shared disk it may come late."""
 
 
 class ReplacedError(UserError):

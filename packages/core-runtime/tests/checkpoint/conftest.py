@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from hocket.checkpoint import shared
+
 # With --import-mode=importlib the modules beside the tests are not found by themselves.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not there will not come."""
+    monkeypatch.setattr(shared, "LATE_S", 0.2)
 
 
 @pytest.fixture(autouse=True)

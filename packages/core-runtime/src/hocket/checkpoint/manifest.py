@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.disk import write_durably
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, MissingFileError
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 
@@ -74,7 +74,7 @@ class Manifest:
             content = json.loads(path.read_bytes())
             problem = _problem(content)
         except FileNotFoundError as error:
-            raise CheckpointError(
+            raise MissingFileError(
                 f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last"
             ) from error
         except (OSError, ValueError, RecursionError) as error:
@@ -87,17 +87,19 @@ class Manifest:
                 f"{path}: format: found {content['format']}, written by hocket-core {by}; this version reads {FORMAT}"
             )
         manifest = cls(**content)
-        manifest.check_files(folder, f"the checkpoint is damaged: {_MOVE}")
+        manifest.check_files(
+            folder, f"the checkpoint is not all there: do all ranks share this disk? If they do, {_MOVE}"
+        )
         return manifest
 
     def check_files(self, folder: Path, hint: str) -> None:
-        """Raise CheckpointError where a rank's file is not there, or not of its size."""
+        """Raise MissingFileError where a rank's file is not there, or not of its size."""
         for name, size in self.files.items():
             path = folder / name
             found = path.stat().st_size if path.exists() else None
             if found != size:
                 is_there = "it is missing" if found is None else f"found {found}"
-                raise CheckpointError(f"{path}: expected {size} bytes, {is_there}; {hint}")
+                raise MissingFileError(f"{path}: expected {size} bytes, {is_there}; {hint}")
 
 
 #: What each field is, in words, and the check of it.

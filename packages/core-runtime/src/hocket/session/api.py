@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hocket.checkpoint.shared import require_shared
 from hocket.errors import HocketError
 from hocket.loggers import Logger
 from hocket.own_files import claim
@@ -286,11 +287,13 @@ class TrainingSession(SessionCore):
 
         Raises:
             HocketError: it was called before.
+            CheckpointError: on all ranks: some do not see what rank 0 writes into the folder, or it cannot be written.
         """
         if self._save_point is not None:
             raise HocketError(
                 "session.save_on_signal was called before: give it everything that is saved at once"
             )
+        require_shared(self.peer, Path(folder))
         self._save_point = SavePoint(self, lambda: self.save(folder, keep=keep, **more))
 
     def reach_save_point(self) -> None:

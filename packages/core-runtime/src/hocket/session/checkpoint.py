@@ -23,6 +23,7 @@ from hocket.checkpoint.files import (
     write_state,
 )
 from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
+from hocket.checkpoint.shared import patiently, require_folder
 from hocket.checkpoint.tree import flatten
 from hocket.errors import CheckpointError, HocketError
 from hocket.plugin import CORE, default_registry
@@ -97,12 +98,14 @@ class Checkpoints:
 
             name, run = on_rank_0(peer, begin)
             path = folder / name
+            collectively(peer, lambda: require_folder(path))
             written = collectively(
                 peer, lambda: write_state(path / rank_file(peer.rank), self._state_dict(), run)
             )
 
             def end() -> str:
-                self._manifest([Written(*each) for each in written]).write(path)
+                manifest = self._manifest([Written(*each) for each in written])
+                patiently(lambda: manifest.write(path))
                 session.saved = folders.finish(path)
                 if keep is not None:
                     folders.keep_newest(folder, keep, run)
@@ -122,7 +125,7 @@ class Checkpoints:
             files: list[StateFile] = []
 
             def check() -> None:
-                manifest = Manifest.read(path)
+                manifest = patiently(lambda: Manifest.read(path))
                 ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
                 files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
                 for file in files:

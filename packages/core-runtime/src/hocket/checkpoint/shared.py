@@ -1,0 +1,103 @@
+"""Folders that all ranks share, and those that they do not: disks may also show late what other hosts have written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from hocket.checkpoint.collectively import on_rank_0
+from hocket.errors import CheckpointError, MissingFileError
+from hocket.transport.peer import Peer, gather
+
+__all__ = ["patiently", "require_folder", "require_shared"]
+
+T = TypeVar("T")
+
+# Network file systems show others' files some seconds late.
+LATE_S = 5.0
+_LOOK_EVERY_S = 0.1
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """Return what `act` returns, once the files are there that it looks for.
+
+    Raises:
+        MissingFileError: they are not after some seconds; names this host.
+    """
+    end_s = time.monotonic() + LATE_S
+    while True:
+        try:
+            return act()
+        except MissingFileError as error:
+            if time.monotonic() > end_s:
+                raise MissingFileError(
+                    f"{error} (looked for {LATE_S:g} s on {socket.gethostname()})"
+                ) from error
+        time.sleep(_LOOK_EVERY_S)
+
+
+def require_folder(path: Path) -> None:
+    """Wait until a folder is seen here that rank 0 has made.
+
+    Raises:
+        MissingFileError: it is not.
+    """
+
+    def look() -> None:
+        if not _is_seen(path):
+            raise MissingFileError(
+                f"{path.absolute()}, which rank 0 has made, is not there: checkpoints lie on a disk that all ranks "
+                "share"
+            )
+
+    patiently(look)
+
+
+def require_shared(peer: Peer, folder: Path) -> None:
+    """Find out whether all ranks see what rank 0 writes into a folder for checkpoints; collective.
+
+    Raises:
+        CheckpointError: on all ranks: some do not, or rank 0 cannot write there.
+    """
+    if peer.size == 1 or peer.threads.shares_process:
+        return
+    made = [path for path in (folder, *folder.parents) if not path.exists()] if peer.rank == 0 else []
+    probe = folder / f".hocket-{secrets.token_hex(8)}.unfinished"
+    try:
+        name, where = on_rank_0(peer, lambda: _write(probe))
+        end_s = time.monotonic() + LATE_S
+        while not (seen := _is_seen(folder / name)) and time.monotonic() < end_s:
+            time.sleep(_LOOK_EVERY_S)
+        told = gather(peer, [seen, socket.gethostname(), str(folder.absolute())])
+    finally:
+        if peer.rank == 0:
+            for remove in (probe.unlink, *(path.rmdir for path in made)):
+                with contextlib.suppress(OSError):
+                    remove()
+    blind = [f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(told) if not sees]
+    if blind:
+        raise CheckpointError(
+            f"what rank 0 writes into {where} is not seen by {', '.join(blind[:3])}"
+            f"{f' and {len(blind) - 3} more' if len(blind) > 3 else ''} (looked for {LATE_S:g} s): a folder for "
+            "checkpoints lies on a disk that all ranks share"
+        )
+
+
+def _write(probe: Path) -> tuple[str, str]:
+    """Write a file for the others to see; return its name, and where it is."""
+    probe.parent.mkdir(parents=True, exist_ok=True)
+    probe.touch()
+    return probe.name, f"{probe.parent.absolute()} on {socket.gethostname()}"
+
+
+def _is_seen(path: Path) -> bool:
+    """Return whether a path is there, after a look at its folder, which asks the disk's host again."""
+    with contextlib.suppress(OSError):
+        os.listdir(path.parent)
+    return path.exists()
