@@ -67,7 +67,9 @@ def open_store(rendezvous: Rendezvous) -> Store:
             telling = threading.Thread(target=_tell_of_conflict, args=(rendezvous,), daemon=True)
             telling.start()
             telling.join(_ANSWERING_S)
-            cause = "another job, or another program, has this port: give each job a MASTER_PORT of its own"
+            cause = (
+                "address already in use, by another job or program: give each job a MASTER_PORT of its own"
+            )
         raise _refusal(rendezvous, "open", cause) from store
     return PrefixStore(rendezvous.prefix, store)
 
