@@ -17,6 +17,7 @@ from hocket.errors import UserError
 def test_of_a_text():
     raise UserError("it cannot be read. Install it with `apt install bible-kjv-text`")
 
+@pytest.mark.xfail(raises=UserError, strict=True)
 def test_of_another_mistake():
     raise UserError("it cannot be read. Install it with `apt install something-else`")
 
@@ -44,8 +45,6 @@ def test_what_is_not_there_is_told_once(strict: bool, tmp_path: Path) -> None:
         "no:cacheprovider",
         "-n",
         "2",
-        "-k",
-        "text or left_out",
     ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == (1 if strict else 0), done.stdout
@@ -54,12 +53,3 @@ def test_what_is_not_there_is_told_once(strict: bool, tmp_path: Path) -> None:
         in done.stdout
     )
     assert (tmp_path / "skipped").read_text() == "bible-kjv-text 1\n"
-    other = subprocess.run(
-        [*command[:-1], "another_mistake"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (other.returncode, "1 failed" in other.stdout) == (1, True)

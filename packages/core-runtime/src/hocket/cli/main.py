@@ -26,6 +26,16 @@ __all__ = ["cli", "main"]
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
 _FIRST_SPEAKS_S = 2.0
 
+
+class _Folder(click.Path):
+    """The path of a folder, which an empty text is not: of a variable that a shell does not know."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value is not None and not str(value).strip():
+            self.fail("it is empty: name a folder ('.' for this one)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _TARGET = click.argument("target", metavar="RECIPE|FILE.yaml", shell_complete=complete_recipes)
 _OVERRIDES = click.argument(
     "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides
@@ -58,7 +68,7 @@ def cli() -> None:
 @rank_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Folder(path_type=Path, file_okay=False),
     help="Folder for the results; default: runs/NAME-TIME.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the folder --out, as `hocket resume` does.")
@@ -131,7 +141,7 @@ def launch(
 
 
 @cli.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=_Folder(path_type=Path, file_okay=False))
 @_OVERRIDES
 @_ranks("as many as before")
 @click.option(
@@ -257,7 +267,7 @@ def recommend(asked: Asked) -> None:
 
 
 @cli.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=_Folder(path_type=Path), metavar="RUN...")
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="A metric to show; may be given several times."
 )
@@ -270,7 +280,7 @@ def recommend(asked: Asked) -> None:
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Folder(path_type=Path, file_okay=False),
     help="Folder for a page with figures, index.html.",
 )
 def compare(
@@ -298,7 +308,7 @@ def compare(
 @rank_options
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Folder(path_type=Path, file_okay=False),
     help="Folder for the results; default: sweeps/NAME.",
 )
 @click.option(
@@ -357,7 +367,7 @@ def new() -> None:
 @click.argument("name")
 @click.option(
     "--into",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Folder(path_type=Path, file_okay=False),
     default=Path(),
     help="Folder in which hocket-NAME is made; default: this one.",
 )

@@ -15,7 +15,7 @@ from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.strict_json import dumps
 from hocket.training import METRICS, PICTURE, SUMMARY
-from hocket.training.loop import train
+from hocket.training.loop import refuse_nothing_learned, train
 from hocket.training.observer import Display
 from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
@@ -53,6 +53,7 @@ def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Disp
             print(NO_PICTURE)
         if run.report:
             write_report(folder, title)
+    refuse_nothing_learned(summary, peer)
 
 
 def _main(arguments: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -99,6 +100,13 @@ class CheckpointSettings:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
 
 
+#: Ranks add theirs to it, and torch takes 64 bits.
+LARGEST_SEED = 2**63 - 1
+
+#: What threads can wait for, and nobody waits for.
+LONGEST_TIMEOUT_S = 1e9
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """A run's file without its strategy. The fields are the file's keys.
@@ -126,14 +134,14 @@ class RunSettings:
         engine: how a batch flows through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and batch, 1 or more.
-        seed: of the model, the data's order and every draw; 0 or more.
+        seed: of the model, the data's order and every draw; 0 to 2**63 - 1.
         ranks: how many to start, 1 or more; null where the launcher says.
         transport: what moves bytes between ranks; null for what the launcher is for, else MPI where it is installed,
             and torch where it is not.
         device: where the model is trained.
         precision: in which dtype it computes.
         lanes: what carries exchanges.
-        timeout_s: how long any wait lasts before it raises, in seconds; more than 0.
+        timeout_s: how long any wait lasts before it raises, in seconds; more than 0, at most 1e9.
         log_every: steps between two lines of metrics, 1 or more.
         eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
             null for these alone.
@@ -197,24 +205,53 @@ class RunSettings:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
         if self.ranks is not None and self.ranks > MOST_RANKS:
             raise ValueError(f"ranks must be {MOST_RANKS} or fewer, not {self.ranks}")
-        for name in ("seed", "num_workers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name, most in (("seed", LARGEST_SEED), ("num_workers", math.inf)):
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                words = "0 or more" if value < 0 else f"at most {most}"
+                raise ValueError(f"{name} must be {words}, not {value}")
         window = self.trace_steps
         if window is not None and not (len(window) == 2 and 0 <= window[0] < window[1]):
             raise ValueError(
                 f"trace_steps is {window}; allowed: the first step, from 0 on, and the one after the last, such as "
                 "[100, 120]"
             )
+        for name in ("task", "optimizer", "schedulers", "engine"):
+            problem = _no_number(getattr(self, name), name)
+            if problem:
+                raise ValueError(problem)
         for name in ("timeout_s", "clip_grad_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be finite and more than 0, not {value}")
+        if self.timeout_s > LONGEST_TIMEOUT_S:
+            raise ValueError(f"timeout_s must be at most {LONGEST_TIMEOUT_S:g}, not {self.timeout_s}")
 
     @property
     def trace_window(self) -> tuple[int, int] | None:
         """Which steps are in the trace: the first, and the one after the last; None for all."""
         return None if self.trace_steps is None else (self.trace_steps[0], self.trace_steps[1])
+
+
+def _no_number(given: Any, path: str) -> str:
+    """Return what is wrong with a number among a component's arguments; empty where nothing is."""
+    if isinstance(given, Reference):
+        given = given.arguments
+    items = (
+        given.items()
+        if isinstance(given, Mapping)
+        else enumerate(given)
+        if isinstance(given, list | tuple)
+        else ()
+    )
+    for key, value in items:
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{path}: {key} is {value}; allowed: finite numbers"
+        if isinstance(value, int) and abs(value) > 2**63:
+            return f"{path}: {key} is an integer of more than 64 bits"
+        if problem := _no_number(value, f"{path}: {key}"):
+            return problem
+    return ""
 
 
 #: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
+from hocket.errors import NonFiniteError
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
 from hocket.session.batch import num_samples, parts_of
@@ -41,7 +42,7 @@ from hocket.training.training_time import TrainingTime
 from hocket.transport.gathering import gather
 from hocket.transport.peer import Peer
 
-__all__ = ["save_model", "steps_per_epoch", "train"]
+__all__ = ["refuse_nothing_learned", "save_model", "steps_per_epoch", "train"]
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,21 @@ def train(
             if peer.rank == 0:
                 save_model(model, out / MODEL)
         return summary
+
+
+def refuse_nothing_learned(summary: Mapping[str, Any], peer: Peer) -> None:
+    """End a run with an error of which every step was skipped, once rank 0 has written what there is; collective.
+
+    Raises:
+        NonFiniteError: nothing was learned.
+    """
+    steps = summary["steps"]
+    if steps and min(summary["skipped_steps_ranks"]) == steps:
+        gather(peer, None, what="what rank 0 writes of the run")
+        raise NonFiniteError(
+            f"all {steps} steps were skipped, as the gradients held NaN or Inf (on_nonfinite=skip): nothing was "
+            "learned. Lower optimizer.lr, clip gradients (clip_grad_norm=1.0), or look for NaN in the data"
+        )
 
 
 def save_model(model: nn.Module, path: Path) -> None:
@@ -374,6 +390,7 @@ class _Run:
             "steps": session.step,
             # Ranks that step with gradients of their own leave out steps of their own.
             "skipped_steps": max(skipped),
+            "skipped_steps_ranks": list(skipped),
             "seconds": seconds,
             "steps_per_second": session.step / seconds if seconds > 0 else None,
             TRAIN_LOSS: row[TRAIN_LOSS],
