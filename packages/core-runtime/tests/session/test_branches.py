@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -200,3 +201,87 @@ def test_close_merges_what_is_under_way_of_a_model_that_was_changed_since(branch
     changed, plain = (on_ranks(2, lambda rank, c=changes: run(rank, changes=c)) for changes in (True, False))
     for one, other in zip(changed, plain, strict=True):
         assert torch.equal(one, other)
+
+
+@each_branch
+@pytest.mark.parametrize("how", ["eval mode", "no gradients"])
+def test_an_evaluation_through_session_data_changes_no_training(branch: str, how: str) -> None:
+    def run(rank: int, *, evaluates: bool) -> tuple[Tensor, int, int, float]:
+        model = mlp()
+        optimizer = sgd(model)
+        counted = 0.0
+        with hocket.attach(model, optimizer, composed(branch)) as session:
+            for _ in range(2):
+                train_pass(session, model, optimizer, batches(rank, 5))
+                if evaluates:
+                    model.train(how != "eval mode")
+                    with torch.no_grad() if how == "no gradients" else contextlib.nullcontext():
+                        for x, _y in session.data(batches(rank, 3 - rank)):
+                            counted += session.weight
+                            model(x)
+                    model.train()
+            passes = session.epochs.ended
+        return flat(model), session.step, passes, counted
+
+    looked, plain = (on_ranks(2, lambda rank, e=each: run(rank, evaluates=e)) for each in (True, False))
+    for rank, (one, other) in enumerate(zip(looked, plain, strict=True)):
+        assert torch.equal(one[0], other[0])
+        assert one[1:3] == other[1:3] == (10, 2)
+        assert one[3] == 2 * (3 - rank)  # repeated ones count nothing
+
+
+def train_pass(
+    session: hocket.Session, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any
+) -> None:
+    for x, y in session.data(data):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@each_branch
+def test_a_model_that_is_trained_in_eval_mode_is_trained(branch: str) -> None:
+    # Fine-tuning with BatchNorm as it is; rank 1 leaves a batch out, and has fewer.
+    def run(rank: int, *, evaluating: bool) -> tuple[Tensor, int, int]:
+        model = mlp().train(not evaluating)
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, composed(branch)) as session:
+            for _ in range(2):
+                for number, (x, y) in enumerate(session.data(batches(rank, 5 - rank))):
+                    if (rank, number) == (1, 2):
+                        continue
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+            passes = session.epochs.ended
+        return flat(model), session.step, passes
+
+    one, other = (on_ranks(2, lambda rank, e=each: run(rank, evaluating=e)) for each in (True, False))
+    for (mine, *counts), (plain, *others) in zip(one, other, strict=True):
+        assert torch.equal(mine, plain)
+        assert counts == others == [10, 2]
+
+
+@each_branch
+def test_a_second_session_in_the_loop_of_the_first_counts_no_repeated_batch(branch: str) -> None:
+    def run(rank: int, *, shares: bool) -> Tensor:
+        first, second = mlp(1), mlp(2)
+        data = batches(rank, 6 - 2 * rank)
+        one, other = sgd(first), sgd(second)
+        with (
+            hocket.attach(first, one, composed(branch)) as session,
+            hocket.attach(second, other, composed(branch)) as follower,
+        ):
+            if not shares:
+                train_pass(follower, second, other, data)
+            for x, y in session.data(data if shares else []):
+                for model, optimizer in ((first, one), (second, other)):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+            follower.settle()
+        return flat(second)
+
+    shared, own = (on_ranks(2, lambda rank, s=each: run(rank, shares=s)) for each in (True, False))
+    for mine, alone in zip(shared, own, strict=True):
+        torch.testing.assert_close(mine, alone)

@@ -129,6 +129,11 @@ class SessionCore(ABC):
     def weight(self) -> float:
         """How much this rank's current batch counts in means; 0 for a repetition, where it is out of data."""
 
+    @property
+    def looked_on(self) -> bool:
+        """Whether nothing was trained with the current batch, and the model seems to be evaluated with it."""
+        return False
+
     @abstractmethod
     def begin_batch(self, weight: float) -> None:
         """Take note of a batch; `data` calls it.

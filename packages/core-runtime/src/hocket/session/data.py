@@ -79,13 +79,16 @@ class SessionData:
     def __iter__(self) -> Iterator[Any]:
         self._session.meet("the next pass over session.data")
         current = self._begin()
-        early = True
+        early, trained = True, False
         try:
             for _ in self._common_steps(current):
                 has_batch = current.advance()
                 batch = self._borrowed if current.last is END else current.last
                 self._session.begin_batch(self._weigh(batch, current) if has_batch else 0.0)
-                yield batch
+                try:
+                    yield batch
+                finally:
+                    trained = trained or not self._session.looked_on
                 if current.superseded:
                     raise UserError(_TWO_PASSES)
                 self._session.end_batch()
@@ -93,7 +96,7 @@ class SessionData:
             early = False
             self._tell(current)
         finally:
-            self._session.epochs.end(current, early=early)
+            self._session.epochs.end(current, early=early, counts=trained or current.num_steps == 0)
             if not current.superseded:  # else another pass is under way
                 self._session.end_pass()
 

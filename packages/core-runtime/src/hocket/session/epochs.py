@@ -83,15 +83,16 @@ class Epochs:
             self._current.superseded = True
             self.end(self._current, early=True)
 
-    def end(self, ended: Cursor, *, early: bool = False) -> None:
+    def end(self, ended: Cursor, *, early: bool = False, counts: bool = True) -> None:
         """Take note that a pass is over.
 
         Args:
             ended: which one.
             early: whether its loop was left before its last batch.
+            counts: whether it was one of training, and not of evaluation alone.
         """
         if ended is self._current:
-            self.ended += 1
+            self.ended += counts
             self._current = None
             self._left = (ended.num_steps, early)
 

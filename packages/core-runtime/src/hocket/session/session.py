@@ -24,6 +24,7 @@ from hocket.session.core import SessionState
 from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
+from hocket.session.looking_on import Onlookers, only_evaluates
 from hocket.session.nonfinite import NonFiniteSteps
 from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
 from hocket.session.phases import ActivePhase, Phases
@@ -38,6 +39,8 @@ from hocket.transport.peer import gather
 __all__ = ["Session"]
 
 _log = logging.getLogger("hocket")
+
+_onlookers = Onlookers()
 
 
 class Session(TrainingSession):
@@ -87,6 +90,11 @@ class Session(TrainingSession):
         self._nonfinite = NonFiniteSteps(replica, self.rank)
         exchanges = given.strategy.exchanges or given.strategy.phases
         self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
+        #: The thread that has attached it.
+        self.thread = 0
+        #: What a batch counts with which nothing was trained yet, by a model that seems to be evaluated.
+        self._unopened: float | None = None
+        self._trains_in_eval_mode = False
         #: Whether gradients had been added up before the current batch.
         self._was_accumulated = False
         self._warned_of_left_out_batch = False
@@ -108,6 +116,7 @@ class Session(TrainingSession):
         try:
             self.optimizers.hook(self)
             self.phase.hook()
+            _onlookers.add(self)
         except BaseException:
             self._unhook()
             raise
@@ -136,7 +145,7 @@ class Session(TrainingSession):
 
     @property
     def weight(self) -> float:
-        return self._weights.current
+        return self._weights.current if self._unopened is None else self._unopened
 
     def holds(self, parameter: Any) -> bool:
         return id(parameter) in self._held
@@ -162,6 +171,7 @@ class Session(TrainingSession):
     def accumulate(self) -> Iterator[None]:
         """Mark backwards, or batches, after which nothing is sent: gradients add up until one outside of it."""
         self.require("session.accumulate", training=True)
+        self._open_batch()
         self.state = SessionState.ACCUMULATED
         with self.phase.accumulating():
             yield
@@ -195,14 +205,34 @@ class Session(TrainingSession):
 
     def begin_batch(self, weight: float) -> None:
         self.require("a batch of session.data", training=True)
+        self._unopened = weight
+        if self._trains_in_eval_mode or not only_evaluates(self.model):
+            self._open_batch()
+
+    @property
+    def looked_on(self) -> bool:
+        return self._unopened is not None
+
+    def _open_batch(self) -> None:
+        """Let the batch that was handed out be trained with: at once, unless a model seems to be evaluated with it."""
+        weight, self._unopened = self._unopened, None
+        if weight is None:
+            return
+        self._trains_in_eval_mode = self._trains_in_eval_mode or not self.model.training
         self._end_partial_step()
         self._note_forward()
         self._was_accumulated = self.state is SessionState.ACCUMULATED
         self._weights.begin_batch(weight, accumulated=self._was_accumulated)
         self._windows.begin_batch()
+        for other in _onlookers.of(self):
+            other.follow_batch(weight)
         self._step_of_batch = self.step
         self.state = SessionState.IDLE
         self._equality.between_steps(self.step)
+
+    def follow_batch(self, weight: float) -> None:
+        """Take note of a batch that another session's loop hands out, and of what it counts there."""
+        self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
 
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
@@ -219,6 +249,7 @@ class Session(TrainingSession):
 
     def _begin_exchange(self) -> Contribution:
         """Look at what is about to be sent: it has to be what the optimizers step."""
+        self._open_batch()
         self._note_phase("backward")
         self.require("backward()", training=True)
         if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
@@ -235,6 +266,7 @@ class Session(TrainingSession):
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
         self.require("optimizer.step()", training=True)
         refuse_within_backward(optimizer, f"rank {self.rank}, step {self.step}: ")
+        self._open_batch()
         if optimizer not in self.optimizers.waiting:
             # A second step: the first ended without the other optimizers.
             self._end_step_before()
@@ -348,6 +380,9 @@ class Session(TrainingSession):
             _log.warning("session.save would fail: %s", problem)
 
     def end_batch(self) -> None:
+        if self.looked_on:
+            self._unopened = None
+            return
         self._end_partial_step()
         if self.step != self._step_of_batch:
             return
@@ -423,7 +458,9 @@ class Session(TrainingSession):
             )
 
     def end_pass(self) -> None:
-        self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
+        self._unopened = None
+        for session in (self, *_onlookers.of(self)):
+            session._weights.end_pass(accumulated=session.state is SessionState.ACCUMULATED)
 
     def _end_partial_step(self) -> None:
         """End a step in which some of the optimizers have stepped, and the others will not."""
@@ -599,6 +636,7 @@ class Session(TrainingSession):
 
     def _unhook(self) -> None:
         note_counted(self.model, self.step, self.epochs.ended)
+        _onlookers.remove(self)
         self._weights.close()
         self.optimizers.unhook()
         self.phase.unhook()
