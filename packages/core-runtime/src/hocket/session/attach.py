@@ -17,7 +17,7 @@ from hocket.segment.partition import unusual_strides
 from hocket.session.api import Attachment, MakeOptimizer, TrainingSession, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
-from hocket.session.optimizers import Optimizers
+from hocket.session.optimizers import Optimizers, stepped_by
 from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
@@ -168,7 +168,7 @@ def attach(
         check_statistics(model, statistics)
         check_devices(model, strategy, peer)
         check_lanes(lanes, model, strategy, whole=isinstance(engine, DataParallel))
-        for each in optimizers:
+        for each in map(stepped_by, optimizers):
             if needs_closure(each):
                 refuse_closure(each, strategy)
             check_optimizer_terms(strategy, each)

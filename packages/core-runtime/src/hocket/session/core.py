@@ -109,7 +109,7 @@ class SessionCore(ABC):
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer that was attached; the first of several."""
-        return self.optimizers.given[0]
+        return self.optimizers.called[0]
 
     def require(self, what: str, *, training: bool = False) -> None:
         """Refuse what the session cannot do where it is.

@@ -16,14 +16,16 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hocket.collective.packing import Packing
-from hocket.errors import AttachError, HocketError
+from hocket.errors import AttachError, HocketError, SessionError
 from hocket.plan.layout import FIRST_PRESENCE, NONFINITE, WEIGHT
 from hocket.session.account import Account
 from hocket.session.autograd import (
@@ -142,6 +144,13 @@ class GradientSync:
         self._handles: list[RemovableHandle] = []
         # Autograd keeps them, and so their hooks, only as long as somebody does.
         self._nodes: list[Node] = []
+        #: The parameters' hooks, how many there were when the session's were set, and the session's keys in them.
+        self._hooks: list[dict[int, Any]] = []
+        self._num_hooks = 0
+        self._keys: list[int] = []
+        self._hooked: list[GradientSlot] = []
+        #: The gradients of the backward under way that somebody else's later hook has yet to see.
+        self._held: set[GradientSlot] = set()
 
     def hook(self) -> None:
         """Set the parameters' hooks."""
@@ -151,10 +160,22 @@ class GradientSync:
                 if gradient.parameter.requires_grad:
                     hook = _hook_for(gradient, self)
                     self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
+                    self._hooks.append(gradient.parameter._post_accumulate_grad_hooks)
+                    self._keys.append(self._handles[-1].id)
+                    self._hooked.append(gradient)
                     if self.account is not None:
                         node = accumulation_of(gradient.parameter)
                         self._handles.append(node.register_prehook(_hook_before(gradient, self.account)))
                         self._nodes.append(node)
+        self._num_hooks = sum(map(len, self._hooks))
+
+    def _go_last(self) -> None:
+        """Let hooks that somebody has set since see gradients first; in this backward the session takes theirs last."""
+        self._held = set()
+        for gradient, hooks, key in zip(self._hooked, self._hooks, self._keys, strict=True):
+            if next(reversed(hooks)) != key:
+                self._held.add(gradient)
+                hooks[key] = hooks.pop(key)
 
     def _arrived(self, gradient: GradientSlot) -> None:
         """Take over a gradient that backward has just finished."""
@@ -162,6 +183,8 @@ class GradientSync:
             return
         if current_backward() != self._backward:
             self._begin_backward()
+        if self._held and gradient in self._held:
+            return
         state = gradient.state
         self._contribute(gradient)
         # Freed at once, so that backward can reuse the memory; bound again when backward ends.
@@ -195,8 +218,17 @@ class GradientSync:
                 "when gradients are complete. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
                 "which gives the same gradients"
             )
+        if torch.is_grad_enabled():
+            raise SessionError(
+                "backward(create_graph=True): a gradient that ranks exchange has no graph behind it any more, so that "
+                "nobody can differentiate it again. Take the graph with torch.autograd.grad(loss, inputs, "
+                "create_graph=True), call backward() without it, or take a strategy that leaves gradients alone (dpsgd)"
+            )
         contribution = self._begin()
         self._backward = current_backward()
+        self._held = set()
+        if sum(map(len, self._hooks)) != self._num_hooks:
+            self._go_last()
         self._begin_round(contribution, loss_scale())
         at_end_of_backward(self._end_backward)
 

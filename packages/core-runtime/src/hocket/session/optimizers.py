@@ -32,6 +32,7 @@ __all__ = [
     "parameters_of",
     "refuse_within_backward",
     "sessions_with",
+    "stepped_by",
 ]
 
 Closure = Callable[[], Any]
@@ -70,7 +71,8 @@ class Optimizers:
     """One or more torch optimizers over the parameters of one model.
 
     Attributes:
-        given: those that were attached, in order.
+        given: those that were attached, in order; of one that only holds another (Lookahead, Accelerate's) that.
+        called: what the user calls in place of each of them.
         every: these, each followed by those within it.
         waiting: those of `given` that the step under way still waits for.
         summed_rates: the learning rates of all groups in all steps since replicas were made equal. Ranks that differ in
@@ -78,8 +80,9 @@ class Optimizers:
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
-        self.given = tuple(given)
-        self._attached = {inner: own for own in given for inner in _with_inner(own)}
+        self.called = tuple(given)
+        self.given = tuple(map(stepped_by, given))
+        self._attached = {inner: own for own in self.given for inner in _with_inner(own)}
         self.every = tuple(self._attached)
         self.waiting = set(self.given)
         self.summed_rates = 0.0
@@ -155,12 +158,12 @@ class Optimizers:
 
     def step(self) -> None:
         """Step all, in order."""
-        for optimizer in self.given:
+        for optimizer in self.called:
             optimizer.step()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for optimizer in self.given:
+        for optimizer in self.called:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
@@ -174,15 +177,18 @@ class Optimizers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; tensors keep the dtypes that they were saved in."""
+        sharing = list(_sharing_groups(self.given))
+        # Torch gives each groups and a state of its own, and those who hold one, as schedulers do, know the former.
+        holding = [(o, i, key) for o, i in zip(self.called, self.given, strict=True) for key in _shared(o, i)]
         if len(self.every) == 1:
             load_keeping_dtypes(self.every[0], state)
-            return
-        sharing = list(_sharing_groups(self.given))
-        for number, optimizer in enumerate(self.every):
-            load_keeping_dtypes(optimizer, state[str(number)])
-        # Torch gives each groups of its own, and schedulers know the outer one's.
+        else:
+            for number, optimizer in enumerate(self.every):
+                load_keeping_dtypes(optimizer, state[str(number)])
         for inner, outer in sharing:
             inner.param_groups = outer.param_groups
+        for holder, inner, key in holding:
+            setattr(holder, key, getattr(inner, key))
 
     def check(self) -> None:
         """Notice groups and parameters that came or went after attach.
@@ -246,6 +252,24 @@ class Optimizers:
                 f"an optimizer ({type(optimizer).__name__}) that is not attached steps {len(shared)} of the session's "
                 "parameters: attach all of the model's optimizers, hocket.attach(model, [first, second], ...)"
             )
+
+
+def stepped_by(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer whose step torch's hooks tell of: the one within, where this one only holds it.
+
+    Raises:
+        AttachError: there is none.
+    """
+    if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        return optimizer
+    for value in vars(optimizer).values():
+        if isinstance(value, Optimizer) and value is not optimizer:
+            return stepped_by(value)
+    raise AttachError(
+        f"the optimizer ({type(optimizer).__name__}) was made without torch.optim.Optimizer.__init__, so that nobody "
+        "is told of its steps, and holds no other one: call super().__init__(params, defaults) in its __init__, or "
+        "attach the optimizer that it steps"
+    )
 
 
 #: Those of the sessions that are not closed.
@@ -314,6 +338,12 @@ def _sharing_groups(given: Sequence[Optimizer]) -> Iterator[tuple[Optimizer, Opt
         for inner in _with_inner(outer):
             if inner is not outer and _identities(inner) == _identities(outer):
                 yield inner, outer
+
+
+def _shared(holder: Optimizer, inner: Optimizer) -> list[str]:
+    """Return which of its groups and its state an optimizer has in common with the one that it only holds."""
+    own = vars(holder) if holder is not inner else {}
+    return [key for key in ("param_groups", "state") if own.get(key) is getattr(inner, key)]
 
 
 def _identities(optimizer: Optimizer) -> list[int]:

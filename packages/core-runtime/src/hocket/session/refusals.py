@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
-from hocket.session.optimizers import is_attached
+from hocket.session.optimizers import is_attached, stepped_by
 from hocket.strategy.exchange import Exchange, Progress
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
@@ -43,6 +43,12 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if _is_a(optimizer, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+            raise AttachError(
+                "ZeroRedundancyOptimizer shares its step out over the ranks, and sends the parameters itself: attach "
+                "the optimizer that it was given (optimizer_class), over all of the model's parameters"
+            )
+        stepped_by(optimizer)
     _check_modules(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():

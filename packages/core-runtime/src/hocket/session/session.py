@@ -197,9 +197,10 @@ class Session(TrainingSession):
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Surround a step that an engine makes in place of the optimizer's own: what its hooks would do."""
-        self.before_step(self.optimizer, None)
+        [first, *_] = self.optimizers.given
+        self.before_step(first, None)
         yield
-        self.after_step(self.optimizer)
+        self.after_step(first)
 
     # ---- the step, from top to bottom ---------------------------------------------------------------------------
 

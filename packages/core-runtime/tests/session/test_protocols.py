@@ -1,0 +1,185 @@
+"""What others do around a model: optimizers that hold one, hooks on gradients, graphs of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import GRADIENT_STRATEGIES, batches, flat, mlp, on_ranks, reference, sgd
+
+import hocket
+from hocket.errors import AttachError, SessionError
+
+
+class Holder(torch.optim.Optimizer):
+    """An optimizer that only steps the one it holds, as Accelerate's, and never calls torch's __init__."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+        self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.steps += 1
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+def steps_of(count: int) -> list[list[tuple[Any, float]]]:
+    columns = zip(*(batches(rank, count) for rank in range(2)), strict=True)
+    return [[(batch, 1.0) for batch in column] for column in columns]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_an_optimizer_that_holds_one_is_attached(strategy: tuple[str, ...], depth: int) -> None:
+    def run(rank: int) -> tuple[Tensor, int, int]:
+        model = mlp()
+        optimizer: Any = sgd(model)
+        for _ in range(depth):
+            optimizer = Holder(optimizer)
+        with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+            assert session.optimizer is optimizer
+            for number, (x, y) in enumerate(session.data(batches(rank, 4))):
+                if number == 2 and rank == 1:
+                    continue  # the session steps by what the user would have called
+                session.optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                session.optimizer.step()
+        return flat(model), session.step, optimizer.steps
+
+    expected = steps_of(4)
+    expected[2].pop()
+    for parameters, steps, called in on_ranks(2, run):
+        torch.testing.assert_close(parameters, reference(expected))
+        assert steps == called == 4
+
+
+def test_a_resumed_optimizer_that_holds_one_has_its_groups_and_state(tmp_path: Any) -> None:
+    def run(rank: int, *, resumes: bool) -> Tensor:
+        model = mlp()
+        optimizer = Holder(sgd(model))
+        with hocket.attach(model, optimizer, "sgd") as session:
+            data = batches(rank, 4)
+            if resumes:
+                session.load(tmp_path)
+                assert optimizer.state is optimizer.optimizer.state
+                assert optimizer.param_groups is optimizer.optimizer.param_groups
+            for x, y in data[2:] if resumes else data:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if session.step == 2 and not resumes:
+                    session.save(tmp_path)
+        return flat(model)
+
+    through = on_ranks(2, lambda rank: run(rank, resumes=False))
+    resumed = on_ranks(2, lambda rank: run(rank, resumes=True))
+    for one, other in zip(through, resumed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_optimizer_without_hooks_or_another_one_is_named() -> None:
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            self.param_groups = [{"params": list(parameters)}]
+
+    def run(rank: int) -> None:
+        model = mlp()
+        with pytest.raises(
+            AttachError, match=r"\(Bare\) was made without .* attach the optimizer that it steps"
+        ):
+            hocket.attach(model, Bare(model.parameters()), "sgd")
+
+    on_ranks(2, run)
+
+
+def test_an_optimizer_that_shares_its_step_out_is_refused() -> None:
+    kind = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {"__module__": "torch.distributed.optim.zero"})
+
+    def run(rank: int) -> None:
+        model = mlp()
+        with pytest.raises(AttachError, match="ZeroRedundancyOptimizer shares its step out"):
+            hocket.attach(model, kind(model.parameters(), lr=0.1), "dpsgd")
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+@pytest.mark.parametrize("when", ["before attach", "after attach", "in each step"])
+def test_a_users_hook_sees_the_gradient_and_what_it_makes_of_it_is_sent(
+    strategy: tuple[str, ...], when: str
+) -> None:
+    def run(rank: int) -> tuple[Tensor, int]:
+        model = mlp()
+        optimizer = sgd(model)
+        seen = 0
+
+        def halve(parameter: nn.Parameter) -> None:
+            nonlocal seen
+            seen += 1
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+        def hook() -> list[Any]:
+            return [p.register_post_accumulate_grad_hook(halve) for p in model.parameters()]
+
+        if when == "before attach":
+            hook()
+        with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
+            if when == "after attach":
+                hook()
+            for x, y in session.data(batches(rank, 3)):
+                handles = hook() if when == "in each step" else []
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x), y) * 2).backward()
+                optimizer.step()
+                for handle in handles:
+                    handle.remove()
+        return flat(model), seen
+
+    for parameters, seen in on_ranks(2, run):
+        torch.testing.assert_close(parameters, reference(steps_of(3)))
+        assert seen == 3 * 4
+
+
+@pytest.mark.parametrize("strategy", GRADIENT_STRATEGIES)
+def test_a_graph_of_gradients_that_are_exchanged_is_refused(strategy: tuple[str, ...]) -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        optimizer = sgd(model)
+        x, y = batches(rank, 1)[0]
+        with hocket.attach(model, optimizer, hocket.compose(*strategy)):
+            with pytest.raises(SessionError, match=r"create_graph=True.*dpsgd"):
+                F.cross_entropy(model(x), y).backward(create_graph=True)
+            # A penalty takes its graph this way, as in WGAN-GP.
+            x.requires_grad_(True)
+            loss = F.cross_entropy(model(x), y)
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            optimizer.zero_grad()
+            (loss + gradient.square().sum()).backward()
+            optimizer.step()
+
+    on_ranks(2, run)
+
+
+def test_a_graph_of_gradients_that_stay_local_is_the_users() -> None:
+    def run(rank: int) -> bool:
+        model = mlp()
+        optimizer = sgd(model)
+        x, y = batches(rank, 1)[0]
+        with hocket.attach(model, optimizer, "dpsgd"):
+            F.cross_entropy(model(x), y).backward(create_graph=True)
+            own = [p.grad for p in model.parameters()]
+            second = torch.autograd.grad(
+                [g.square().sum() for g in own if g is not None], list(model.parameters())
+            )
+            optimizer.zero_grad()
+        return all(bool(each.isfinite().all()) for each in second)
+
+    assert on_ranks(2, run) == [True, True]
