@@ -4,12 +4,16 @@ A module's forward pre-hook merges the segments of the parameters that it owns. 
 the module that owns them (`MultiheadAttention.out_proj.weight`, an embedding's weight tied to the output layer):
 the first forward is watched to find these, and from then on their segments are merged before the model's own
 forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters.
-A model whose later forwards read other parameters that way is beyond this: settle the session before them.
+Where a module is not called in a later forward, and its parameters get a gradient all the same, they were read that
+way: from then on they are among these. Where parts are called and not the model (`model.encode(x)`), or are compiled,
+nobody knows when a forward begins: from then on all is sent and merged at the step's end, as with overlap none.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -18,11 +22,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from hocket.errors import SessionError
+from hocket.errors import SessionError, some
 from hocket.progress import ProgressEngine
 from hocket.session.parameters import ParameterMix
 
 __all__ = ["ForwardMerge", "ProgressHooks"]
+
+_log = logging.getLogger("hocket")
 
 
 class ForwardMerge:
@@ -35,6 +41,12 @@ class ForwardMerge:
 
     def __init__(self, model: nn.Module, exchange: ParameterMix) -> None:
         self._exchange = exchange
+        self._parameters = {
+            span.name: model.get_parameter(span.name)
+            for segment in exchange.opened.segments
+            for span in segment.spans
+        }
+        self._unreached: set[int] = set()
         self._segment_of = {
             span.name: segment.index for segment in exchange.opened.segments for span in segment.spans
         }
@@ -56,10 +68,60 @@ class ForwardMerge:
             model.register_forward_hook(ModuleHook(model, self._after_forward), always_call=True),
             model.register_state_dict_pre_hook(ModuleHook(model, self._settle)),
         ]
+        _watch_compiling()
+
+    def _merge_at_steps_end(self, why: str) -> None:
+        """Send and merge at the step's end from now on."""
+        if not self._exchange.at_steps_end:
+            self._exchange.at_steps_end = True
+            opened = self._exchange.opened
+            if opened.peer.rank == 0:
+                _log.warning(
+                    "%s: overlap: forward is carried out as overlap: none from now on: %s",
+                    opened.exchange.name,
+                    why,
+                )
+
+    def compiled(self, name: str) -> None:
+        """Take note that a part of the model is compiled, with whatever hooks it has then; on all ranks."""
+        with torch.no_grad():
+            self._exchange.merge_all()
+        self._merge_at_steps_end(f"{name} is compiled, and compiled code does not run hooks as they are")
+        self.close()
+
+    def look_before_step(self) -> None:
+        """Notice what was read before it was merged, of the gradients that it has; before each step."""
+        if self._exchange.due:
+            self._merge_at_steps_end(
+                "a step comes without a forward of the model since the last one (is it called as model(x)?)"
+            )
+        if not self._unreached:
+            return
+        unreached, self._unreached = self._unreached, set()
+        gradients = ((name, self._parameters[name].grad) for name in self._segment_of)
+        names = [
+            name
+            for name, given in gradients
+            if given is not None and self._segment_of[name] in unreached and bool(given.any())
+        ]
+        if names and self._early is not None:
+            self._early |= {self._segment_of[name] for name in names}
+            _log.warning(
+                "%s: the forward before this step has read %s without calling the module that owns it, as earlier ones "
+                "did, and so before what other ranks had sent was merged. From now on it is merged when a forward "
+                "begins",
+                self._exchange.opened.exchange.name,
+                some(names),
+            )
 
     def _hook_module(self, module: nn.Module, segments: list[int]) -> None:
         def read(*_: object) -> None:
             if not self._inside:
+                if torch.is_grad_enabled() and (self._exchange.under_way or self._early is None):
+                    self._merge_at_steps_end(
+                        f"{type(module).__name__} is called outside of a forward of the model, model(x), which alone "
+                        "tells when to merge what other modules read"
+                    )
                 self._begin()
                 self._settle()
             else:
@@ -67,7 +129,8 @@ class ForwardMerge:
                     for index in segments:
                         self._exchange.merge(index)
 
-        self._handles.append(module.register_forward_pre_hook(ModuleHook(module, read), prepend=True))
+        hook = ModuleHook(module, read, self)
+        self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def _before_forward(self, inputs: object) -> None:
         self._inside = True
@@ -90,6 +153,8 @@ class ForwardMerge:
                 own = {name for name in self._segment_of if "." not in name}
                 self._early = {self._segment_of[name] for name in self._probe.read_outside | own}
             self._probe = None
+        if succeeded and self._early is not None and torch.is_grad_enabled():
+            self._unreached |= self._exchange.started()
         if succeeded:
             # After a failure the next forward merges: to wait for ranks here would hide what went wrong.
             self._settle()
@@ -154,8 +219,11 @@ class _Probe(TorchFunctionMode):
 class ModuleHook:
     """A hook of `module` that calls `act`, and does nothing for a copy of the module (EMA)."""
 
-    def __init__(self, module: nn.Module, act: Callable[..., None]) -> None:
+    def __init__(
+        self, module: nn.Module, act: Callable[..., None], merges: ForwardMerge | None = None
+    ) -> None:
         self._module = module
+        self.merges = merges
         self._act = act
 
     def __call__(self, given: nn.Module, *args: Any) -> None:
@@ -171,6 +239,21 @@ class ModuleHook:
             "a model in a session with overlap cannot be pickled (torch.save(model)): save model.state_dict(), or "
             "close the session first"
         )
+
+
+@cache
+def _watch_compiling() -> None:
+    """Be told of parts of a model that are compiled in place (`part.compile()`) from now on."""
+    compile_part = nn.Module.compile
+
+    @wraps(compile_part)
+    def noted(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        hooks = [hook for module in self.modules() for hook in module._forward_pre_hooks.values()]
+        for merges in {hook.merges for hook in hooks if isinstance(hook, ModuleHook) and hook.merges}:
+            merges.compiled(type(self).__name__)
+        compile_part(self, *args, **kwargs)
+
+    nn.Module.compile = noted  # type: ignore[method-assign]
 
 
 class ProgressHooks:

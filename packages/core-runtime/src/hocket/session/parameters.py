@@ -77,6 +77,8 @@ class ParameterMix:
         self._sent = {i for i, s, address in ends if s.outgoing.data_ptr() == address}
         self._landing = {i for i, s, address in ends if s.incoming.data_ptr() == address}
         self._take_values = take_values
+        #: Whether overlap forward sends and merges when a step ends, as nobody tells when a forward begins.
+        self.at_steps_end = False
         # The number of the step that the exchange follows.
         self._step = 0
         # The segments that are to be sent after it, or wait for the next forward.
@@ -106,6 +108,15 @@ class ParameterMix:
     def due(self) -> bool:
         """Whether segments wait for the next forward."""
         return bool(self._due)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether segments wait for the next forward, or were sent in it and are not merged yet."""
+        return self.due or not self.opened.idle
+
+    def started(self) -> set[int]:
+        """Return the numbers of the segments that are under way."""
+        return {index for index, (segment, _) in self._places.items() if self.opened.started(segment)}
 
     def bias(self) -> None:
         """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
@@ -196,7 +207,7 @@ class ParameterMix:
         else:
             self.merge_all()
         self._step, self._due = step, due
-        if self.overlap is not Overlap.FORWARD:
+        if self.overlap is not Overlap.FORWARD or self.at_steps_end:
             self.begin()
             if not self._delay:
                 self.merge_all()

@@ -55,6 +55,7 @@ class Phases:
         self._observer = observer
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._equal = replica.begins_equal
+        self._told_of_rates = False
         self.stale = StaleGradients(replica.storage.parameters)
         self.active = self._open(strategy.at(step), parameters_equal=replica.begins_equal)
 
@@ -211,6 +212,19 @@ class Phases:
         told = differing(self._replica.ranks.peer, facts, call)
         if told and self.replicas_equal:
             raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
+        if self._told_of_rates or not told or not self.active.strategy.exchanges:
+            return
+        del facts["backwards without optimizer.step()"]
+        told = differing(self._replica.ranks.peer, facts, call)
+        if told and self._replica.ranks.peer.rank == 0:
+            _log.warning(
+                "the ranks' optimizers step differently at step %d, and their replicas are averaged all the same, so "
+                "that each counts as much: let schedulers follow what all ranks have alike (the mean of their "
+                "losses):\n%s",
+                step,
+                told,
+            )
+        self._told_of_rates = bool(told)
 
     def distance(self, gather: Callable[[Any], list[Any]], apart: Sequence[Tensor]) -> float:
         """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective.
@@ -270,6 +284,7 @@ class ActivePhase:
         self.opened = opening.opened
         self._progress = opening.progress
         self._hooks: list[ForwardMerge | ProgressHooks] = []
+        self._merges: list[ForwardMerge] = []
         self._closure_lane: Lane | None = None
         # Found by following every rank's gradient, once, and not in each step with a closure.
         self._keeps_gradients_equal: bool | None = None
@@ -280,7 +295,8 @@ class ActivePhase:
         delayed = any(exchange.opened.exchange.delay for exchange in exchanges)
         for exchange in exchanges:
             if exchange.overlap is Overlap.FORWARD:
-                self._hooks.append(ForwardMerge(self._replica.model, exchange))
+                self._merges.append(ForwardMerge(self._replica.model, exchange))
+                self._hooks.append(self._merges[-1])
         if delayed or self._hooks:
             # Set after those, so that a merge comes first.
             backward = delayed and self.gradients is None
@@ -350,8 +366,15 @@ class ActivePhase:
         if self.gradients is not None and self.gradients.account is not None:
             self.gradients.account.drop_unused()
 
-    def begin_step(self) -> None:
-        """Make parameters and optimizers ready for an optimizer's step."""
+    def begin_step(self, *, with_closure: bool) -> None:
+        """Make parameters and optimizers ready for an optimizer's step.
+
+        Args:
+            with_closure: whether its forward comes within it.
+        """
+        if not with_closure:
+            for merges in self._merges:
+                merges.look_before_step()
         self.parameters.before_step()
         if self.terms is not None:
             self.terms.suspend()
@@ -385,6 +408,6 @@ class ActivePhase:
         """Take the hooks off; gradients become tensors of their own."""
         for hook in self._hooks:
             hook.close()
-        self._hooks = []
+        self._hooks, self._merges = [], []
         if self.gradients is not None:
             self.gradients.close()

@@ -283,7 +283,7 @@ class Session(TrainingSession):
         if closure is None and gradients is not None and not sent:
             # Put there by hand, or accumulated: no backward has sent them.
             gradients.exchange()
-        self.phase.begin_step()
+        self.phase.begin_step(with_closure=closure is not None)
         if closure is None:
             self._gradients_are_in(optimizer)
             return None
