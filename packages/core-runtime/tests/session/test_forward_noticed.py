@@ -63,6 +63,8 @@ def train(rank: int, overlap: str, how: str, steps: int = 6) -> Tensor:
         return flat(model)
 
 
+# Of Dynamo, for what another part has given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("how", ["called", "parts", "compiled"])
 def test_the_numbers_are_those_of_overlap_none(how: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hocket"):
