@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from hocket.session.session import Session
+from hocket.session.epochs import Epochs
 
-__all__ = ["Onlookers", "only_evaluates"]
+__all__ = ["Onlooker", "Onlookers", "only_evaluates"]
 
 
 def only_evaluates(model: nn.Module) -> bool:
     """Return whether whoever calls the model now seems to evaluate it: in eval mode, or without gradients."""
     return not (model.training and torch.is_grad_enabled())
+
+
+class Onlooker(Protocol):
+    """A session that may step within another one's loop."""
+
+    thread: int
+    epochs: Epochs
+
+    def follow_batch(self, weight: float) -> None:
+        """Take note of a batch that another session's loop hands out, and of what it counts there."""
+
+    def follow_end(self) -> None:
+        """Take note that the other session's loop is over."""
 
 
 class Onlookers:
@@ -29,18 +41,18 @@ class Onlookers:
     """
 
     def __init__(self) -> None:
-        self._sessions: WeakSet[Session] = WeakSet()
+        self._sessions: WeakSet[Onlooker] = WeakSet()
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Onlooker) -> None:
         """Take note of a session; it belongs to the thread that calls, as virtual ranks do."""
         session.thread = threading.get_ident()
         self._sessions.add(session)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: Onlooker) -> None:
         """Forget it."""
         self._sessions.discard(session)
 
-    def of(self, session: Session) -> Iterator[Session]:
+    def of(self, session: Onlooker) -> Iterator[Onlooker]:
         """Yield the rank's other sessions that have no loop of their own."""
         if len(self._sessions) < 2:
             return

@@ -232,8 +232,10 @@ class Session(TrainingSession):
         self._equality.between_steps(self.step)
 
     def follow_batch(self, weight: float) -> None:
-        """Take note of a batch that another session's loop hands out, and of what it counts there."""
         self._weights.begin_batch(weight, accumulated=self.state is SessionState.ACCUMULATED)
+
+    def follow_end(self) -> None:
+        self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
 
     def delay(self, seconds: float) -> None:
         """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
@@ -460,8 +462,9 @@ class Session(TrainingSession):
 
     def end_pass(self) -> None:
         self._unopened = None
-        for session in (self, *_onlookers.of(self)):
-            session._weights.end_pass(accumulated=session.state is SessionState.ACCUMULATED)
+        self.follow_end()
+        for other in _onlookers.of(self):
+            other.follow_end()
 
     def _end_partial_step(self) -> None:
         """End a step in which some of the optimizers have stepped, and the others will not."""
