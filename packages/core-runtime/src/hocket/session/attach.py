@@ -22,6 +22,7 @@ from hocket.session.ranks import agree
 from hocket.session.refusals import (
     check,
     check_devices,
+    check_gradients,
     check_lanes,
     check_optimizer_terms,
     needs_closure,
@@ -167,6 +168,7 @@ def attach(
         watch_ddp()
         check_statistics(model, statistics)
         check_devices(model, strategy, peer)
+        check_gradients(model, strategy)
         check_lanes(lanes, model, strategy, whole=isinstance(engine, DataParallel))
         for each in map(stepped_by, optimizers):
             if needs_closure(each):

@@ -230,7 +230,13 @@ class GradientSync:
         if sum(map(len, self._hooks)) != self._num_hooks:
             self._go_last()
         self._begin_round(contribution, loss_scale())
-        at_end_of_backward(self._end_backward)
+        try:
+            at_end_of_backward(self._end_backward)
+        except AssertionError as error:  # torch's own word on it
+            raise SessionError(
+                f"compiled autograd runs this backward, and does not tell when it ends ({error}): train without it "
+                "(torch._dynamo.config.compiled_autograd = False); the model's forward can be compiled all the same"
+            ) from error
 
     def _begin_round(self, contribution: Contribution, loss_scale: float = 1.0) -> None:
         if not all(opened.idle for opened in self._exchanges):

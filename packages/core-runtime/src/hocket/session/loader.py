@@ -169,7 +169,7 @@ class LoaderCursor(Cursor):
         super().__init__(reading)
         self._loader: Any = loader
         self._weight_following: float | None = None
-        self._has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._has_state = _has_state(loader)
         self._loader_state: Any = None
         if saved is None:
             self._generators = [generator.get_state() for generator in own_generators(loader)]
@@ -253,6 +253,16 @@ class LoaderCursor(Cursor):
         self.num_read = num_read
         if self.num_steps >= num_read > 0:
             self._hand_out()
+
+
+def _has_state(loader: object) -> bool:
+    """Return whether a loader can tell where it is, and not only has the names (Accelerate's, without torchdata)."""
+    if not all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    try:
+        return loader.state_dict() is not None  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError):
+        return False
 
 
 def own_generators(loader: object) -> list[torch.Generator]:

@@ -23,6 +23,7 @@ from hocket.transport.torch.process_group import BACKENDS
 __all__ = [
     "check",
     "check_devices",
+    "check_gradients",
     "check_lanes",
     "check_optimizer_terms",
     "needs_closure",
@@ -82,6 +83,24 @@ def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
             "autograd's one thread for that device, on which they would wait for each other. Train on the CPU, with a "
             "strategy that exchanges parameters only, or over mpi"
         )
+
+
+def check_gradients(model: nn.Module, strategy: Strategy) -> None:
+    """Refuse gradients that are to have another dtype than their parameter, where they are exchanged.
+
+    Raises:
+        AttachError: names the parameter.
+    """
+    if not any(each.gradients for each in strategy.in_turn):
+        return
+    for name, parameter in model.named_parameters():
+        wanted = getattr(parameter, "grad_dtype", None)
+        if parameter.requires_grad and wanted not in (None, parameter.dtype):
+            raise AttachError(
+                f"parameter {name} is {parameter.dtype} with grad_dtype {wanted}, and gradients that are "
+                "exchanged come back in the parameter's dtype: leave grad_dtype as it is, or keep the parameter in "
+                "that dtype under torch.autocast"
+            )
 
 
 def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool) -> None:
@@ -164,6 +183,11 @@ def _check_modules(model: nn.Module) -> None:
             raise AttachError(
                 f"{what} is compiled already, and compiled code ignores hooks that come later: attach the plain model "
                 "first, then torch.compile it"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise AttachError(
+                f"{what} is TorchScript, which does not run the session's hooks as they are: attach the plain model, "
+                "and script it for what comes after training"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise AttachError(

@@ -27,6 +27,7 @@ from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscal
 from hocket.session.looking_on import Onlookers, only_evaluates
 from hocket.session.nonfinite import NonFiniteSteps
 from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
+from hocket.session.own_copies import OwnCopies
 from hocket.session.phases import ActivePhase, Phases
 from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
@@ -106,6 +107,7 @@ class Session(TrainingSession):
         self._told_of_mode = self._looked_at_state = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
         self.stale = self._phases.stale
+        self._own_copies = OwnCopies(self.optimizers, self.rank)
         self._equality = EqualReplicas(
             replica,
             self._phases,
@@ -362,6 +364,7 @@ class Session(TrainingSession):
             self.state = SessionState.IDLE
         self.phase.look_after_step()
         if self.phase.parameters.exchanges:
+            self._own_copies.after_step()
             self._note_phase("parameters")
         self.step += 1
         self.phase.parameters.after_step(self.step, weight)
