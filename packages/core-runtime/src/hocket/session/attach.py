@@ -114,9 +114,10 @@ def attach(
 
     Until `close` gives each its own memory again, what parameters are views of is written into by training and by
     merging, as an optimizer writes into it: a copy of weights is a `clone()`. Weights that were set aside (`p.data =
-    ...`, as averages of weights are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is a
-    view of a buffer, too: one that is kept in a variable gets memory of its own before the next backward, but a view of
-    it (`p.grad.detach()`, `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of DDP.
+    ...`, as averages of weights are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is
+    a view of a buffer, too: one that is kept in a variable gets memory of its own before the next backward, but a view
+    of it (`p.grad.detach()`, `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of
+    DDP.
 
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.
