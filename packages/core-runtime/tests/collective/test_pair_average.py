@@ -394,3 +394,26 @@ def test_over_processes_consensus_close_and_checkpoints_keep_the_mean(
     np.testing.assert_allclose(mean_of(told), mean, atol=1e-14)
     resumed = ranks.run(train_on, (asdict(Case(9, paces_s, lr=0.0, load=str(tmp_path))),))
     np.testing.assert_allclose(mean_of(resumed), mean, atol=1e-14)
+
+
+def test_both_ends_of_an_averaging_count_it() -> None:
+    def body() -> tuple[int, dict[int, int]]:
+        peer = hocket.join()
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        drawing = np.random.default_rng(peer.rank)
+        with hocket.attach(model, optimizer, "adpsgd") as session:
+            for _ in range(20):
+                optimizer.zero_grad()
+                model(torch.from_numpy(drawing.standard_normal((3, 4))).float()).square().mean().backward()
+                optimizer.step()
+                peer.clock.sleep(drawing.exponential(0.01))
+            early = sum(session.counters.partners.values())
+            with session.consensus():
+                pass
+            return early, dict(session.counters.partners)
+
+    told = hocket.virtual(4, seed=1).run(body)
+    counted = [[partners.get(other, 0) for other in range(4)] for _, partners in told]
+    assert counted == [list(column) for column in zip(*counted, strict=True)]
+    assert sum(map(sum, counted)) > sum(early for early, _ in told), "some came after ranks had ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +25,47 @@ def test_ranks_have_a_home_where_the_environment_has_none(
     assert variables_of_ranks(1)["HOME"] == home()["HOME"]
     monkeypatch.setattr("os.path.expanduser", lambda path: str(tmp_path / "nowhere"))
     assert Path(home()["HOME"]).is_dir()
+
+
+def in_a_process(code: str, cwd: Path, files: tuple[int, int] | None = None) -> tuple[int, str]:
+    limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, {files})" if files else ""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import os, resource, sys\n{limit}\n{code}"],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_a_small_limit_of_files_is_raised_as_far_as_the_system_lets_it(tmp_path: Path) -> None:
+    code = (
+        "from hocket.transport.rank_process import allow_files\n"
+        "from hocket.errors import UserError\n"
+        "try: allow_files(4)\n"
+        "except UserError as error: sys.exit(str(error))\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 80"
+    )
+    assert in_a_process(code, tmp_path, (40, 100)) == (0, "")
+    status, told = in_a_process(code, tmp_path, (40, 60))
+    assert status == 1
+    assert told == (
+        "a process of a job of 4 ranks has up to 80 files and connections open, and this one may open 60: "
+        "`ulimit -n 80` before the command, or in /etc/security/limits.conf, lets it\n"
+    )
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    code = f"os.chdir('{tmp_path}/gone'); os.rmdir('../gone'); sys.argv = ['hocket', 'plugins']\n"
+    code += "from hocket.cli.main import main; main()"
+    status, told = in_a_process(code, tmp_path)
+    assert (status, told) == (
+        2,
+        "hocket: the working directory is gone (No such file or directory): cd to one that is there\n",
+    )
 
 
 @pytest.mark.parametrize("raised", ["ImportError('no libmpi')", "RuntimeError('no libmpi')"])

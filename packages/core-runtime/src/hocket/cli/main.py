@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -403,6 +404,14 @@ def main() -> None:
     from hocket.transport.joining import has_joined
 
     defer_dynamo()
+    try:
+        os.getcwd()
+    except OSError as error:
+        print(
+            f"hocket: the working directory is gone ({error.strerror}): cd to one that is there",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:

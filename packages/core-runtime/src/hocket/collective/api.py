@@ -126,6 +126,10 @@ class Channel(ABC):
         """
         return None
 
+    def take_partners(self, segment: Segment) -> tuple[int, ...]:
+        """Give up with which ranks of the scope this one has averaged since its last outcome, in order."""
+        return ()
+
     def close(self) -> None:
         """Give back what the channel holds; collective, answering the others until all have closed."""
         for lane in self._lanes.values():

@@ -189,6 +189,9 @@ class PairAverageChannel(Channel):
         averager.meet()  # nobody begins again before all have taken theirs
         return changes
 
+    def take_partners(self, segment: Segment) -> tuple[int, ...]:
+        return self._copies[segment.index].take_partners()
+
     def close(self) -> None:
         for averager in self._averagers.values():
             averager.close()
@@ -206,4 +209,5 @@ class PairAverageChannel(Channel):
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         for index, copy in self._copies.items():
+            copy.take_partners()
             copy.reset(0.0 if state is None else state[str(index)].numpy())

@@ -93,6 +93,12 @@ class SharedCopy:
             partners, self._partners = tuple(self._partners), []
             return partners
 
+    def take_partners(self) -> tuple[int, ...]:
+        """Return with whom the values were averaged since the last call, or fetch, in order."""
+        with self._lock:
+            partners, self._partners = tuple(self._partners), []
+            return partners
+
     def changes(self) -> Array:
         """Return a copy of the changes that nobody has fetched, [numel]."""
         with self._lock:
@@ -102,7 +108,6 @@ class SharedCopy:
         """Hold `changes` [numel] for the values that are entered next, until when others wait."""
         with self._lock:
             self._changes[...] = changes
-            self._partners = []
             self.open = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -255,7 +255,7 @@ class ActiveExchange:
             self.counters.outcomes += 1
             self.counters.active += outcome.num_active
             self.counters.staleness_max = max(self.counters.staleness_max, outcome.staleness)
-            self.counters.partners.update(self.ranks[partner] for partner in outcome.partners)
+            self.count_partners(outcome.partners)
         self._stage_in(segment)
         return outcome
 
@@ -269,6 +269,10 @@ class ActiveExchange:
         """Let a round that was finished, whose combination `segment.incoming` holds again, be one that has come."""
         self._requests[segment.index] = Finished(outcome)
         self.rounds[segment.index] -= 1
+
+    def count_partners(self, partners: Iterable[int]) -> None:
+        """Count averagings with ranks of the scope."""
+        self.counters.partners.update(self.ranks[partner] for partner in partners)
 
     def _stage_in(self, segment: Segment) -> None:
         if self.channel.packing is None:

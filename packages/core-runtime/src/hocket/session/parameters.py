@@ -223,6 +223,7 @@ class ParameterMix:
             changes = self.opened.channel.take_changes(segment)
             if changes is None:  # on all ranks alike
                 return
+            self.opened.count_partners(self.opened.channel.take_partners(segment))
             for place, target in pieces:
                 target.add_(changes[place].to(target.device))
 

@@ -14,6 +14,7 @@ from hocket.transport.job_notes import note_pid
 from hocket.transport.launchers import Launched, find_launched, looks_launched
 from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.peer import Peer
+from hocket.transport.rank_process import allow_files
 from hocket.transport.single import SinglePeer
 
 __all__ = ["chosen_transport", "has_joined", "join", "launched", "launched_rank"]
@@ -105,6 +106,7 @@ def join(transport: str | None = None) -> Peer:
             _warn_of_strangers()
             return SinglePeer()
         chosen = chosen_transport(found, transport)
+        allow_files(found.size)
         with watching(found):
             _joined = _meet(found, chosen)
         _place = _place_of(found, _joined)

@@ -30,7 +30,7 @@ from hocket.transport.job_notes import (
 from hocket.transport.job_output import JobOutput, Report
 from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
-from hocket.transport.rank_process import variables_of_ranks
+from hocket.transport.rank_process import allow_files, variables_of_ranks
 
 __all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
 
@@ -133,6 +133,7 @@ def launch(
         folder: an existing folder for the ranks' process numbers and the launcher's own files.
         environment: variables to add.
     """
+    allow_files(ranks)
     hosts = starter.hosts
     here, most = ranks, ranks
     if hosts:

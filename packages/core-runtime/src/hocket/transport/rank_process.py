@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 from collections.abc import Mapping
 from tempfile import gettempdir
 
-__all__ = ["ALLOCATOR", "end_with_parent", "home", "threads_per_rank", "variables_of_ranks"]
+from hocket.errors import UserError
+
+__all__ = ["ALLOCATOR", "allow_files", "end_with_parent", "home", "threads_per_rank", "variables_of_ranks"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,6 +28,9 @@ ALLOCATOR = {
 
 # torch's sockets warn of each host whose address has no name, and of each answer that does not come.
 _LOG_LEVEL = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+# Python, torch and a transport have 40 files open; each other rank has a connection, memory and an end to be told of.
+_FILES_ALONE, _FILES_EACH = 64, 4
 
 # By these torchrun would have started what a rank starts in its turn.
 _TORCHRUNS = "TORCHELASTIC_"
@@ -53,6 +59,24 @@ def home() -> dict[str, str]:
         return {}
     found = os.path.expanduser("~")
     return {"HOME": found if os.path.isdir(found) else gettempdir()}
+
+
+def allow_files(ranks: int) -> None:
+    """Let this process, and those that it starts, open as many files as a job of so many ranks takes.
+
+    Raises:
+        UserError: the system does not let it.
+    """
+    needed = _FILES_ALONE + _FILES_EACH * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"a process of a job of {ranks} ranks has up to {needed} files and connections open, and this one may "
+            f"open {hard}: `ulimit -n {needed}` before the command, or in /etc/security/limits.conf, lets it"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def end_with_parent(number: int) -> None:

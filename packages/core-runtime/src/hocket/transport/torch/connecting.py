@@ -7,6 +7,7 @@ constant time. The other end answers with another. A stranger's connection is cl
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import secrets
@@ -17,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hocket.errors import ExchangeTimeoutError
+from hocket.errors import ExchangeTimeoutError, UserError
 from hocket.transport.meeting.addresses import (
     Address,
     host_addresses,
@@ -112,6 +113,11 @@ class Meeting:
                 try:
                     return self.greet(rank, address, place.port)
                 except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise UserError(
+                            f"rank {self.rank} cannot connect to rank {rank}: {error.strerror} in this process: let it "
+                            "open more, by `ulimit -n`"
+                        ) from error
                     failures[address] = error.strerror or str(error)
             if time.monotonic() > self.end_s:
                 tried = "; ".join(f"{address}: {why}" for address, why in failures.items())
