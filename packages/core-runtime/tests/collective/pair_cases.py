@@ -96,6 +96,12 @@ class Noted(pairing.SharedCopy):
             self.events.append(["fetch", list(partners)])
             return partners
 
+    def take_partners(self) -> tuple[int, ...]:
+        with self._together:
+            partners = super().take_partners()
+            self.events.append(["given", list(partners)])
+            return partners
+
     def reset(self, changes: Any = 0.0) -> None:
         with self._together:
             self.events.append(["take"])
@@ -264,7 +270,7 @@ def replay(logs: Sequence[Sequence[Event]], place: slice, lr: float) -> Array:
                     rank.fetch()
                 elif kind == "settled":
                     rank.merge()
-                else:
+                elif kind == "take":
                     rank.take()
                 log.pop()
         assert sum(map(len, left)) < before, "the ranks' events contradict each other"

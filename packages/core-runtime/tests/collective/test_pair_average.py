@@ -66,7 +66,8 @@ def check(case: Case, told: Told) -> None:
     for of_rank in told:
         fetched = [e[1] for log in of_rank["events"] for e in log if e[0] == "fetch"]
         assert of_rank["outcomes"] == len(fetched) == case.steps * (len(ends) - 1)
-        assert of_rank["partners"] == {str(r): n for r, n in Counter(chain(*fetched)).items()}
+        given = [e[1] for log in of_rank["events"] for e in log if e[0] in ("fetch", "given")]
+        assert of_rank["partners"] == {str(r): n for r, n in Counter(chain(*given)).items()}
         assert of_rank["active"] == sum(1 + len(set(partners)) for partners in fetched)
 
 

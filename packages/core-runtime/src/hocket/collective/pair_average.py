@@ -209,5 +209,4 @@ class PairAverageChannel(Channel):
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
         for index, copy in self._copies.items():
-            copy.take_partners()
             copy.reset(0.0 if state is None else state[str(index)].numpy())
