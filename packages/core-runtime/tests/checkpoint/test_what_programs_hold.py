@@ -26,19 +26,26 @@ def on_ranks(call: Callable[[int], Any], ranks: int = RANKS) -> list[Any]:
 class Scaled(nn.Module):
     """A layer whose scale follows its steps, as those of FP8 layers do, and whose cache grows."""
 
+    cache: Tensor
+    first: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.scale = 1.0
         self.register_buffer("cache", torch.zeros(0), persistent=False)
+        self.register_buffer("first", None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.scale *= 0.9
             self.cache = torch.cat([self.cache, x.detach().mean().reshape(1)])
+            if self.first is None:
+                self.first = x.detach().clone()
             self.register_buffer("late", self.cache.sum(), persistent=False)
-        return self.norm(self.layer(x)) * self.scale + self.cache.sum()
+        y: Tensor = self.norm(self.layer(x)) * self.scale + self.cache.sum()
+        return y
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"scale": self.scale, "history": torch.full((2,), self.scale), "raw": b"\x01"}
@@ -57,7 +64,7 @@ class Halves(Tensor):
 
     @staticmethod
     def __new__(cls, high: Tensor, low: Tensor, dtype: torch.dtype) -> Halves:
-        made: Halves = Tensor._make_wrapper_subclass(cls, high.shape, dtype=dtype)  # type: ignore[attr-defined]
+        made: Halves = Tensor._make_wrapper_subclass(cls, high.shape, dtype=dtype)
         return made
 
     def __init__(self, high: Tensor, low: Tensor, dtype: torch.dtype) -> None:
@@ -79,12 +86,12 @@ class Halves(Tensor):
         return cls(high, (value - high).to(torch.float32), value.dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if call in (torch.ops.aten._to_copy.default, torch.ops.aten.detach.default):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.detach.default):
             return return_and_correct_aliasing(
-                call, args, kwargs or {}, cls(args[0].high, args[0].low, args[0].dtype)
+                func, args, kwargs or {}, cls(args[0].high, args[0].low, args[0].dtype)
             )
-        raise NotImplementedError(call)
+        raise NotImplementedError(func)
 
 
 class Odd(torch.optim.Optimizer):
@@ -94,7 +101,7 @@ class Odd(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "kept_in": torch.float64, "on": torch.device("cpu")})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             assert group["kept_in"] is torch.float64
             for parameter in group["params"]:
@@ -156,7 +163,7 @@ class Precise(torch.optim.SGD):
     """SGD whose momentum is of float32, whatever the parameters are."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
@@ -219,7 +226,7 @@ def test_of_another_number_of_ranks_only_statistics_have_a_mean(tmp_path: Path) 
 
 
 class Unsavable(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         super().step(closure)
         self.state[self.param_groups[0]["params"][0]]["call"] = print
 

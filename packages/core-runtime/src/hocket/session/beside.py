@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hocket.checkpoint.files import describe
 from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.errors import some
 from hocket.plan.buffers import averaged_buffers
@@ -113,11 +114,13 @@ class Beside:
         frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
         statistics = self.statistics()
         found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
-        mine = {name: [list(tensor.shape), checksum(tensor)] for name, tensor in found.items()}
+        mine = {name: [describe(tensor), checksum(tensor)] for name, tensor in found.items()}
         told = gather(self._peer, [self.weights.total, mine])
-        names = [name for name in found if any(of_rank.get(name) != mine[name] for _, of_rank in told)]
-        # A rank may have buffers that others have not.
-        alike = [name for name in names if len({str(of_rank.get(name, [0])[0]) for _, of_rank in told}) == 1]
+        everywhere = [of_rank for _, of_rank in told]
+        # In one order on all ranks; one may have buffers that others have not.
+        names = sorted({name for of_rank in everywhere for name in of_rank})
+        names = [n for n in names if any(of_rank.get(n) != everywhere[0].get(n) for of_rank in everywhere)]
+        alike = [n for n in names if len({of_rank.get(n, [None])[0] for of_rank in everywhere}) == 1]
         means = [n for n in alike if found[n].is_floating_point() and not is_composite(found[n])]
         parameters = [name for name in means if name in frozen]
         averaged = [name for name in means if name in statistics]
@@ -127,7 +130,8 @@ class Beside:
             self.tell_unlike([name for name in names if name not in alike])
         samples = [of_rank[0] for of_rank in told]
         share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
-        return Differing(*([found[n].data for n in kind] for kind in (parameters, averaged, rest)), share)
+        kinds = [[found[name].data for name in kind] for kind in (parameters, averaged, rest)]
+        return Differing(kinds[0], kinds[1], kinds[2], share)
 
     def _tell_rank0s(self, names: Sequence[str]) -> None:
         self._tell(
@@ -138,7 +142,9 @@ class Beside:
 
     def tell_unlike(self, names: Sequence[str]) -> None:
         """Say once of buffers, by name, that ranks have them in several shapes, so that each keeps its own."""
-        self._tell(names, "the model's %s: is of another shape on another rank, and stays each rank's own")
+        self._tell(
+            names, "the model's %s: is of another shape or dtype on another rank, and stays each rank's own"
+        )
 
     def _tell(self, names: Sequence[str], what: str) -> None:
         new = [name for name in names if name not in self._told]

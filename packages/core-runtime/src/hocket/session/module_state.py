@@ -48,11 +48,12 @@ def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def not_persistent(model: nn.Module) -> list[str]:
-    """Return the names of the buffers that `model.state_dict()` leaves out."""
+    """Return the names of the buffers that `model.state_dict()` leaves out, as those that are still None."""
     return [
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
+        for name, buffer in module._buffers.items()
+        if buffer is None or name in module._non_persistent_buffers_set
     ]
 
 
@@ -104,6 +105,10 @@ def _place(model: nn.Module, name: str, value: Tensor, before: Tensor | None) ->
         return
     if before is None:
         parameter = next(model.parameters(), value)
-        owner.register_buffer(leaf, value.to(parameter.device), persistent=False)
+        value = value.to(parameter.device)
     else:
-        owner._buffers[leaf] = value.to(before.device)
+        value = value.to(before.device)
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = value
+    else:
+        owner.register_buffer(leaf, value, persistent=False)
