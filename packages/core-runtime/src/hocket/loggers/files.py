@@ -52,7 +52,8 @@ def read_lines(path: Path) -> tuple[list[tuple[str, Row]], int]:
 
     The last line of an interrupted run may be a part of one, which is no damage.
     """
-    lines, damaged = [], 0
+    lines: list[tuple[str, Row]] = []
+    damaged = 0
     for data in path.read_bytes().splitlines(keepends=True):
         if not data.endswith(b"\n"):
             continue
