@@ -43,7 +43,8 @@ def test_a_shared_folder_is_left_as_it_was(tmp_path: Path) -> None:
 
 def test_folders_of_a_host_each_are_told_before_training(tmp_path: Path) -> None:
     own, other = tmp_path / "a", tmp_path / "b"
-    own.mkdir(), other.mkdir()
+    own.mkdir()
+    other.mkdir()
     told = on_hosts([own, own, other])
     assert (
         told

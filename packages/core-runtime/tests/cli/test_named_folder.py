@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cli import folders
 from hocket.cli.folders import named_folder
+from hocket.errors import UserError
 from hocket.training.run import RunConfig, load_run
 
 LONGEST_S = 150.0
@@ -28,7 +28,7 @@ main()
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folders.time, "strftime", lambda form: "20010203-040506")
+    monkeypatch.setattr("time.strftime", lambda form: "20010203-040506")
     return load_run("sgd", ())
 
 
@@ -49,7 +49,7 @@ def test_looking_makes_nothing(run: RunConfig, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_said(run: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("somebody's")
     with (
-        pytest.raises(folders.UserError, match=r"cannot be made .*: name another folder by --out"),
+        pytest.raises(UserError, match=r"cannot be made .*: name another folder by --out"),
         named_folder(None, run, make=True),
     ):
         pass

@@ -71,7 +71,7 @@ class Host:
         (self.folder / str(process) / "environ").write_text("")  # until its parent has taken notice
 
     def ranks(self, monkeypatch: pytest.MonkeyPatch) -> absent.LocalRanks:
-        monkeypatch.setattr(absent.os, "getpid", lambda: self.own)
+        monkeypatch.setattr("os.getpid", lambda: self.own)
         variables = {"LOCAL_RANK": "0", "MASTER_PORT": "1"}
         return absent.LocalRanks(Launched("torchrun", 4, 8, 0, 2), variables, self.folder)
 

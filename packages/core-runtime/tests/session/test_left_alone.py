@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,9 +116,9 @@ def test_a_rank_that_cannot_attach_does_not_hold_the_others_up() -> None:
         for number in range(2):
             model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            initial = "none" if (number, hocket.join().rank) == (0, 1) else "rank0"
+            initial: Any = "none" if (number, hocket.join().rank) == (0, 1) else "rank0"
             try:
-                with hocket.attach(model, optimizer, "sgd", initial=initial):  # type: ignore[arg-type]
+                with hocket.attach(model, optimizer, "sgd", initial=initial):
                     told.append("attached")
             except (hocket.errors.AttachError, SessionLeftError, DisagreementError) as error:
                 told.append(type(error).__name__)

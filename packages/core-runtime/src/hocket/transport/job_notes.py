@@ -65,8 +65,8 @@ def note_terminating(folder: Path) -> None:
 
 def is_terminated() -> bool:
     """Return whether this process's job is being ended: no time is left to save."""
-    folder = os.environ.get(PID_FOLDER_VARIABLE)
-    return bool(folder) and any((Path(folder) / name).exists() for name in (_TERMINATING, _ENDING))
+    folder = os.environ.get(PID_FOLDER_VARIABLE, "")
+    return folder != "" and any((Path(folder) / name).exists() for name in (_TERMINATING, _ENDING))
 
 
 def _leave(name: str, text: str) -> None:
