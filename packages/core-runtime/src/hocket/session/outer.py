@@ -67,14 +67,24 @@ class OuterSegment:
         """How many steps have ended since θ was sent."""
         return round(float(self._counted[1]))
 
-    def send(self) -> None:
-        """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it."""
+    @property
+    def weight(self) -> float:
+        """What this rank's batches have counted since θ was sent, on average over its steps."""
+        return float(self._counted[0] / self._counted[1]) if self.steps else 1.0
+
+    def send(self, mean_weight: float = 1.0) -> None:
+        """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it.
+
+        Args:
+            mean_weight: the ranks' mean of that, by which it is divided where a compressor keeps some of it for later
+                rounds, whose weights may be others; 0 where no rank's batches have counted.
+        """
         segment = self._segment
         for place, target in self._pieces:
             torch.sub(self._come(place), target, out=segment.outgoing[place])
             if self._sent is not None:
                 self._sent[place].copy_(target)
-        weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
+        weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
         segment.outgoing_trailer[WEIGHT] = weight

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,7 @@ from hocket.session.exchange import ActiveExchange
 from hocket.session.outer import OuterSegment
 from hocket.session.unrounded import Unrounded
 from hocket.strategy.exchange import Overlap
+from hocket.transport.lane import Lane
 
 __all__ = ["ParameterMix"]
 
@@ -97,6 +99,12 @@ class ParameterMix:
         self.outer: dict[int, OuterSegment] = {}
         if exchange.outer is not None:
             self.outer = {i: OuterSegment(exchange, *place) for i, place in self._places.items()}
+        # What ranks agree on weights over, before a compressor remembers what they multiply.
+        self._weights_lane: Lane | None = None
+        traits, packing = exchange.collective.traits, opened.channel.packing
+        remembers = packing is not None and packing.traits.keeps_residual
+        if self.outer and remembers and traits.divides_by_weight and traits.equal_result:
+            self._weights_lane = opened.peer.lane(f"{exchange.name} weights")
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
         # The segments whose `outgoing` holds what is sent next, and whether that is finite.
@@ -253,6 +261,8 @@ class ParameterMix:
 
     def close(self) -> None:
         """Close what is beside the exchange; collective."""
+        if self._weights_lane is not None:
+            self._weights_lane.close()
         if self._buffers is not None:
             self._buffers.close()
 
@@ -271,6 +281,7 @@ class ParameterMix:
             self._take_values()
         due, self._due = self._due, []
         self.bias()
+        mean_weights = self._mean_weights(due)
         for index in due:
             segment, pieces = self._places[index]
             finite = self._copied.pop(index, None)
@@ -279,7 +290,7 @@ class ParameterMix:
             if not (finite or told):
                 self._refuse_nonfinite(segment, pieces)
             if index in self.outer:
-                self.outer[index].send()
+                self.outer[index].send(mean_weights.get(index, 1.0))
             elif index in self.unrounded:
                 segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
             elif finite is None and index not in self._sent:
@@ -293,6 +304,16 @@ class ParameterMix:
                 self.opened.start(segment)
         if self.overlap is Overlap.NONE and not self._delay:
             self.opened.start_all(due)
+
+    def _mean_weights(self, due: Sequence[int]) -> Mapping[int, float]:
+        """Return what the ranks' batches have counted on average, by the index of segments that are due; collective."""
+        lane = self._weights_lane
+        if lane is None:
+            return {}
+        own = np.array([self.outer[index].weight for index in due])
+        total = np.empty_like(own)
+        self.opened.wait_for(lambda: lane.iallreduce(own, total), "weights", own.nbytes)
+        return dict(zip(due, (total / lane.size).tolist(), strict=True))
 
     def merge(self, index: int, *, sends: bool = False) -> None:
         """Finish segment number `index`, if it is under way, and write what came of it into the parameters.
