@@ -1,4 +1,4 @@
-"""Outer parameters among ranks with unequal numbers of batches, where a compressor keeps some of a distance for later."""
+"""Outer parameters among ranks with unequal numbers of batches, where a compressor keeps some of a distance back."""
 
 from __future__ import annotations
 
