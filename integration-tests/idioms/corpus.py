@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import random
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,8 +30,11 @@ __all__ = [
     "drawn_for",
     "ends_alone",
     "has_exact",
+    "keeps_frozen",
     "missing",
     "names",
+    "needs",
+    "offered",
     "perform",
     "program",
     "strategy",
@@ -79,12 +83,17 @@ def program(name: str) -> ModuleType:
     return importlib.import_module(f"idioms.{name}")
 
 
-def missing(name: str) -> list[str]:
-    """Return the packages that a program needs and that are not installed."""
+@cache
+def needs(name: str) -> list[str]:
+    """Return the packages that a program needs beyond Hocket's, without importing it."""
     text = (Path(__file__).parent / f"{name}.py").read_text()
-    needs = re.search(r"^NEEDS = \((.*)\)$", text, re.M)
-    words = re.findall(r'"(\w+)"', needs[1]) if needs else []
-    return [word for word in words if importlib.util.find_spec(word) is None]
+    written = re.search(r"^NEEDS = \((.*)\)$", text, re.M)
+    return re.findall(r'"(\w+)"', written[1]) if written else []
+
+
+def missing(name: str) -> list[str]:
+    """Return those of them that are not installed."""
+    return [word for word in needs(name) if importlib.util.find_spec(word) is None]
 
 
 def skipped(name: str) -> int:
@@ -144,11 +153,20 @@ def drawn_for(name: str, of: Sequence[str], count: int, ranks: Sequence[int]) ->
     return random.Random(name).sample(ways, count) if count else ways
 
 
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let other packages warn of what they like."""
+    with warnings.catch_warnings():
+        if needs(name):
+            warnings.simplefilter("ignore")
+        yield
+
+
 @cache
 def ends_alone(name: str) -> Ended:
     """Carry a program out in one process, without Hocket."""
-    train: Program = program(name).train
-    return Side().run(train)
+    with _quiet(name):
+        return Side().run(program(name).train)
 
 
 def perform(
@@ -160,15 +178,20 @@ def perform(
     message says.
     """
     train: Program = program(name).train
-    try:
-        return hocket.virtual(ranks).run(lambda: Side(strategy(chosen), folder, stops).run(train))
-    except AttachError as error:
-        # One message for all ranks; what works is said in it.
-        offered = re.search(r"use SGD, or (\S+=.*)", str(error))
-        if offered is None:
-            return str(error)
-        other = hocket.compose(strategy(chosen).resolved(), offered[1])
-    return hocket.virtual(ranks).run(lambda: Side(other, folder, stops).run(train))
+    with _quiet(name):
+        try:
+            return hocket.virtual(ranks).run(lambda: Side(strategy(chosen), folder, stops).run(train))
+        except AttachError as error:
+            other = offered(chosen, error)
+            if other is None:
+                return str(error)
+        return hocket.virtual(ranks).run(lambda: Side(other, folder, stops).run(train))
+
+
+def offered(chosen: str, error: AttachError) -> Strategy | None:
+    """Return the strategy with what a message says that works, where it does: it is one message for all ranks."""
+    words = re.search(r"use SGD, or (\S+=.*)", str(error))
+    return hocket.compose(strategy(chosen).resolved(), words[1]) if words else None
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -26,7 +26,8 @@ class Language(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         hidden, _ = self.layer(self.words(words[:, :-1]))
         log_p = self.head(hidden).log_softmax(-1)
-        return log_p.gather(2, words[:, 1:, None])[..., 0].sum(1)
+        likelihood: Tensor = log_p.gather(2, words[:, 1:, None])[..., 0].sum(1)
+        return likelihood
 
 
 def train(side: Side) -> Told:

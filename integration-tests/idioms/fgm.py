@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from idioms.batches import tokens
 from idioms.side import Side, Told
 
+#: The gradient is read between backward and step.
+EDITS = True
+
 
 class Classifier(nn.Module):
     def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -10,7 +12,7 @@ from idioms.side import Side, Told
 
 
 def train(side: Side) -> Told:
-    model = mlp(6, 8, 8, 3)
+    model: Any = mlp(6, 8, 8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     stepped, seen = [], []
     model[0].weight.register_hook(lambda gradient: 0.5 * gradient)

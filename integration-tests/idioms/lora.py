@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ class LoRALinear(nn.Module):
 
 
 def train(side: Side) -> Told:
-    model = mlp(6, 8, 3)
+    model: Any = mlp(6, 8, 3)
     base = nn.ModuleList([model[0], model[2]])
     model[0], model[2] = LoRALinear(model[0]), LoRALinear(model[2])
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -10,7 +12,7 @@ from idioms.side import Side, Told
 
 
 def train(side: Side) -> Told:
-    model = mlp()
+    model: Any = mlp()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     session = side.attach(model, optimizer)
     for step in side.steps(7):

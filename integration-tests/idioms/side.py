@@ -186,7 +186,7 @@ class Side:
             each.session.settle()
 
     def _models(self, *, buffers: bool) -> Told:
-        named = {}
+        named: Told = {}
         for number, each in enumerate(self._attached):
             state = {**dict(each.model.named_buffers())} if buffers else {}
             state |= dict(each.model.named_parameters())

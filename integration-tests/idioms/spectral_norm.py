@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,7 +15,7 @@ from idioms.side import Side, Told
 
 def train(side: Side) -> Told:
     torch.manual_seed(0)
-    model = nn.Sequential(
+    model: Any = nn.Sequential(
         spectral_norm(nn.Linear(6, 8)), nn.ReLU(), weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3)
     ).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

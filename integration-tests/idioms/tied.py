@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +33,8 @@ def train(side: Side) -> Told:
     model = Language()
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": plain}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
     side.attach(model, optimizer)
     for step in side.steps(5):
         words = side.share(tokens(step))

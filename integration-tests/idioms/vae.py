@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,7 +14,7 @@ from idioms.side import Side, Told
 
 def train(side: Side) -> Told:
     model = nn.ModuleDict({"encoder": mlp(FEATURES, 8, 4), "decoder": mlp(2, 8, FEATURES, seed=1)})
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": model["encoder"].parameters(), "lr": 0.01},
         {"params": model["decoder"].parameters()},
     ]

@@ -13,6 +13,7 @@ from machine.moves import (
     Crash,
     Epoch,
     Freeze,
+    Hook,
     Move,
     Poison,
     Rebind,
@@ -21,6 +22,7 @@ from machine.moves import (
     Settle,
     Start,
     Step,
+    Unfreeze,
     Way,
 )
 from machine.refusals import REFUSALS
@@ -41,6 +43,8 @@ def _ways(draw: st.DrawFn, machine: SessionMachine) -> Way:
     if machine.optimizer in ("lbfgs", "sam"):
         return Way("closure", users=draw(_USERS), then=then)
     hows = ["plain", "plain", "accumulate", "by_hand", "sam", "closure"]
+    if not _is_sparse(machine.entry):
+        hows.append("twice")
     if machine.optimizer == "two" or REFUSALS["closure"].fits(machine.entry):
         hows.remove("closure")
     how = draw(st.sampled_from(hows))
@@ -72,6 +76,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.attached: Attach | None = None
         self.saved: tuple[str, int] | None = None
         self.is_frozen = self.was_frozen = self.is_over = False
+        self.frozen = ""
 
     def add(self, *moves: Move) -> None:
         self.program += moves
@@ -154,7 +159,7 @@ class SessionMachine(RuleBasedStateMachine):
         none = st.none()
         if way.how not in ("plain", "accumulate") or self.optimizer in ("lbfgs", "sam"):
             return none
-        if not way.scaled and _is_local(self.entry):
+        if not way.scaled and not self.attached.skips and _is_local(self.entry):
             return none
         return st.sampled_from([None, None, None, *range(self.ranks)])
 
@@ -181,7 +186,19 @@ class SessionMachine(RuleBasedStateMachine):
         if self.optimizer == "two":
             layer = "beside"  # GradScaler refuses an optimizer without any gradient
         self.is_frozen = True
+        self.frozen = layer
         self.add(Freeze(layer))
+
+    @precondition(lambda self: self.can_move and self.is_frozen and not self.was_frozen)
+    @rule()
+    def unfreeze(self) -> None:
+        self.is_frozen = False
+        self.add(Unfreeze(self.frozen))
+
+    @precondition(lambda self: self.can_move and not self.is_frozen)
+    @rule(layer=st.sampled_from(["first", "beside", "last"]), by=st.sampled_from([0.5, -1.0]))
+    def hook(self, layer: str, by: float) -> None:
+        self.add(Hook(layer, by))
 
     @precondition(lambda self: self.can_move)
     @rule(by=st.sampled_from([1.0, 0.9]))
@@ -232,6 +249,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.can_move and self.ranks > 1 and _is_local(self.entry))
     @precondition(lambda self: len(self.entry.rules) == 1 and self.optimizer in ("sgd", "adamw", "two"))
+    @precondition(lambda self: self.attached is not None and not self.attached.skips)
     @rule(seed=_SEEDS, data=st.data())
     def poison(self, seed: int, data: st.DataObject) -> None:
         self.add(Poison(seed, data.draw(st.integers(0, self.ranks - 1))))

@@ -12,6 +12,7 @@ __all__ = [
     "Crash",
     "Epoch",
     "Freeze",
+    "Hook",
     "Move",
     "Poison",
     "Program",
@@ -21,6 +22,7 @@ __all__ = [
     "Settle",
     "Start",
     "Step",
+    "Unfreeze",
     "Way",
 ]
 
@@ -73,8 +75,9 @@ class Way(Written):
     """The way in which a step is made.
 
     Attributes:
-        how: plain; closure: `optimizer.step(closure)`; sam: in the loop, by setting `p.data`; by_hand: `p.grad` is
-            set, without a backward; accumulate: over two batches, with `session.accumulate()`.
+        how: plain; twice: two backwards, whose gradients add up; closure: `optimizer.step(closure)`; sam: in the
+            loop, by setting `p.data`; by_hand: `p.grad` is set, without a backward; accumulate: over two batches,
+            with `session.accumulate()`.
         clip: the largest norm of a gradient.
         scaled: whether a GradScaler scales.
         users: the ranks whose batches need the layer beside.
@@ -151,6 +154,21 @@ class Freeze(Written):
 
 
 @dataclass(frozen=True, repr=False)
+class Unfreeze(Written):
+    """Let a layer be trained again."""
+
+    layer: str
+
+
+@dataclass(frozen=True, repr=False)
+class Hook(Written):
+    """Have a tensor's hook multiply the gradient of a layer's weight."""
+
+    layer: str
+    by: float
+
+
+@dataclass(frozen=True, repr=False)
 class Rebind(Written):
     """Give every parameter another tensor, of values scaled by `by`."""
 
@@ -205,6 +223,8 @@ Move = (
     | Settle
     | Consensus
     | Freeze
+    | Unfreeze
+    | Hook
     | Rebind
     | Save
     | Crash

@@ -290,8 +290,13 @@ class Exchanges:
         self.debias(replicas)
 
     @torch.no_grad()
-    def consensus(self, replicas: Sequence[Replica]) -> None:
-        """Set all replicas to phi where there is one, and else to sum x / sum w."""
+    def consensus(self, replicas: Sequence[Replica], *, whole: bool = False) -> None:
+        """Set all replicas to phi where there is one, and else to sum x / sum w, and the frozen ones to their mean.
+
+        Args:
+            replicas: of all ranks.
+            whole: whether all get rank 0's buffer, too, which is no running statistic, of which alone there is a mean.
+        """
         self.settle(replicas)
         if self.has_outer:
             for replica in replicas:
@@ -304,20 +309,24 @@ class Exchanges:
                 for replica in replicas:
                     replica.parameters[name].copy_(total / self.push_weights[layer_of(name)].sum())
             self.push_weights = {layer: np.ones(self.ranks) for layer in LAYERS}
-        mean = sum(replica.model.seen for replica in replicas) / self.ranks
-        for replica in replicas:
-            replica.model.seen.copy_(torch.as_tensor(mean))
+        for name in replicas[0].parameters.keys() - set(self.names):
+            mean = torch.stack([replica.parameters[name] for replica in replicas]).mean(0)
+            for replica in replicas:
+                replica.parameters[name].copy_(mean)
+        for replica in replicas if whole else ():
+            replica.model.seen.copy_(replicas[0].model.seen)
 
     # --- checkpoints
 
     def mean_of(self, models: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return sum x / sum w of saved models that hold x / w, and the mean of everything else."""
+        """Return sum x / sum w of saved models that hold x / w, and rank 0's of the buffer."""
         mean: dict[str, Tensor] = mean_of(models)
         for name in self.names:
             weights = self.push_weights[layer_of(name)]
             total = sum(model[name] * w for model, w in zip(models, weights, strict=True))
             assert isinstance(total, Tensor)
             mean[name] = total / float(weights.sum())
+        mean["seen"] = models[0]["seen"]
         return mean
 
     def count_on(self, before: Exchanges) -> None:

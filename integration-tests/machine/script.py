@@ -22,6 +22,7 @@ from machine.moves import (
     Crash,
     Epoch,
     Freeze,
+    Hook,
     Move,
     Poison,
     Rebind,
@@ -30,13 +31,14 @@ from machine.moves import (
     Settle,
     Start,
     Step,
+    Unfreeze,
     Way,
 )
 from machine.records import Records, state_of
 from machine.refusals import REFUSALS
 from machine.replicas import Replica
 from machine.strategies import STRATEGIES
-from machine.toy import Batch, Sam, ascend, batch_of, loss_of, mask_of
+from machine.toy import Batch, Sam, ascend, batch_of, hook_on, loss_of, mask_of
 
 __all__ = ["Saved", "Script"]
 
@@ -205,6 +207,8 @@ class Script:
             return
         if way.how == "sam":
             self._ascend(batch, way, is_nan)
+        elif way.how == "twice":
+            self.loss(batch, way, is_nan, tells=False).backward()
         self._optimize(way)
         mask_of(way.then, self.replica.model)
 
@@ -259,6 +263,12 @@ class Script:
 
     def _freeze(self, move: Freeze) -> None:
         self.replica.model.get_submodule(move.layer).requires_grad_(False)
+
+    def _unfreeze(self, move: Unfreeze) -> None:
+        self.replica.model.get_submodule(move.layer).requires_grad_(True)
+
+    def _hook(self, move: Hook) -> None:
+        hook_on(self.replica.model, move.layer, move.by)
 
     def _rebind(self, move: Rebind) -> None:
         self._session.settle()

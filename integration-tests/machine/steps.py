@@ -35,9 +35,10 @@ class Steps:
     ) -> None:
         self.replicas = replicas
         self.exchanges = exchanges
-        self.skipped = 0
+        self.skipped = [0] * len(replicas)
         self._skips = skips
         self._is_skipped = False
+        self._leaving: set[int] = set()
         self._records = records
 
     @property
@@ -53,6 +54,7 @@ class Steps:
     def batch(self, given: Given) -> None:
         """Do with a batch of each rank what the way says."""
         self.exchanges.begin_forward(self.replicas)
+        self._leaving = set()
         if given.micro == 0:
             self._own: list[Gradients] = [dict.fromkeys(replica.parameters) for replica in self.replicas]
             self._shares = [0.0] * len(self.replicas)
@@ -69,7 +71,11 @@ class Steps:
             self._exchange(given)
             if given.way.how == "sam":
                 self._ascend(given)
+            elif given.way.how == "twice":
+                self._add(given)
             self._optimize(given)
+        for rank in self._leaving:
+            self._counted[rank] = 0.0
         self.exchanges.end_step(self.replicas, self._counted)
         _write_after(given, self.replicas)
 
@@ -105,10 +111,10 @@ class Steps:
         """Give each replica what comes of the gradients that were gathered."""
         poisoned, scaled = self._poisoned(), given.way.scaled
         self._is_skipped = poisoned and not scaled and self.notices_nan
+        self._leaving = set(range(len(self.replicas))) if self._is_skipped else set()
         if self._is_skipped:
             if not self._skips:
                 raise FailedError
-            self.skipped += 1
             combined = [dict.fromkeys(own) for own in self._own]
         elif poisoned and scaled and self.notices_nan:
             # Nothing is sent, and scalers find it.
@@ -118,6 +124,11 @@ class Steps:
             ]
         else:
             combined = self._combine(scaled)
+            if self._skips and not scaled and not self.notices_nan:
+                self._leaving = {rank for rank, own in enumerate(self._own) if _is_poisoned(own)}
+        for rank in self._leaving:
+            self.skipped[rank] += 1
+            combined[rank] = dict.fromkeys(combined[rank])
         for replica, gradients in zip(self.replicas, combined, strict=True):
             replica.give(gradients)
         self._own = [dict.fromkeys(own) for own in self._own]
@@ -131,7 +142,7 @@ class Steps:
         return [_times(of, scale) for of, scale in zip(combined, scales, strict=True)]
 
     def _poisoned(self) -> bool:
-        return any(g is not None and not torch.isfinite(g).all() for own in self._own for g in own.values())
+        return any(_is_poisoned(own) for own in self._own)
 
     def _ascend(self, given: Given) -> None:
         """Take the gradients uphill of the parameters in place of those where they are."""
@@ -144,6 +155,15 @@ class Steps:
         for parameter, data in (each for of_rank in left for each in of_rank):
             parameter.data = data
 
+    def _add(self, given: Given) -> None:
+        """Add what comes of a second backward of the same batch."""
+        first = [replica.gradients() for replica in self.replicas]
+        self._gather(given, tells=False)
+        self._exchange(given)
+        for replica, held in zip(self.replicas, first, strict=True):
+            more = replica.gradients()
+            replica.give({name: _plus(held[name], more[name], 1.0) for name in held})
+
     # --- optimizers
 
     def _optimize(self, given: Given) -> None:
@@ -152,7 +172,7 @@ class Steps:
             unscaled = _unscale(replica) if given.way.scaled else []
             if given.way.clip is not None and rank != given.left_out:
                 torch.nn.utils.clip_grad_norm_(replica.parameters.values(), given.way.clip)
-            is_left_out = self._is_skipped or (given.way.scaled and not _is_finite(replica))
+            is_left_out = rank in self._leaving or (given.way.scaled and not _is_finite(replica))
             if not is_left_out:
                 self.exchanges.join_late(rank, replica)
                 self.exchanges.drop_late(rank)
@@ -219,6 +239,10 @@ class Steps:
         for rank, replica in enumerate(self.replicas if not self._is_skipped else ()):
             self.exchanges.join_late(rank, replica)
         self.exchanges.bias(self.replicas)
+
+
+def _is_poisoned(own: Gradients) -> bool:
+    return any(gradient is not None and not torch.isfinite(gradient).all() for gradient in own.values())
 
 
 def _unscale(replica: Replica) -> list[Optimizer]:

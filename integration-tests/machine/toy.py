@@ -18,6 +18,7 @@ __all__ = [
     "Toy",
     "ascend",
     "batch_of",
+    "hook_on",
     "loss_of",
     "mask_of",
     "optimizers_for",
@@ -104,6 +105,12 @@ def ascend(parameters: list[nn.Parameter], rho: float = 0.05) -> list[tuple[nn.P
         left.append((parameter, parameter.data))
         parameter.data = parameter.data + gradient * (rho / (norm + 1e-12))
     return left
+
+
+def hook_on(model: nn.Module, layer: str, by: float) -> None:
+    """Have the gradient of a layer's weight multiplied."""
+    weight: Tensor = model.get_submodule(layer).weight  # type: ignore[assignment]
+    weight.register_hook(lambda gradient: by * gradient)
 
 
 @torch.no_grad()

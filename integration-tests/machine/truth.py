@@ -17,17 +17,20 @@ from machine.moves import (
     Crash,
     Epoch,
     Freeze,
+    Hook,
     Move,
     Rebind,
     Save,
     Settle,
     Start,
     Step,
+    Unfreeze,
 )
 from machine.records import Records, state_of
 from machine.replicas import Exchanges, Replica, form_of, mean_of
 from machine.steps import FailedError, Steps
 from machine.strategies import STRATEGIES
+from machine.toy import hook_on
 
 __all__ = ["Truth"]
 
@@ -40,7 +43,7 @@ class Saved:
     optimizers: list[list[Any]]
     scalers: list[dict[str, Any]]
     exchanges: Exchanges
-    skipped: int
+    skipped: list[int]
     epoch: int | None
     place: int
 
@@ -107,15 +110,15 @@ class Truth:
         self._look()
 
     def _look(self) -> None:
-        for replica, records in zip(self._replicas, self.records, strict=True):
+        for rank, (replica, records) in enumerate(zip(self._replicas, self.records, strict=True)):
             records.tell("state", state_of(replica.model, replica.every_optimizer))
-            records.tell("steps", [self.exchanges.step, self.steps.skipped])
+            records.tell("steps", [self.exchanges.step, self.steps.skipped[rank]])
 
     def _consensus(self, move: Consensus) -> None:
         self.exchanges.settle(self._replicas)
         models = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
         push_weights = self.exchanges.push_weights
-        self.exchanges.consensus(self._replicas)
+        self.exchanges.consensus(self._replicas, whole=True)
         self._look()
         if move.leaves:
             for replica, model in zip(self._replicas, models, strict=True):
@@ -154,6 +157,14 @@ class Truth:
         for replica in self._replicas:
             replica.model.get_submodule(move.layer).requires_grad_(False)
 
+    def _unfreeze(self, move: Unfreeze) -> None:
+        for replica in self._replicas:
+            replica.model.get_submodule(move.layer).requires_grad_(True)
+
+    def _hook(self, move: Hook) -> None:
+        for replica in self._replicas:
+            hook_on(replica.model, move.layer, move.by)
+
     @torch.no_grad()
     def _rebind(self, move: Rebind) -> None:
         self.exchanges.settle(self._replicas)
@@ -187,8 +198,9 @@ class Truth:
     def _load(self) -> None:
         saved = copy.deepcopy(self.saved)
         assert saved is not None
-        self.steps.skipped = saved.skipped
+        self.steps.skipped = saved.skipped[:1] * len(self._replicas)
         if len(saved.models) == len(self._replicas):
+            self.steps.skipped = saved.skipped
             self.steps.exchanges = saved.exchanges
             if saved.epoch is not None:
                 self._continues = saved.epoch, saved.place
