@@ -80,6 +80,7 @@ class Truth:
 
     def _start(self, move: Start) -> None:
         self._optimizer = move.optimizer
+        self._counted = 0
         self._replicas = [Replica.new(rank, move.optimizer) for rank in range(move.ranks)]
         self.records = [Records() for _ in range(move.ranks)]
         self._steps = None
@@ -87,7 +88,9 @@ class Truth:
     def _attach(self, move: Attach) -> None:
         ranks = len(self._replicas)
         names = [name for name, p in self._replicas[0].parameters.items() if p.requires_grad]
-        exchanges = Exchanges(STRATEGIES[move.strategy], ranks, ranks == 1 or not move.keeps, names)
+        exchanges = Exchanges(
+            STRATEGIES[move.strategy], ranks, ranks == 1 or not move.keeps, names, self._counted
+        )
         self._steps = Steps(self._replicas, exchanges, move.skips, self.records)
         self._continues = None
         if not move.keeps:
@@ -103,6 +106,11 @@ class Truth:
     def _close(self, move: Close) -> None:
         self.exchanges.settle(self._replicas)
         self._look()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Note how many steps the model has made, which another session goes on counting."""
+        self._counted = self.exchanges.step
         self._steps = None
 
     def _settle(self, move: Settle) -> None:
@@ -148,7 +156,7 @@ class Truth:
             for each in given:
                 self.steps.batch(each)
         except FailedError:
-            self._steps = None
+            self._leave()
         return self.attached
 
     # --- what is done to models
@@ -176,6 +184,7 @@ class Truth:
         self._start_anew(move.seed)
 
     def _start_anew(self, seed: int) -> None:
+        self._counted = 0
         self._replicas = [Replica.new(seed + rank, self._optimizer) for rank in range(len(self._replicas))]
         self._steps = None
 
