@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from toys import batches, flat, mlp, on_ranks, sgd
 import hocket
 from hocket.errors import HocketError, ReplacedError
 
-EXCHANGED = {
+EXCHANGED: dict[str, tuple[Any, ...]] = {
     "whole": ("sgd",),
     "in layers": ("agd", "gradients.0.segments=layers"),
     "compressed": (
@@ -31,7 +32,7 @@ EXCHANGED = {
         },
     ),
 }
-LOCAL = {
+LOCAL: dict[str, tuple[Any, ...]] = {
     "local": ("local",),
     "gossip": ("dpsgd",),
     "push-sum": ("sgp",),
@@ -198,7 +199,7 @@ def test_close_merges_what_is_under_way_of_a_model_that_was_changed_since(branch
         session.close()
         return flat(model)
 
-    changed, plain = (on_ranks(2, lambda rank, c=changes: run(rank, changes=c)) for changes in (True, False))
+    changed, plain = (on_ranks(2, partial(run, changes=changes)) for changes in (True, False))
     for one, other in zip(changed, plain, strict=True):
         assert torch.equal(one, other)
 
@@ -223,7 +224,7 @@ def test_an_evaluation_through_session_data_changes_no_training(branch: str, how
             passes = session.epochs.ended
         return flat(model), session.step, passes, counted
 
-    looked, plain = (on_ranks(2, lambda rank, e=each: run(rank, evaluates=e)) for each in (True, False))
+    looked, plain = (on_ranks(2, partial(run, evaluates=each)) for each in (True, False))
     for rank, (one, other) in enumerate(zip(looked, plain, strict=True)):
         assert torch.equal(one[0], other[0])
         assert one[1:3] == other[1:3] == (10, 2)
@@ -256,7 +257,7 @@ def test_a_model_that_is_trained_in_eval_mode_is_trained(branch: str) -> None:
             passes = session.epochs.ended
         return flat(model), session.step, passes
 
-    one, other = (on_ranks(2, lambda rank, e=each: run(rank, evaluating=e)) for each in (True, False))
+    one, other = (on_ranks(2, partial(run, evaluating=each)) for each in (True, False))
     for (mine, *counts), (plain, *others) in zip(one, other, strict=True):
         assert torch.equal(mine, plain)
         assert counts == others == [10, 2]
@@ -282,6 +283,23 @@ def test_a_second_session_in_the_loop_of_the_first_counts_no_repeated_batch(bran
             follower.settle()
         return flat(second)
 
-    shared, own = (on_ranks(2, lambda rank, s=each: run(rank, shares=s)) for each in (True, False))
+    shared, own = (on_ranks(2, partial(run, shares=each)) for each in (True, False))
     for mine, alone in zip(shared, own, strict=True):
         torch.testing.assert_close(mine, alone)
+
+
+def test_close_after_the_error_of_one_rank_waits_for_nobody() -> None:
+    def run(rank: int) -> bool:
+        model = mlp()
+        optimizer = sgd(model)
+        session = hocket.attach(model, optimizer, "dpsgd")
+        if rank == 0:
+            session.abandon()
+            return True
+        add_layer(model)
+        with pytest.raises(ReplacedError):
+            session.settle()
+        session.close()
+        return True
+
+    assert on_ranks(2, run) == [True, True]

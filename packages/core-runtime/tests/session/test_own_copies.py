@@ -149,7 +149,7 @@ def test_torchscript_is_refused_by_name() -> None:
 def test_gradients_of_another_dtype_are_refused_where_they_are_exchanged() -> None:
     def model_of() -> nn.Module:
         model = nn.Linear(5, 3).bfloat16()
-        model.weight.grad_dtype = torch.float32  # type: ignore[attr-defined]
+        model.weight.grad_dtype = torch.float32
         return model
 
     def run(rank: int) -> None:

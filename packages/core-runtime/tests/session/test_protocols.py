@@ -22,7 +22,7 @@ class Holder(torch.optim.Optimizer):
         self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
         self.steps = 0
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         self.steps += 1
         return self.optimizer.step(closure)
 
@@ -40,8 +40,8 @@ def steps_of(count: int) -> list[list[tuple[Any, float]]]:
 def test_an_optimizer_that_holds_one_is_attached(strategy: tuple[str, ...], depth: int) -> None:
     def run(rank: int) -> tuple[Tensor, int, int]:
         model = mlp()
-        optimizer: Any = sgd(model)
-        for _ in range(depth):
+        optimizer = Holder(sgd(model))
+        for _ in range(depth - 1):
             optimizer = Holder(optimizer)
         with hocket.attach(model, optimizer, hocket.compose(*strategy)) as session:
             assert session.optimizer is optimizer
