@@ -86,7 +86,9 @@ class Halves(Tensor):
         return cls(high, (value - high).to(torch.float32), value.dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten._to_copy.default, torch.ops.aten.detach.default):
             return return_and_correct_aliasing(
                 func, args, kwargs or {}, cls(args[0].high, args[0].low, args[0].dtype)

@@ -38,7 +38,8 @@ class Beside(nn.Module):
         self.register_buffer("moving", torch.zeros(2, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.student(x))
+        y: Tensor = self.norm(self.student(x))
+        return y
 
 
 def differing(rank: int) -> Beside:
@@ -63,12 +64,12 @@ def consensus(
     model, now = Beside(), differing(rank)
     optimizer = torch.optim.SGD([*model.student.parameters(), *model.norm.parameters()], lr=0.1)
     with hocket.attach(model, optimizer, strategy, **attach) as session:
-        model.cache = now.cache.clone()
+        model.cache = now.get_buffer("cache").clone()
         if rank == 1:
             model.filled = torch.ones(1)
         for name, given in now.named_buffers():
             model.get_buffer(name).copy_(given)
-        model.teacher.weight.copy_(now.teacher.weight)
+        model.get_parameter("teacher.weight").data.copy_(now.get_parameter("teacher.weight"))
         with session.consensus():
             within = {name: value.clone() for name, value in model.state_dict().items()}
         return within, {name: value.clone() for name, value in model.state_dict().items()}
