@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hocket.checkpoint.subclasses import is_composite
 from hocket.session.optimizers import Optimizers
 
 __all__ = ["OwnCopies", "copies_of_weights"]
@@ -70,7 +71,8 @@ def copies_of_weights(optimizer: Optimizer) -> list[str]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found = []
     for name, kept in _kept(optimizer, parameters):
-        pairs = [(p, t) for p, t in kept if t is not p and t.data_ptr() != p.data_ptr()]
+        pairs = [(p, t) for p, t in kept if t is not p and not is_composite(t)]
+        pairs = [(p, t) for p, t in pairs if t.data_ptr() != p.data_ptr()]
         if pairs and _lies_by(pairs):
             found.append(name)
     return sorted(set(found))
