@@ -159,7 +159,9 @@ def test_ranks_weigh_as_much_as_their_batches() -> None:
 
 
 def test_frozen_parameters_stay_at_home() -> None:
-    def run() -> float:
+    """An exchange leaves them alone; one model on all ranks is what a consensus shows, until its end."""
+
+    def run() -> list[float]:
         frozen = torch.nn.Linear(4, 4).requires_grad_(False)
         frozen.weight.fill_(hocket.join().rank)
         model = torch.nn.Sequential(frozen, torch.nn.Linear(4, 4)).double()
@@ -167,10 +169,12 @@ def test_frozen_parameters_stay_at_home() -> None:
         with hocket.attach(model, optimizer, diloco(OUTERS[3], every=1), initial="keep") as session:
             model(torch.ones(1, 4).double()).sum().backward()
             optimizer.step()
+            seen = [float(frozen.weight.detach().mean())]
             with session.consensus():
-                return float(frozen.weight.detach().mean())
+                seen.append(float(frozen.weight.detach().mean()))
+            return [*seen, float(frozen.weight.detach().mean())]
 
-    assert on_ranks(3, run) == [0, 1, 2]
+    assert on_ranks(3, run) == [[rank, 1, rank] for rank in range(3)]
 
 
 def test_outer_parameters_begin_equal_where_replicas_do_not() -> None:

@@ -7,6 +7,7 @@ the training thread puts what is to be communicated into a queue, from which a c
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.progress.engine import ProgressEngine
@@ -111,7 +112,8 @@ class ThreadProgress(ProgressEngine):
         self._carried = {}
         if self.error is not None and self._told is not None:
             self._told.set()
-        super().abandon()
+        with suppress(PeerLostError):  # where the world ends its thread has ended, too
+            super().abandon()
 
     def _stop(self) -> None:
         if self._thread is not None:
