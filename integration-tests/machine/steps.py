@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -68,8 +69,11 @@ class Steps:
             self._gather(given)
             if not given.ends:
                 return
+            residuals = copy.deepcopy(self.exchanges.residuals)
             self._exchange(given)
             if given.way.how == "sam":
+                # What comes of gradients that are dropped is taken out of what a compressor remembers.
+                self.exchanges.residuals = residuals
                 self._ascend(given)
             elif given.way.how == "twice":
                 self._add(given)

@@ -123,15 +123,16 @@ class Truth:
             records.tell("steps", [self.exchanges.step, self.steps.skipped[rank]])
 
     def _consensus(self, move: Consensus) -> None:
-        self.exchanges.settle(self._replicas)
+        # A look leaves what is under way where it was.
         models = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
-        push_weights = self.exchanges.push_weights
+        exchanges = copy.deepcopy(self.exchanges) if move.leaves else self.exchanges
+        self.exchanges.settle(self._replicas)
         self.exchanges.consensus(self._replicas, whole=True)
         self._look()
         if move.leaves:
             for replica, model in zip(self._replicas, models, strict=True):
                 replica.model.load_state_dict(model)
-            self.exchanges.push_weights = push_weights
+            self.steps.exchanges = exchanges
             self._look()
 
     # --- steps
