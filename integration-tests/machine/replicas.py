@@ -220,6 +220,11 @@ class Exchanges:
         if self.entry.at(self.step) is not self.rule:
             self._change_phase(replicas)
 
+    @property
+    def is_delayed(self) -> bool:
+        """Whether what parameters' exchanges bring is merged some steps later."""
+        return self.rule.parameters is not None and self.rule.parameters.delayed
+
     def begin_forward(self, replicas: Sequence[Replica]) -> None:
         """Exchange the parameters x / w that models hold, if that is due."""
         self.bias(replicas)

@@ -123,7 +123,9 @@ class Truth:
             records.tell("steps", [self.exchanges.step, self.steps.skipped[rank]])
 
     def _consensus(self, move: Consensus) -> None:
-        # A look leaves what is under way where it was.
+        # What is due before the next forward comes before a look, too; what is under way stays so.
+        if not self.exchanges.is_delayed:
+            self.exchanges.begin_forward(self._replicas)
         models = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
         exchanges = copy.deepcopy(self.exchanges) if move.leaves else self.exchanges
         self.exchanges.settle(self._replicas)
