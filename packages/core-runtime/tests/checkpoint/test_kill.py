@@ -72,9 +72,11 @@ def test_a_kill_at_any_operation(tmp_path: Path) -> None:
         [_, first] = (i for i, seen in enumerate(_DISK.seen) if seen == "open .hocket-lock")
         operations = _DISK.seen[first:]
     # Both ranks' files and the manifest: written and renamed; then their directory; then the older checkpoint goes.
-    renamed = [seen.rpartition("-")[0] or seen for seen in operations if seen.startswith("os.rename")]
-    assert sorted(renamed[:2]) == ["os.rename rank", "os.rename rank"]
-    assert renamed[2:] == ["os.rename manifest.json.hocket-tmp", "os.rename step-00000006", "os.rename step"]
+    renamed = [seen for seen in operations if seen.startswith("os.rename")]
+    unfinished = [f"os.rename rank-{rank:04d}.safetensors.hocket-tmp" for rank in range(RANKS)]
+    assert sorted(renamed[:2]) == unfinished
+    assert renamed[2] == "os.rename manifest.json.hocket-tmp"
+    assert [seen.rpartition("-")[0] for seen in renamed[3:]] == ["os.rename step-00000006", "os.rename step"]
     assert operations[-1] == "os.remove .hocket-lock"
     assert len(operations) > 12
     found = set()

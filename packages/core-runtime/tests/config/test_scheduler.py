@@ -178,7 +178,8 @@ def test_a_run_steps_them_and_goes_on_with_them(tmp_path: Path, rates: dict[str,
     for name, rate in (("Muon", 0.02), ("AdamW", 1e-3)):
         assert expected[name][::2] == pytest.approx([rate * a * b for a, b in zip(wsd, others, strict=True)])
     rates.clear()
-    shutil.copy(whole / "metrics.jsonl", cut)
+    for name in ("metrics.jsonl", ".hocket.json"):
+        shutil.copy(whole / name, cut)
     shutil.copytree(whole / "checkpoints/step-00000005", cut / "checkpoints/step-00000005")
     run_virtual(run, cut, resume=True)
     assert rates == {name: told[2 * 5 :] for name, told in expected.items()}

@@ -91,11 +91,17 @@ def test_local_ranks_are_as_late_as_their_own_delays(train: Train) -> None:
 def test_measuring_takes_no_time(recipe: str, train: Train) -> None:
     late = "delays={name: random_subset, count: 1, seconds: 0.3}"
     settings = (f"compute={{step_s: {STEP_S}}}", late, "epochs=2")
-    _, rarely = train(recipe, *settings, "log_every=100")
+    few, rarely = train(recipe, *settings, "log_every=100")
     rows, often = train(recipe, *settings, "log_every=1", "eval_every=3", "checkpoint.every=7")
-    assert often["seconds"] == pytest.approx(rarely["seconds"], rel=1e-9)
+    # What ranks tell each other of their first batch, once, may be under way while they are measured: a wait for one
+    # late rank.
+    assert often["seconds"] == pytest.approx(rarely["seconds"], abs=1e-3)
     assert often["exposed_wait_fraction_ranks"] == pytest.approx(
-        rarely["exposed_wait_fraction_ranks"], rel=1e-9
+        rarely["exposed_wait_fraction_ranks"], abs=0.3 / rarely["seconds"]
+    )
+    (of_few,), (of_rows,) = ([row for row in each if row["step"] == STEPS // 2] for each in (few, rows))
+    assert often["seconds"] - of_rows["seconds"] == pytest.approx(
+        rarely["seconds"] - of_few["seconds"], rel=1e-9
     )
     assert all(0 <= row["wait_share_min"] <= row["wait_share_max"] <= 1 for row in rows)
 
@@ -133,13 +139,17 @@ def test_forward_hides_what_comes_before_a_layer_is_read(train: Train) -> None:
     """The first layer's exchange is exposed; a third of a step hides as much of the others'."""
     step_s, seconds = 3 * 0.05, {}
     for overlap in ("none", "forward"):
-        settings = (f"compute={{step_s: {step_s}}}", "epochs=1", "parameters.0.segments=layers")
-        _, summary = train("dpsgd", *settings, f"parameters.0.overlap={overlap}")
-        seconds[overlap] = summary["seconds"]
-    exposed_s = seconds["none"] - STEPS // 2 * step_s
-    # The exchange after the last step has no forward to overlap with.
-    hidden_s = (seconds["none"] - seconds["forward"]) / (STEPS // 2 - 1)
-    assert hidden_s == pytest.approx(exposed_s / (STEPS // 2) * (LAYERS - 1) / LAYERS, rel=0.05)
+        settings = (
+            f"compute={{step_s: {step_s}}}",
+            "epochs=1",
+            "parameters.0.segments=layers",
+            "log_every=1",
+        )
+        rows, _ = train("dpsgd", *settings, f"parameters.0.overlap={overlap}")
+        # After the first step ranks tell each other of their loops; the last one's exchange has no forward to overlap.
+        seconds[overlap] = (rows[-2]["seconds"] - rows[1]["seconds"]) / (len(rows) - 3)
+    exposed_s, hidden_s = seconds["none"] - step_s, seconds["none"] - seconds["forward"]
+    assert hidden_s == pytest.approx(exposed_s * (LAYERS - 1) / LAYERS, rel=0.05)
 
 
 def test_accumulated_batches_take_a_step_together(train: Train) -> None:

@@ -170,14 +170,19 @@ class ParameterStorage:
         with torch.no_grad():
             for bound, value in were_set if shown else ():
                 bound.view.copy_(value)
+        gives_back = True
         try:
             yield
+        except GeneratorExit:
+            gives_back = False  # a consensus without `with`, which is for good
+            raise
         finally:
-            with torch.no_grad():
-                for flat, value in zip(self.flats, before, strict=False):
-                    flat.copy_(value)
-            for bound, value in were_set:
-                bound.parameter.data = value
+            if gives_back:
+                with torch.no_grad():
+                    for flat, value in zip(self.flats, before, strict=False):
+                        flat.copy_(value)
+                for bound, value in were_set:
+                    bound.parameter.data = value
 
     def _remember(self) -> None:
         """Take what the modules hold now for what they have to hold from now on."""

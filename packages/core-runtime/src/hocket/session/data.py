@@ -79,7 +79,7 @@ class SessionData:
     def __iter__(self) -> Iterator[Any]:
         self._session.meet("the next pass over session.data")
         current = self._begin()
-        early, trained = True, False
+        early, trained = True, current.num_steps > 0  # before it was resumed
         try:
             for _ in self._common_steps(current):
                 has_batch = current.advance()
