@@ -23,7 +23,19 @@ STRATEGIES: dict[str, Any] = {
         "periodic_average", "parameters.0.every=4", "parameters.0.delay=3", "parameters.0.merge=add"
     ),
     "streaming": hocket.compose(
-        "diloco.streaming", "parameters.0.every=6", "parameters.0.segments.count=2", "parameters.0.delay=2"
+        {
+            "parameters": [
+                {
+                    "collective": "allreduce",
+                    "segments": "layers",
+                    "every": 6,
+                    "stagger": True,
+                    "delay": 2,
+                    "merge": {"name": "blend", "local": 0.5},
+                    "outer": {"name": "sgd", "lr": 0.4, "momentum": 0.9, "nesterov": True},
+                }
+            ]
+        }
     ),
     "dpsgd, forward": hocket.compose("dpsgd", "parameters.0.overlap=forward"),
     "sgp": hocket.compose("sgp"),

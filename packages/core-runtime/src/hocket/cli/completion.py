@@ -42,7 +42,11 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
 
 def _everything() -> Registry:
     """Return the registry with all plugins that load."""
-    logging.getLogger("hocket").setLevel(logging.ERROR)  # a shell shows what is completed, and no warnings
-    registry = default_registry()
-    registry.load_installed()
+    registry, log = default_registry(), logging.getLogger("hocket")
+    level = log.level
+    log.setLevel(logging.ERROR)  # a shell shows what is completed, and no warnings
+    try:
+        registry.load_installed()
+    finally:
+        log.setLevel(level)
     return registry
