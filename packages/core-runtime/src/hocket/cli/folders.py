@@ -73,6 +73,7 @@ def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Pa
     finally:
         if make:
             _remove_empty(folder)
+            _remove_empty(folder.parent)
 
 
 def _is_new(folder: Path, make: bool) -> bool:
