@@ -190,8 +190,8 @@ _SETTINGS = st.fixed_dictionaries(
     optional={
         "epochs": st.integers(1, 10**9),
         "batch_size": st.integers(1, 10**9),
-        "seed": st.integers(0, 2**63),
-        "ranks": st.none() | st.integers(1, 10**6),
+        "seed": st.integers(0, 2**63 - 1),
+        "ranks": st.none() | st.integers(1, 65536),
         "steps": st.none() | st.integers(1, 10**9),
         "timeout_s": st.floats(min_value=1e-9, max_value=1e9) | st.integers(1, 10**6),
         "log_every": st.integers(1, 10**9),
