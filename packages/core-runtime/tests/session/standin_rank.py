@@ -111,10 +111,10 @@ def spoiled(strategy: str, device: torch.device) -> str:
 
 def hung(strategy: str, device: torch.device) -> str:
     """Return the error of a step in which the device does not end what it does with other ranks."""
-    model, peer = Model().to(device), hocket.join()
+    model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = hocket.attach(model, optimizer, strategy, lanes="nccl")
-    longest_s, peer.timeout_s = peer.timeout_s, 1.0
+    session.peer.timeout_s = 1.0
     standin.hung = True
     try:
         model(torch.ones(4, 5).to(device)).square().mean().backward()
@@ -123,7 +123,6 @@ def hung(strategy: str, device: torch.device) -> str:
         return str(error)
     finally:
         standin.hung = False
-        peer.timeout_s = longest_s
         session.abandon()
     return "nothing"
 
