@@ -6,7 +6,7 @@ import json
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import standin
 import torch
@@ -61,7 +61,9 @@ def train(
     model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     waits: list[str] = []
-    with hocket.attach(model, optimizer, strategy, on_nonfinite="skip", lanes=lanes) as session:
+    # Who steps with gradients of its own and leaves out NaN has to wait for the device to know of it.
+    on_nonfinite: Literal["skip", "error"] = "skip" if hocket.compose(strategy).gradients else "error"
+    with hocket.attach(model, optimizer, strategy, on_nonfinite=on_nonfinite, lanes=lanes) as session:
         batches = torch.randn(STEPS, 4, 5, generator=torch.Generator().manual_seed(session.rank)).to(device)
         if nan_at is not None and session.rank == 1:
             batches[nan_at] = float("nan")

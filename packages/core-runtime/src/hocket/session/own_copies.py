@@ -24,6 +24,23 @@ _log = logging.getLogger("hocket")
 
 #: After so many steps it is looked: some are made in a first step, some when they are first used.
 _LOOKS = frozenset({1, 10})
+#: What torch's own optimizers keep of gradients, which needs no look: one would wait for a device.
+_MOMENTS = frozenset(
+    {
+        "momentum_buffer",
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "exp_inf",
+        "square_avg",
+        "grad_avg",
+        "sum",
+        "acc_delta",
+        "prev",
+        "step_size",
+        "step",
+    }
+)
 # Of each tensor; enough to tell a copy, and soon read.
 _MOST_ELEMENTS = 1 << 14
 # A copy has nearly the direction of the parameters, and about their length.
@@ -83,7 +100,8 @@ def _kept(
 ) -> Iterator[tuple[str, list[tuple[Tensor, Tensor]]]]:
     """Yield by name what could be copies, each with its parameter."""
     states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
-    for key in {key for _, state in states if isinstance(state, dict) for key in state}:
+    known = _MOMENTS if type(optimizer).__module__.startswith("torch.optim") else frozenset()
+    for key in {key for _, state in states if isinstance(state, dict) for key in state} - known:
         pairs = [(p, state.get(key)) for p, state in states if isinstance(state, dict)]
         yield f"state {key!r}", [(p, t) for p, t in pairs if isinstance(t, Tensor) and t.shape == p.shape]
     places = [vars(optimizer), *optimizer.param_groups]
