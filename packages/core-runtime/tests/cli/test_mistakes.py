@@ -150,13 +150,15 @@ def test_a_mistake_found_before_ranks_are_started(
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["run", "sgd", "-n", "0"], "Error: Invalid value for '-n' / '-np' / '--np': 0 is not in the range 1"),
+        (["run", "sgd", "-n", "0"],
+         "Error: Invalid value for '-n' / '-np' / '--np': 0 is not in the range 1<=x<=65536."),
         (["run", "sgd", "-n", "two"], "Error: Invalid value for '-n' / '-np' / '--np': 'two' is not a valid integer"),
         (["run", "sgd", "--transport", "carrier_pigeon"], "Error: Invalid value for '--transport': 'carrier"),
         (["run", "sgd", "--out", "FILE"], "Error: Invalid value for '--out': Directory 'FILE' is a file."),
         (["run"], "Error: Missing argument 'RECIPE|FILE.yaml'."),
         (["rnu", "sgd"], "Error: No such command 'rnu'."),
-        (["plan", "sgd", "-n", "-4"], "Error: Invalid value for '-n' / '-np' / '--np': -4 is not in the range"),
+        (["plan", "sgd", "-n", "-4"],
+         "Error: Invalid value for '-n' / '-np' / '--np': -4 is not in the range 1<=x<=65536."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
