@@ -294,14 +294,15 @@ def _selected(offered: Offered, indices: NDArray[np.int64]) -> tuple[Vector, NDA
 
 
 def _fed_back(send: Send, decay: float) -> Send:
-    """V <- decay V + G, send C(V), V <- V - C(V)."""
+    """V <- decay V + G, send C(V), V <- V - C(V); a parameter without a gradient keeps V, and sends nothing of it."""
     residual: Any = 0.0
 
     def sender(offered: Offered) -> tuple[Vector, NDArray[np.bool_]]:
         nonlocal residual
-        offered.data = decay * residual + offered.data
+        kept = residual
+        offered.data = np.where(offered.has, decay * residual + offered.data, 0.0)
         sent, where = send(offered)
-        residual = offered.data - sent
+        residual = np.where(offered.has, offered.data - sent, kept)
         return sent, where
 
     return sender
@@ -320,7 +321,7 @@ def _corrected(send: Send, masking: bool) -> Send:
         offered.data = np.where(offered.has, velocity, 0.0)
         sent, where = send(offered)
         if masking:
-            velocity = np.where(where, 0.0, velocity)
+            velocity = np.where(where & offered.has, 0.0, velocity)
         return sent, where
 
     return sender

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -38,8 +40,8 @@ def train(strategy: Strategy, begun: Begun | None) -> list[float]:
     peer = hocket.join() if begun is None else OrderedHost(hocket.join(), begun)
     model, drawing = Branches(), np.random.default_rng(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    lanes = "host" if begun is None else "gloo"
-    with hocket.attach(model, optimizer, strategy, peer=peer, lanes=lanes) as session:  # type: ignore[arg-type]
+    lanes: Literal["host", "gloo"] = "host" if begun is None else "gloo"
+    with hocket.attach(model, optimizer, strategy, peer=peer, lanes=lanes) as session:
         for _ in range(STEPS):
             order = drawing.permutation(4)[: drawing.integers(1, 5)].tolist()
             optimizer.zero_grad()

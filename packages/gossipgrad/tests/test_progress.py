@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -63,6 +63,11 @@ class _WatchedPeer(WrapperPeer):
 
     def _wrap_lane(self, held: Lane, capacity_bytes: int) -> Lane:
         return _WatchedLane(held, self._note)
+
+    def _wrap_group(self, held: Peer, ranks: Sequence[int]) -> Peer:
+        group = _WatchedPeer(held)
+        group.seen_by, group.looks_s = self.seen_by, self.looks_s
+        return group
 
     def _note(self) -> None:
         self.seen_by.add(threading.get_ident())
@@ -128,7 +133,7 @@ def test_what_is_one_step_late_is_looked_at_between_layers_of_both_passes() -> N
             "samples=null",
             "parameters.0={overlap: none, delay: 1}",
             layers=4,
-            steps=1,
+            steps=2,  # before the second batch ranks wait for each other once
             charge_s=1.0,
         )
         return watched.looks_s

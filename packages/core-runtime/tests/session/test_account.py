@@ -112,7 +112,7 @@ def play(
                 sum(model(x, trained) for x in batches(number)).backward()
         elif move == "probe" and trained:
             torch.autograd.grad(
-                sum(model(x, trained) for x in batches(number)), [model.layers[trained[0]].weight]
+                sum(model(x, trained) for x in batches(number)), list(model.layers[trained[0]].parameters())
             )
         elif move in ("freeze", "thaw"):
             for layer in used:
@@ -139,7 +139,9 @@ def applied_and_kept(
                 states = {} if opened.channel.packing is None else opened.channel.packing.states
                 for segment in opened.segments:
                     residual = None if segment.index not in states else states[segment.index].residual
-                    for span in segment.spans if residual is not None else ():
+                    if residual is None:
+                        continue
+                    for span in segment.spans:
                         kept[int(span.name.split(".")[1])] += residual[span.start : span.stop]
         return -torch.cat([p.detach() for p in model.parameters()]), kept
 

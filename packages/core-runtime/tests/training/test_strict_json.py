@@ -64,7 +64,7 @@ def test_the_text_stands_beside() -> None:
 def test_a_run_that_diverges_leaves_strict_json_and_compares_as_what_it_is(
     hocket: Callable[..., Any], tmp_path: Path
 ) -> None:
-    given = (
+    given: tuple[str, ...] = (
         "steps=6",
         "log_every=2",
         "optimizer={name: sgd, lr: 1.0e+30}",

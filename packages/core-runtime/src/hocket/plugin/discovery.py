@@ -84,7 +84,7 @@ def installed() -> Iterable[EntryPoint]:
 
 def _readable() -> list[EntryPoint]:
     """Return the entry points of the packages whose files can be read, and say of which they cannot."""
-    found = []
+    found: list[EntryPoint] = []
     for distribution in importlib.metadata.distributions():
         try:
             found += distribution.entry_points.select(group=PROJECT)

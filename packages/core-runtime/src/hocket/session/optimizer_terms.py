@@ -168,17 +168,17 @@ class AppliedTerms:
             lane.iallreduce(own.numpy(), total.numpy()).wait()
             self._give_buffers(segment, total.mul_(1 / (self._peer.size * self._opened.scale)))
         lane.close()
-        self._unhook()
+        self.unhook()
 
     @torch.no_grad()
     def hand_back_own(self) -> None:
         """Give the optimizer its terms again, and what this rank alone knows of the momentum buffers."""
         self.resume()
-        self._unhook()
         for segment, momentum in self._momenta():
             self._give_buffers(segment, momentum / self._opened.scale)
 
-    def _unhook(self) -> None:
+    def unhook(self) -> None:
+        """Leave what optimizers save and load as it is."""
         for handle in self._handles:
             handle.remove()
 

@@ -409,5 +409,7 @@ class ActivePhase:
         for hook in self._hooks:
             hook.close()
         self._hooks, self._merges = [], []
+        if self.terms is not None:
+            self.terms.unhook()
         if self.gradients is not None:
             self.gradients.close()

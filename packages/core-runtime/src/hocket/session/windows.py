@@ -3,7 +3,8 @@
 Between two steps there may be several batches, and only the user's loop knows how many. A rank that leaves one of them
 out (`continue`, before a backward) cannot know whether the others end their step with it. So once batches are known to
 add up, each rank tells of each batch what it does with it, without waiting, before it sends anything of its step; who
-has left a batch out waits for what the others tell. Loops that step with each batch tell this of their first one only.
+has left a batch out waits for what the others tell. Loops that step with each batch tell this of their first one only,
+and wait for the others' word before their second.
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class Windows:
         self._under_way: deque[tuple[Request, Array, Array]] = deque()
 
     def begin_batch(self) -> None:
-        """Expect to tell what becomes of another batch."""
+        """Expect to tell what becomes of another batch; waits, before the second, for what became of the first."""
         self._told = False
+        if self.in_use is None and self._under_way:
+            self._learn()
 
     def tell(self, *, adds: bool = False, steps: bool = False) -> None:
         """Tell the others, once a batch, whether it adds to a step or ends it; with neither it is left out."""
@@ -58,8 +61,6 @@ class Windows:
         self.adds_up = self.adds_up or adds
         if self._lane is None:
             return
-        if self.in_use is None and self._under_way:
-            self._learn()
         if self.in_use is False:
             return
         while len(self._under_way) > _MOST_UNDER_WAY or (self._under_way and self._under_way[0][0].done()):
