@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from codes import largest_of_chunks
 from numpy.typing import NDArray
 from torch import nn
 
@@ -32,6 +31,7 @@ Values = NDArray[np.float64]
 class TestDct(CompressorConformance):
     compressors = (
         Dct(ChunkTopK(16, 3), tile=4),
+        Dct(ChunkTopK(k=3, tile=4), tile=4),
         Dct(ErrorFeedback(ChunkTopK(64, 5), decay=1.0)),
     )
     rounding = 1e-5
@@ -79,6 +79,12 @@ def matrix_of(name: str) -> Values:
 MATRICES = {name: matrix_of(name) for name in SHAPES}
 
 
+def largest_of_tiles(spectrum: Values, numel: int, k: int) -> NDArray[np.intp]:
+    """Return the places of the k largest of each tile of so many coefficients, or of all where it has fewer."""
+    by_tile = np.argsort(-np.abs(spectrum.reshape(-1, numel)), axis=1, kind="stable")[:, :k]
+    return (by_tile + np.arange(0, spectrum.size, numel)[:, None]).ravel()
+
+
 def target(rank: int, step: int, numel: int) -> Values:
     found: Values = np.sin(np.arange(numel) * (0.3 + rank) + 0.5 * step + rank)
     return found
@@ -97,7 +103,7 @@ def expected(ranks: int) -> dict[str, Values]:
                 own += LR * (values - target(rank, step, values.size))
                 spectrum = MATRICES[name] @ own
                 kept = np.zeros_like(spectrum)
-                chosen = largest_of_chunks(spectrum, TILE * TILE, K)
+                chosen = largest_of_tiles(spectrum, int(np.prod(SIDES[name])), K)
                 kept[chosen] = spectrum[chosen]
                 own -= MATRICES[name].T @ kept
                 sums += kept
@@ -123,7 +129,7 @@ def train(*overrides: str) -> dict[str, Values]:
         "diloco.demo",
         f"gradients.0.compressor={{tile: {TILE}}}",
         f"gradients.0.compressor.compressor={{decay: {DECAY}}}",
-        f"gradients.0.compressor.compressor.compressor={{chunk: {TILE * TILE}, k: {K}}}",
+        f"gradients.0.compressor.compressor.compressor={{tile: {TILE}, k: {K}}}",
         *overrides,
     )
     with hocket.attach(model, optimizer, strategy) as session:
@@ -143,6 +149,23 @@ def test_demo_is_that_of_the_paper(ranks: int) -> None:
     for given in hocket.virtual(ranks).run(train):
         for name in SHAPES:
             np.testing.assert_allclose(given[name], wanted[name], rtol=0, atol=1e-5)
+
+
+def test_each_tile_sends_its_own_largest() -> None:
+    """A tile whose coefficients are small sends as many as one beside it whose are large."""
+    kernel = nn.Parameter(torch.zeros(8, 6))
+    spans = partition(named_spans([("kernel", kernel), ("bias", nn.Parameter(torch.zeros(10)))]), Model())[0]
+    numel = spans[-1].start + spans[-1].padded_numel
+    segment = Segment("segment", 0, spans, torch.zeros(numel), torch.zeros(numel))
+    # Tiles of 4 x 3, four of them, and of 1 x 2, five of them.
+    segment.outgoing[: spans[0].numel] = torch.arange(1.0, 49).view(8, 6).mul(0.01).pow(3).flatten()
+    segment.outgoing[spans[1].start : spans[1].stop] = 1.0
+    compressor = ChunkTopK(k=3, tile=4)
+    chunks = compressor.chunks(segment)
+    assert chunks.runs.lengths.tolist() == [12] * 4 + [2] * 5
+    assert chunks.counts.tolist() == [3] * 4 + [2] * 5
+    sent = dense(compressor, run_round(compressor, segment, compressor.init(segment), 0))
+    assert [int((sent[12 * tile : 12 * tile + 12] != 0).sum()) for tile in range(4)] == [3] * 4
 
 
 def test_with_the_mean_over_ranks_the_signs_are_others() -> None:
@@ -172,6 +195,8 @@ def test_all_coefficients_are_all_values() -> None:
         (lambda: MomentumCorrection(Dct(ChunkTopK())), "put momentum_correction inside"),
         (lambda: Dct(ChunkTopK(), tile=0), "tile must be 1 or more"),
         (lambda: Dct(PowerSGD()), "use it without dct"),
+        (lambda: Dct(ErrorFeedback(ChunkTopK(tile=32))), "that of what chooses coefficients, 32, not 64"),
+        (lambda: ChunkTopK(tile=65), "tile must be 0 to 64"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, advice: str) -> None:

@@ -1,4 +1,4 @@
-"""Top-k of chunks: the largest values of each run of 4096, with their places in it in 12 bits.
+"""Top-k of chunks: the largest values of each run of 4096, or of each tile, with their places in it in 12 bits.
 
     bytes        content
     c * b        the trailer, in the segment's dtype
@@ -8,7 +8,8 @@
 c is the trailer's length, b the bytes of the segment's dtype, k the sum of what is chosen of each chunk.
 
 Source: A. Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706. There
-chunks are tiles of 64 x 64 in matrices; here they are runs of 4096 elements everywhere.
+chunks are tiles of 64 x 64 in matrices; here they are runs of 4096 elements everywhere. Cosine coefficients
+(`diloco.dct`) lie tile after tile, so that there a chunk may be a tile.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ __all__ = ["LARGEST_CHUNK", "ChunkTopK", "Chunks"]
 
 #: What 12 bits can count.
 LARGEST_CHUNK = 4096
+_LONGEST_TILE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,8 @@ class ChunkTopK(Compressor):
     Attributes:
         chunk: elements, 1 to 4096.
         k: how many of them travel, 1 to `chunk`.
+        tile: within `diloco.dct` of the same `tile`, up to 64, chunks are its tiles, of whatever size, and `k` of each
+            travel, or all of a smaller one; 0: runs of `chunk` elements.
 
     Raises:
         ValueError: a field is not in its range.
@@ -82,8 +86,13 @@ class ChunkTopK(Compressor):
 
     chunk: int = LARGEST_CHUNK
     k: int = 64
+    tile: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.tile <= _LONGEST_TILE:
+            raise ValueError(
+                f"tile must be 0 to {_LONGEST_TILE}, as places in it have 12 bits, not {self.tile}"
+            )
         if not 1 <= self.chunk <= LARGEST_CHUNK:
             raise ValueError(
                 f"chunk must be 1 to {LARGEST_CHUNK}, as places in it have 12 bits, not {self.chunk}"
@@ -97,7 +106,7 @@ class ChunkTopK(Compressor):
 
     def chunks(self, shape: SegmentShape) -> Chunks:
         """Return the chunks of a segment."""
-        return _chunks(tuple(shape.spans), self.chunk, self.k)
+        return _chunks(tuple(shape.spans), self)
 
     def init(self, segment: Segment) -> State:
         return _Sparse(self.footprint(segment).longest_bytes)
@@ -162,7 +171,7 @@ class ChunkTopK(Compressor):
             values, places, rounded, runs.starts, runs.lengths, chunks.counts, dense, clear
         ):
             raise IndexError(
-                f"a message for {segment.name} has a place beyond its chunk of {self.chunk} elements"
+                f"a message for {segment.name} has a place beyond its chunk of {self.tile**2 or self.chunk} elements"
             )
 
     def footprint(self, shape: SegmentShape) -> Footprint:
@@ -188,11 +197,15 @@ class _Sparse(State):
 
 
 @lru_cache(maxsize=1024)
-def _chunks(spans: tuple[Span, ...], length: int, k: int) -> Chunks:
-    from hocket_diloco.groups import Groups, runs_of
+def _chunks(spans: tuple[Span, ...], compressor: ChunkTopK) -> Chunks:
+    from hocket_diloco.groups import Groups, runs_of, tiles_of
 
-    runs = runs_of(spans, length)
-    counts = -(-runs.lengths * k // length)
+    if compressor.tile:
+        runs = tiles_of(spans, compressor.tile)
+        counts = np.minimum(runs.lengths, compressor.k)
+    else:
+        runs = runs_of(spans, compressor.chunk)
+        counts = -(-runs.lengths * compressor.k // compressor.chunk)
     ends = np.cumsum(counts)
     of_chunks = Groups(ends - counts, counts)
     bounds = np.concatenate([[0], ends])

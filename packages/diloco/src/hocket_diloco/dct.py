@@ -1,8 +1,7 @@
 """The discrete cosine transform of tiles, in which a few coefficients say most of a momentum.
 
-A tile is a block of a matrix, its sides the largest divisors up to `tile` of the matrix's: with A and B the orthonormal
-DCT-II matrices of its sides, X becomes A X B^T, and A^T Y B is X again. Vectors have tiles of one row; of tensors with
-more dimensions all but the first are taken as one. Coefficients lie tile after tile where a parameter's values lay.
+A tile is a block of a matrix (`groups.sides_of`): with A and B the orthonormal DCT-II matrices of its sides, X becomes
+A X B^T, and A^T Y B is X again. Coefficients lie tile after tile where a parameter's values lay.
 
 Source: B. Peng, L. Heiden, D. P. Kingma, J. Quesnelle, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870, and
 its code. The residual of what is held is DeMo's momentum: as the transform is linear, it is kept in coefficients.
@@ -46,7 +45,7 @@ class Dct(Wrapper):
         tile: the longest side of a tile, 1 or more; 1 changes nothing.
 
     Raises:
-        ValueError: `tile` is not in its range, or what is held makes messages of sums.
+        ValueError: `tile` is not in its range, what is held makes messages of sums, or chooses of other tiles.
     """
 
     tile: int = 64
@@ -58,6 +57,11 @@ class Dct(Wrapper):
             raise ValueError(
                 "compressor answers to the sum of its messages, and finds directions of values by itself: use it "
                 "without dct"
+            )
+        chosen_of = getattr(_innermost(self.compressor), "tile", 0)
+        if chosen_of not in (0, self.tile):
+            raise ValueError(
+                f"tile must be that of what chooses coefficients, {chosen_of}, not {self.tile}: a chunk is a tile"
             )
 
     @property
@@ -107,10 +111,18 @@ class Dct(Wrapper):
 
     def _cut(self, span: Span) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
         """Return a tile's sides, and a parameter's shape as rows of tiles of rows."""
-        shape = span.shape if len(span.shape) > 1 else (1, *span.shape)
-        height, width = shape[0], math.prod(shape[1:])
-        rows, columns = _side(height, self.tile), _side(width, self.tile)
+        from hocket_diloco.groups import rows_and_columns, sides_of
+
+        height, width = rows_and_columns(span)
+        rows, columns = sides_of(span, self.tile)
         return (rows, columns), (height // rows, rows, width // columns, columns)
+
+
+def _innermost(compressor: Compressor) -> Compressor:
+    """Return what gives messages their form."""
+    while isinstance(held := getattr(compressor, "compressor", None), Compressor):
+        compressor = held
+    return compressor
 
 
 class _Transformed(WrapperState):
@@ -125,11 +137,6 @@ class _Transformed(WrapperState):
         # Nothing is received into it.
         self.carrier = Segment(segment.name, segment.index, segment.spans, values, values)
         super().__init__(compressor.init(self.carrier))
-
-
-def _side(length: int, longest: int) -> int:
-    """Return the largest divisor of a length up to `longest`."""
-    return max(side for side in range(1, min(length, longest) + 1) if length % side == 0)
 
 
 @lru_cache(maxsize=256)

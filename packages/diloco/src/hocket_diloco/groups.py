@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     from hocket.api import Array, Segment, Span
 
-__all__ = ["Groups", "add_on_host", "keys_of", "rows_of", "runs_of", "tensors_of"]
+__all__ = [
+    "Groups",
+    "add_on_host",
+    "keys_of",
+    "rows_and_columns",
+    "rows_of",
+    "runs_of",
+    "sides_of",
+    "tensors_of",
+    "tiles_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +69,33 @@ def rows_of(spans: tuple[Span, ...]) -> Groups:
 def runs_of(spans: tuple[Span, ...], length: int) -> Groups:
     """Return groups of so many elements of a parameter each; its last has what is left."""
     return Groups.of([run for span in spans for run in _runs(span, length)])
+
+
+def sides_of(span: Span, longest: int) -> tuple[int, int]:
+    """Return the sides of a parameter's tiles, the largest divisors up to `longest` of the sides of its matrix.
+
+    Vectors have tiles of one row; of tensors with more dimensions all but the first are taken as one.
+    """
+    height, width = rows_and_columns(span)
+    return _divisor(height, longest), _divisor(width, longest)
+
+
+def rows_and_columns(span: Span) -> tuple[int, int]:
+    """Return the sides of the matrix that a parameter is cut into tiles as."""
+    shape = span.shape if len(span.shape) > 1 else (1, *span.shape)
+    return shape[0], math.prod(shape[1:])
+
+
+def _divisor(length: int, longest: int) -> int:
+    return max(side for side in range(1, min(length, longest) + 1) if length % side == 0)
+
+
+@lru_cache(maxsize=1024)
+def tiles_of(spans: tuple[Span, ...], longest: int) -> Groups:
+    """Return a group for each tile, where they lie one after the other in a parameter's place."""
+    return Groups.of(
+        [run for span in spans if span.numel for run in _runs(span, math.prod(sides_of(span, longest)))]
+    )
 
 
 def _runs(span: Span, length: int) -> list[tuple[int, int]]:
