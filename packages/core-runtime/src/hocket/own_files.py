@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hocket.disk import write_text
 from hocket.errors import UserError, some
 
-__all__ = ["NOTE", "adopt", "claim", "foreign", "is_marked", "refuse_foreign", "release", "set_aside"]
+__all__ = [
+    "NOTE",
+    "adopt",
+    "claim",
+    "foreign",
+    "is_marked",
+    "refuse_foreign",
+    "release",
+    "remember",
+    "remembered",
+    "set_aside",
+]
 
 #: The name of the note in a folder.
 NOTE = ".hocket.json"
@@ -25,11 +36,13 @@ class _Note:
     Attributes:
         run: the id of the run that made it; empty where there is no note that can be read.
         files: the names of what Hocket has written there, files and folders.
+        texts: by name, what a file that is read back may hold.
         damage: what is wrong with it, in words.
     """
 
     run: str = ""
     files: frozenset[str] = frozenset()
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     damage: str = ""
 
 
@@ -82,7 +95,19 @@ def adopt(folder: Path, names: Collection[str]) -> None:
     """Note that these are Hocket's, as something else has shown."""
     note = _read(folder)
     if not set(names) <= note.files or not note.run:
-        _write(folder, note.run or uuid.uuid4().hex, note.files | set(names))
+        _write(folder, replace(note, run=note.run or uuid.uuid4().hex, files=note.files | set(names)))
+
+
+def remember(folder: Path, name: str, texts: Iterable[str]) -> None:
+    """Note what a file may hold that is read back, before it is written; the folder is Hocket's."""
+    note, kept = _read(folder), list(dict.fromkeys(texts))
+    if note.run and note.texts.get(name) != kept:
+        _write(folder, replace(note, texts={**note.texts, name: kept}))
+
+
+def remembered(folder: Path, name: str) -> Sequence[str]:
+    """Return what a file may hold; nothing where no note that can be read says so."""
+    return _read(folder).texts.get(name, ())
 
 
 def release(folder: Path) -> None:
@@ -94,7 +119,7 @@ def release(folder: Path) -> None:
     if not there:
         (folder / NOTE).unlink(missing_ok=True)
     elif there != note.files:
-        _write(folder, note.run, there)
+        _write(folder, replace(note, files=there))
 
 
 def set_aside(path: Path) -> Path:
@@ -116,20 +141,22 @@ def _holds(path: Path) -> bool:
 def _read(folder: Path) -> _Note:
     try:
         content = json.loads((folder / NOTE).read_bytes())
-        run, files = content["run"], content["files"]
-        if not (isinstance(run, str) and run and isinstance(files, list) and all(map(_is_name, files))):
+        run, files, texts = content["run"], content["files"], content.get("texts", {})
+        if not (isinstance(run, str) and run and _are_names(files)):
             raise ValueError("it has other fields")
+        if not (isinstance(texts, dict) and all(map(_are_names, texts.values()))):
+            raise ValueError("its texts are none")
     except (FileNotFoundError, NotADirectoryError):
         return _Note()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         return _Note(damage=str(error).partition("\n")[0] or type(error).__name__)
-    return _Note(run, frozenset(files))
+    return _Note(run, frozenset(files), texts)
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != ""
+def _are_names(names: object) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and name != "" for name in names)
 
 
-def _write(folder: Path, run: str, files: Iterable[str]) -> None:
-    text = json.dumps({"run": run, "files": sorted(files)}, indent=1) + "\n"
-    write_text(folder / NOTE, text, sync=False)
+def _write(folder: Path, note: _Note) -> None:
+    content = {"run": note.run, "files": sorted(note.files), "texts": note.texts}
+    write_text(folder / NOTE, json.dumps(content, indent=1) + "\n", sync=False)

@@ -177,3 +177,49 @@ def check(ended: Any, where: object) -> None:
     told = [line for line in ended.err.splitlines() if not line.startswith("hocket: warning: ")]
     assert len(told) <= (3 if ended.status == 0 else 1), (where, ended.err)
     assert all(line.startswith("hocket: ") for line in told), (where, ended.err)
+
+
+@pytest.mark.parametrize(
+    ("key", "was", "now"),
+    [("optimizer.lr", 0.1, 0.9), ("steps", 8, 9), ("batch_size", 32, 33)],
+)
+def test_a_configuration_that_was_changed_is_not_resumed_in_silence(
+    key: str, was: object, now: object, hocket: Hocket, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    *places, last = key.split(".")
+    node = config
+    for place in places:
+        node = node[place]
+    assert node[last] == was
+    node[last] = now
+    (run / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
+    before = contents(run)
+    ended = hocket(*RESUME)
+    assert (ended.status, ended.out) == (2, "")
+    told = f"RUN/config.yaml was changed since the run wrote it: {key} is {now}, and was {was}"
+    assert ended.err.startswith(f"hocket: {told}. Put it back; ")
+    assert contents(run) == before
+    assert hocket("compare", "RUN").status == 0
+    assert caplog.messages == [told]
+    node[last] = was
+    (run / "config.yaml").write_text(yaml.safe_dump(config, explicit_end=True))
+    assert hocket(*RESUME).status == 0
+
+
+def test_what_a_resumed_run_changes_holds_for_the_next(hocket: Hocket, run: Path) -> None:
+    for steps_ in ("steps=9", "steps=10"):
+        assert hocket("resume", "RUN", steps_, "-q").status == 0
+    assert hocket("resume", "RUN", "-q").status == 0
+    assert json.loads((run / "summary.json").read_text())["steps"] == 10
+
+
+def test_a_configuration_that_nothing_remembers_is_resumed_with_a_word(
+    hocket: Hocket, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / ".hocket.json").unlink()
+    assert hocket(*RESUME).status == 0
+    assert hocket("resume", "RUN", "steps=10", "-q").status == 0
+    assert caplog.messages == [
+        "RUN/config.yaml: whether it is as the run wrote it is not known, as .hocket.json does not say"
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import secrets
 import sys
@@ -22,22 +23,32 @@ from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
 from hocket.disk import locked, write_text
 from hocket.errors import UserError, some
-from hocket.own_files import adopt, claim, is_marked, refuse_foreign, release
+from hocket.own_files import (
+    NOTE,
+    adopt,
+    claim,
+    is_marked,
+    refuse_foreign,
+    release,
+    remember,
+    remembered,
+)
 from hocket.training import CHECKPOINTS, CONFIG, NEXT_CONFIG, NEXT_START, SUMMARY
-from hocket.training.kept_config import read_config, text_of_config
+from hocket.training.kept_config import changed_keys, differing_keys, read_config, text_of_config
 from hocket.training.results import files_of
 from hocket.training.run import RunConfig, load_run, resolved
 
 __all__ = [
     "check_asked",
     "check_free",
-    "differing_keys",
     "files_of_run",
     "load_resumed",
     "named_folder",
     "prepared",
     "with_ranks",
 ]
+
+_log = logging.getLogger("hocket")
 
 #: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
 _FIXED = (
@@ -107,7 +118,7 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     latest_complete(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
-    read_config(path)
+    _refuse_changed(path)
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
@@ -117,6 +128,17 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
             "reports"
         )
     return run
+
+
+def _refuse_changed(path: Path) -> None:
+    """Refuse a run's configuration that somebody, or a disk, has changed since the run wrote it."""
+    changed = changed_keys(path, read_config(path))
+    if changed:
+        told = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        raise UserError(
+            f"{path} was changed since the run wrote it: {told}. Put it back; what may change is given as KEY=VALUE to "
+            f"`hocket resume {path.parent}`, and `hocket run {path} --out OTHER` begins another run with it as it is"
+        )
 
 
 def check_asked(target: str, folder: Path) -> None:
@@ -208,21 +230,39 @@ def prepared(
             folder.mkdir(parents=True, exist_ok=True)
             stack.callback(_remove_empty, folder)  # if nothing came of the run
             stack.enter_context(locked(folder, secrets.token_hex(4), _BUSY))
-            if resume and not is_marked(folder):
-                adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
-            if not resume:
+            if resume:
+                _take_over(folder, run)
+            else:
                 check_free(folder, run, overwrite)
             stack.callback(release, folder)
             claim(folder, *files_of_run(run))
-            for path, text in (
-                (config, text_of_config(resolved(run))),
-                (started, json.dumps(start)),
-            ):
+            text_of_run = text_of_config(resolved(run))
+            before = remembered(folder, CONFIG)
+            remember(folder, CONFIG, [*before, text_of_run])
+            for path, text in ((config, text_of_run), (started, json.dumps(start))):
                 write_text(path, text, sync=path is config)  # which becomes the run's
                 stack.callback(path.unlink, missing_ok=True)
+            stack.callback(_forget_unbegun, folder, before)
         except OSError as error:
             raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
         yield
+
+
+def _take_over(folder: Path, run: RunConfig) -> None:
+    """Note what a run has left that goes on, where no note says so."""
+    if not is_marked(folder):
+        adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
+    if not remembered(folder, CONFIG):
+        _log.warning(
+            "%s: whether it is as the run wrote it is not known, as %s does not say", folder / CONFIG, NOTE
+        )
+        remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
+
+
+def _forget_unbegun(folder: Path, before: Sequence[str]) -> None:
+    """Note again what a configuration may hold whose run goes on, where none has taken its place."""
+    if (folder / NEXT_CONFIG).exists():
+        remember(folder, CONFIG, before)
 
 
 def _remove_empty(folder: Path) -> None:
@@ -234,21 +274,6 @@ def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> R
     """Return a resumed run with as many ranks as were asked for explicitly; None where nobody has."""
     named = any(parse_override(text).keys == ("ranks",) for text in overrides)
     return replace(run, ranks=ranks or (run.ranks if named else None))
-
-
-def differing_keys(
-    earlier: Mapping[str, Any], asked: Mapping[str, Any], keys: Sequence[str]
-) -> list[tuple[str, Any, Any]]:
-    """Return the keys below `keys` in which two configurations differ, with both values."""
-    from hocket.session.ranks import flattened
-
-    was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, asked))
-    absent = "nothing"
-    return [
-        (key, was.get(key, absent), now.get(key, absent))
-        for key in {**was, **now}
-        if was.get(key, absent) != now.get(key, absent)
-    ]
 
 
 def _keys_of_file(target: str) -> list[str]:

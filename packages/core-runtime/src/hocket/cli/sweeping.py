@@ -22,7 +22,7 @@ import yaml
 from hocket.checkpoint.folder import complete
 from hocket.cli.combinations import Combination, combinations
 from hocket.cli.comparing import PAGE, compare_command
-from hocket.cli.folders import differing_keys, files_of_run
+from hocket.cli.folders import files_of_run
 from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
@@ -32,6 +32,7 @@ from hocket.own_files import claim, is_marked, refuse_foreign
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
 from hocket.training.history import read_summary
+from hocket.training.kept_config import differing_keys
 from hocket.training.observer import text_of_metrics
 from hocket.training.provenance import (
     add_start,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from typing import Any
 
 import yaml
 
-from hocket.errors import UserError, suggest
+from hocket.errors import UserError, some, suggest
 from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows, read_summary
-from hocket.training.kept_config import read_config
+from hocket.training.kept_config import changed_keys, read_config
 
 __all__ = ["Record", "read_record", "read_records", "runs_within"]
+
+_log = logging.getLogger("hocket")
 
 #: What to do with a folder of which a part is gone.
 _AGAIN = "put the file back, or delete the folder and start the run again"
@@ -161,6 +164,9 @@ def _read(folder: Path, label: str) -> Record | None:
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read: {told}") from error
+    if changed := changed_keys(folder / CONFIG, config):
+        told = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, told)
     if summary and (rows[-1]["step"] if rows else 0) < summary["steps"]:
         raise UserError(
             f"{folder}: the run has ended after {summary['steps']} steps, and {METRICS} ends before: {_AGAIN}"

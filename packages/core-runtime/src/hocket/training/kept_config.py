@@ -1,16 +1,17 @@
-"""A run's complete configuration, as it lies in the folder of its results: what was cut off is noticed."""
+"""A run's complete configuration, as it lies in the folder of its results: what was cut off or changed is noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hocket.errors import ConfigError
+from hocket.own_files import remembered
 
-__all__ = ["read_config", "text_of_config"]
+__all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
 
 #: What ends a document of YAML.
 _END = "..."
@@ -56,3 +57,32 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{path}: damaged: {key} is {'of another type' if key in config else 'missing'}"
             )
     return config
+
+
+def changed_keys(path: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return in which keys a run's configuration is not what Hocket wrote, with both values.
+
+    Args:
+        path: its file, in the folder whose note holds what was written.
+        config: what the file holds.
+    """
+    texts = remembered(path.parent, path.name)
+    if not texts or text_of_config(config) in texts:
+        return []
+    written = [yaml.safe_load(text) for text in texts]
+    return min((differing_keys(each, config, [*{**each, **config}]) for each in written), key=len)
+
+
+def differing_keys(
+    earlier: Mapping[str, Any], later: Mapping[str, Any], keys: Sequence[str]
+) -> list[tuple[str, Any, Any]]:
+    """Return the keys below `keys` in which two configurations differ, with both values."""
+    from hocket.session.ranks import flattened
+
+    was, now = (flattened({key: each.get(key) for key in keys}) for each in (earlier, later))
+    absent = "nothing"
+    return [
+        (key, was.get(key, absent), now.get(key, absent))
+        for key in {**was, **now}
+        if was.get(key, absent) != now.get(key, absent)
+    ]

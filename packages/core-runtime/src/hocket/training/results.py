@@ -11,7 +11,7 @@ import yaml
 
 from hocket.checkpoint.folder import keep_newest
 from hocket.loggers import JsonLines, Log, Logger
-from hocket.own_files import claim, foreign
+from hocket.own_files import claim, foreign, remember
 from hocket.training import (
     CHECKPOINTS,
     CONFIG,
@@ -25,6 +25,7 @@ from hocket.training import (
     SUMMARY,
     TRACE_FILE,
 )
+from hocket.training.kept_config import text_of_config
 from hocket.training.provenance import add_start, imported_versions, keep_user_modules, ranks_by_host
 
 __all__ = ["Results", "files_of"]
@@ -87,6 +88,7 @@ class Results:
         self._logs = [logger.open(folder, told, self._resumed_after) for logger in self._loggers]
         if next_config.exists():
             next_config.replace(folder / CONFIG)
+            remember(folder, CONFIG, [text_of_config(told)])
         outdated = [SUMMARY, MODEL, PICTURE, REPORT, TRACE_FILE]
         for name in outdated:
             if not foreign(folder, [name]):
