@@ -114,6 +114,8 @@ class GradientSync:
         self._begin, self._end = begin, end
         #: What this rank has put into the last exchange.
         self.contribution = NOTHING
+        #: What the batches of all ranks counted, on average, whose gradients came with the last exchange.
+        self.weight = 0.0
         self.terms = terms
         self._agreement = agreement
         self._early = self._open.exchange.overlap is Overlap.BACKWARD
@@ -307,7 +309,10 @@ class GradientSync:
         for state in self._segments:
             state.finish()
             state.bind(self._loss_scale)
-        trailers = (state.last.incoming_trailer for state in self._segments)
+        trailers = [state.last.incoming_trailer for state in self._segments]
+        self.weight = float(trailers[0][WEIGHT])
+        if self._agreement is not None:
+            self.weight *= self._agreement.mean
         self.nonfinite_anywhere = any(trailer[NONFINITE] != 0 for trailer in trailers)
         if self.nonfinite_anywhere:
             for state in (state for state in self._segments if state.first.flag is not None):

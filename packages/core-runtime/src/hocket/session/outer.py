@@ -3,8 +3,9 @@
 Source: A. Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1, and for segments that are due at different steps
 and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer optimizer steps when the mean has come.
 
-Each rank's distance counts as much as its batches since the last: a rank that was out of data counts less, or nothing.
-That travels behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
+Each rank's distance counts as much as the batches that made it since the last: its own, or, where gradients are
+exchanged, those of all ranks that it stepped with. A rank that was out of data counts less, or nothing. That travels
+behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class OuterSegment:
             self.parameters[place].copy_(target)
 
     def count(self, weight: float) -> None:
-        """Take note of a step, in which this rank's batch has counted `weight`."""
+        """Take note of a step, whose batches have counted `weight`."""
         self._counted += torch.tensor((weight, 1.0), dtype=torch.float64)
 
     @property
@@ -69,8 +70,9 @@ class OuterSegment:
 
     @property
     def weight(self) -> float:
-        """What this rank's batches have counted since θ was sent, on average over its steps."""
-        return float(self._counted[0] / self._counted[1]) if self.steps else 1.0
+        """What batches have counted since θ was sent, on average over the steps."""
+        weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
+        return 1.0 if abs(weight - 1) <= _WEIGHT_TOLERANCE else weight
 
     def send(self, mean_weight: float = 1.0) -> None:
         """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it.

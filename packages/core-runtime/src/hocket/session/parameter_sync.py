@@ -47,7 +47,7 @@ class ParameterSync:
         """Merge what has come and start what is due after step number `step`, counted from 1.
 
         Args:
-            weight: what this rank's batch counted in the step.
+            weight: what batches counted in the step (see `outer`).
         """
         for exchange in self.exchanges:
             exchange.after_step(step, weight)

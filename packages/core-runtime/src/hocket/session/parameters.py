@@ -198,7 +198,7 @@ class ParameterMix:
 
         Args:
             step: the number of the step that has ended, from 1.
-            weight: what this rank's batch counted in it.
+            weight: what batches counted in it (see `outer`).
 
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.

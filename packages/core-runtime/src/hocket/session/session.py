@@ -356,9 +356,7 @@ class Session(TrainingSession):
     def _end_step(self) -> None:
         self._windows.tell(steps=True)
         self.optimizers.begin_step()
-        # What this rank alone has left out is no part of its distance from outer parameters.
-        left_out = self._nonfinite.skipping and self.phase.gradients is None
-        weight = 0.0 if left_out else self._weights.contribution().weight
+        weight = self._weight_of_step()
         self._nonfinite.skipping = False
         if self.state is not SessionState.ACCUMULATED:
             self.state = SessionState.IDLE
@@ -377,6 +375,13 @@ class Session(TrainingSession):
         if not self.epochs.under_way:  # else the next batch says that whatever belongs to the step is over
             self._equality.between_steps(self.step)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
+
+    def _weight_of_step(self) -> float:
+        """Return what batches counted in the step: those of all ranks whose gradients it was made with."""
+        if self.phase.gradients is not None:
+            return self.phase.gradients.weight
+        # What this rank alone has left out is no part of its distance from outer parameters.
+        return 0.0 if self._nonfinite.skipping else self._weights.contribution().weight
 
     def _look_at_state(self) -> None:
         """Say, after the first step, what no checkpoint could hold, and not hours later."""

@@ -66,6 +66,8 @@ class Agreement:
         self._wait_for = wait_for
         self._lane = peer.lane("weights")
         self._weighs = weighs
+        #: The ranks' mean weight, by which contributions were divided; 1 where they were not.
+        self.mean = 1.0
         # Behind the parameters: the weight when backward begins, and whether something is NaN or Inf when it has ended.
         self._own, self._sum = np.zeros(num_parameters + 1), np.zeros(num_parameters + 1)
 
@@ -75,8 +77,8 @@ class Agreement:
             return given
         self._own[-1] = given.weight
         self._exchange(self._own[-1:], self._sum[-1:], "weights")
-        mean = float(self._sum[-1]) / self._lane.size
-        return replace(given, weight=given.weight / mean, factor=given.factor / mean) if mean else given
+        self.mean = float(self._sum[-1]) / self._lane.size or 1.0
+        return replace(given, weight=given.weight / self.mean, factor=given.factor / self.mean)
 
     def meet(self, present: Sequence[Array], anywhere: Sequence[Array], *, finite: bool) -> bool:
         """Find out what the ranks have; collective.
