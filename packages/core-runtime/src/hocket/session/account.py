@@ -80,7 +80,7 @@ class Account:
         """
         gradient = slot.parameter.grad
         if slot.base is not None:  # by a backward that only added to `p.grad`
-            if gradient is None:
+            if gradient is None or (gradient._version and not bool(gradient.any())):
                 self._drop(slot)
             return
         is_new = by_hand and gradient is not slot.result

@@ -264,9 +264,6 @@ class GradientSync:
 
     def _contribute(self, gradient: GradientSlot) -> None:
         """Take over the gradient that this rank contributes of a parameter."""
-        account = self.account
-        if account is not None and gradient.base is None and gradient in account.unstepped:
-            account.set_aside(gradient, by_hand=self._by_hand)  # no backward has: this one does not reach it
         kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
         gradient.take(given, self._factor / self._loss_scale)
@@ -351,6 +348,8 @@ class GradientSync:
         """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
         for gradient in state.gradients:
             if not gradient.arrived:
+                if self.account is not None and gradient in self.account.unstepped:
+                    self.account.set_aside(gradient, by_hand=self._by_hand)  # no backward has
                 self._contribute(gradient)
 
     def _send(self, state: SegmentState) -> None:
