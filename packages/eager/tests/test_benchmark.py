@@ -21,3 +21,14 @@ def test_the_benchmark(where: list[str], tmp_path: Path) -> None:
     assert solo < min(latency[baseline] for baseline in found["baselines"])
     assert "| 65536 | majority, " in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figures.png").stat().st_size > 1000
+
+
+def test_somebodys_figures_stay(tmp_path: Path) -> None:
+    (tmp_path / "table.md").write_text("somebody's")
+    command = [sys.executable, "-m", "hocket", "bench", "partial_allreduce", "--toy", "--virtual"]
+    ended = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 2
+    assert f"{tmp_path} holds table.md, which Hocket has not written there" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["table.md"]

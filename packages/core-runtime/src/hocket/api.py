@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from hocket.messages import put_together as put_together
     from hocket.messages import take_apart as take_apart
     from hocket.outer.api import Outer as Outer
+    from hocket.own_files import claim as claim
     from hocket.pictures import NO_PICTURE as NO_PICTURE
     from hocket.pictures import new_figure as new_figure
     from hocket.plugin.markers import hookimpl as hookimpl
@@ -188,6 +189,7 @@ _HOMES = {
     "Outer": "hocket.outer.api",
     "NO_PICTURE": "hocket.pictures",
     "new_figure": "hocket.pictures",
+    "claim": "hocket.own_files",
     "hookimpl": "hocket.plugin.markers",
     "Registrar": "hocket.plugin.registrar",
     "ProgressEngine": "hocket.progress.engine",

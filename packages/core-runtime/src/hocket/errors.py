@@ -31,6 +31,7 @@ __all__ = [
     "UserError",
     "did_you_mean",
     "near_words",
+    "shortened",
     "some",
     "suggest",
 ]
@@ -148,6 +149,11 @@ def did_you_mean(words: Sequence[str]) -> str:
     """Return `" Did you mean 'x' or 'y'?"`, or an empty string."""
     *others, last = map(repr, words) if words else [""]
     return f" Did you mean {', '.join(others)}{' or ' * bool(others)}{last}?" if words else ""
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """Return a text, or its beginning where it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def some(names: Sequence[str]) -> str:

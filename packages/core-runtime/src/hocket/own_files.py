@@ -94,6 +94,8 @@ def claim(folder: Path, *names: str) -> None:
 def adopt(folder: Path, names: Collection[str]) -> None:
     """Note that these are Hocket's, as something else has shown."""
     note = _read(folder)
+    if note.damage:
+        set_aside(folder / NOTE)
     if not set(names) <= note.files or not note.run:
         _write(folder, replace(note, run=note.run or uuid.uuid4().hex, files=note.files | set(names)))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
-from hocket.errors import UserError
+from hocket.errors import UserError, shortened
 
 __all__ = ["BITS", "SECONDS", "bits_per_second", "count", "read", "seconds", "unit_of_key"]
 
@@ -15,6 +16,8 @@ _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
 #: A number without a unit that means more seconds than these is one of ms or us, more likely.
 _LONGEST_S = 60.0
+#: More than any model has, and what its bytes can still be counted of.
+_MOST = 1e18
 
 #: What is written, for errors.
 SECONDS = "a number with s, ms or us, such as 200ms"
@@ -32,8 +35,8 @@ def seconds(text: str, longest_s: float = _LONGEST_S) -> float:
         ValueError: it means none, or has no unit and is longer than `longest_s`; says what to write.
     """
     found = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|)", text.strip())
-    if found is None:
-        raise ValueError(f"got {text!r}; allowed: {SECONDS}")
+    if found is None or float(found[1]) == math.inf:
+        raise ValueError(f"got {shortened(repr(text))}; allowed: {SECONDS}")
     number, unit = float(found[1]), found[2].replace("µ", "u")
     if not unit and number > longest_s:
         smaller = ("us", "ms") if longest_s <= 1 else ("ms",)
@@ -49,9 +52,10 @@ def bits_per_second(text: str) -> float:
         ValueError: it means none, or has no unit; says what to write.
     """
     found = re.fullmatch(_NUMBER + r"\s*([kmgt]?bit)(?:/s)?", text.strip().lower())
-    if found is None or float(found[1]) == 0:
-        raise ValueError(f"got {text!r}; allowed: {BITS}")
-    return float(found[1]) * _BITS[found[2]]
+    bits = 0.0 if found is None else float(found[1]) * _BITS[found[2]]
+    if not 0 < bits < math.inf:
+        raise ValueError(f"got {shortened(repr(text))}; allowed: {BITS}")
+    return bits
 
 
 def count(text: str) -> float:
@@ -61,9 +65,10 @@ def count(text: str) -> float:
         ValueError: it means none; says what to write.
     """
     found = re.fullmatch(_NUMBER + "([kmbg]?)", text.strip().lower())
-    if found is None or float(found[1]) == 0:
-        raise ValueError(f"got {text!r}; allowed: a number such as 25M or 1.3B")
-    return float(found[1]) * _COUNTS[found[2]]
+    number = 0.0 if found is None else float(found[1]) * _COUNTS[found[2]]
+    if not 0 < number < _MOST:
+        raise ValueError(f"got {shortened(repr(text))}; allowed: a number such as 25M or 1.3B")
+    return number
 
 
 def read(option: str, parse: Callable[[str], float], text: str) -> float:

@@ -155,6 +155,7 @@ def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
         ),
         ({**TORCHRUN, "RANK": "5"}, "rank 5 of 2 in the environment: ranks are 0 to 1"),
         ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='' in the environment names no host"),
+        ({"OMPI_COMM_WORLD_SIZE": "²"}, "OMPI_COMM_WORLD_SIZE='²' in the environment is no number"),
         ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http' in the environment is no number"),
     ],
 )
@@ -167,7 +168,9 @@ def test_what_is_refused(changed: dict[str, str], message: str) -> None:
 VARIABLES = sorted(
     {name for environment in RECORDED.values() for name in environment} | {"PMI_RANK", "PMI_SIZE"}
 )
-VALUES = st.one_of(st.integers(-1, 9).map(str), st.sampled_from(["", "a", "node[0-3]", "2(x2),1", "True"]))
+VALUES = st.one_of(
+    st.integers(-1, 9).map(str), st.sampled_from(["", "a", "node[0-3]", "2(x2),1", "True", "²", "9" * 5000])
+)
 
 
 @given(st.dictionaries(st.sampled_from(VARIABLES), VALUES))

@@ -11,7 +11,7 @@ import yaml
 from hocket.cli.table import show_table
 from hocket.config.component import build_component, component_name, telling_fields
 from hocket.config.document import Document, Origin
-from hocket.errors import ConfigError, UserError
+from hocket.errors import ConfigError, UserError, shortened
 from hocket.pictures import NO_PICTURE, new_figure
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
@@ -27,6 +27,14 @@ _MEASURES = {
     "left of the ranks' differences",
     "deviation": "||M - J||_2: of the ranks' differences this much is left at most",
     "imbalance": "imbalance: the variance of M's entries; 0 where all ranks count the same everywhere",
+}
+
+
+#: What a picture of Hocket's says of itself, by its ending.
+_MARKS = {
+    ".png": {"Software": "Hocket"},
+    ".svg": {"Creator": "Hocket"},
+    ".pdf": {"Creator": "Hocket"},
 }
 
 
@@ -52,8 +60,16 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
             "--analysis is of topologies, and no exchange of this strategy has one that mixes round by round: try "
             "recipe dpsgd, sgp or crossover"
         )
+    if not picture.name:
+        raise UserError("--picture: it is empty: name a file, such as mixing.png")
     others = [_topology(text) for text in compare]
-    for exchange in exchanges:
+    paths = [
+        picture if len(exchanges) == 1 else picture.with_stem(f"{picture.stem}-{exchange.name}")
+        for exchange in exchanges
+    ]
+    for path in paths:
+        _refuse_others(path)
+    for exchange, path in zip(exchanges, paths, strict=True):
         size = max(len(part) for part in exchange.over.parts(placement))
         print()
         if size < 2:
@@ -61,8 +77,27 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
             continue
         found = _analyse(exchange, others, size)
         _show(exchange, size, found)
-        path = picture if len(exchanges) == 1 else picture.with_stem(f"{picture.stem}-{exchange.name}")
         _draw(found, f"{exchange.name} among {size} ranks", path)
+
+
+def _refuse_others(picture: Path) -> None:
+    """Refuse to replace a file that is no picture of Hocket's.
+
+    Raises:
+        UserError: it is there, and says nothing of Hocket.
+    """
+    try:
+        is_other = b"Hocket" not in picture.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"--picture {shortened(str(picture))}: cannot be written: {error.strerror}"
+        ) from error
+    if is_other:
+        raise UserError(
+            f"--picture {picture} is there, and is no picture of Hocket's, which does not replace it: name another file"
+        )
 
 
 def _topology(text: str) -> Topology:
@@ -132,7 +167,9 @@ def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
     for axes in (left, right):
         axes.legend(fontsize="small")
     try:
-        figure.savefig(picture, dpi=120)
+        figure.savefig(picture, dpi=120, metadata=_MARKS.get(picture.suffix.lower()))
     except OSError as error:
         raise UserError(f"--picture {picture}: cannot be written: {error.strerror}") from error
+    except ValueError as error:  # an ending that matplotlib does not know
+        raise UserError(f"--picture {picture}: {error}") from error
     print(f"picture: {picture}")

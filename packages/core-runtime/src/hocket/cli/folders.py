@@ -64,6 +64,10 @@ _FIXED = (
 )
 
 
+#: How much of a run's name its folder has, in characters, of 4 bytes at most: file systems take 255.
+_LONGEST_NAME = 50
+
+
 @contextmanager
 def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Path]:
     """Give the folder for a run's results: the user's, or one named by recipe and time that no other run has.
@@ -76,7 +80,10 @@ def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Pa
     if out is not None:
         yield out
         return
-    name = f"{run.strategy.name or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if not make:
+        refuse_unwritable(Path("runs"), "runs")
+    of_run = (run.strategy.name or "run").replace("/", "-")[:_LONGEST_NAME]
+    name = f"{of_run}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
     folder = next(path for each in names if _is_new(path := Path("runs") / each, make))
     try:
@@ -100,6 +107,25 @@ def _is_new(folder: Path, make: bool) -> bool:
             f"{folder}: cannot be made ({error.strerror}): name another folder by --out"
         ) from error
     return True
+
+
+def refuse_unwritable(folder: Path, told: str) -> None:
+    """Refuse a folder that cannot be made or written, as whoever makes it would find.
+
+    Args:
+        folder: for results.
+        told: how the message names it.
+
+    Raises:
+        UserError: says why.
+    """
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise UserError(f"{told}: cannot be written: {there} is no folder: name another one by --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{told}: cannot be written: {there} is another user's: name another folder by --out")
 
 
 def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
@@ -184,6 +210,7 @@ def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
     Raises:
         UserError: says which, and what to do.
     """
+    refuse_unwritable(folder, f"--out {folder}")
     runs = [each.name for each in runs_within(folder)]
     if runs:
         raise UserError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hocket.cli.wanted_ranks import WantedRanks, launch_here
 from hocket.errors import UserError
@@ -47,7 +47,7 @@ def _program(script: str, module: bool) -> list[str]:
     if module:
         return [sys.executable, "-m", script]
     if script.endswith(".py"):
-        if not Path(script).is_file():
+        if not os.path.isfile(script):
             raise UserError(f"there is no file {script}")
         return [sys.executable, script]
     if shutil.which(script) is None:

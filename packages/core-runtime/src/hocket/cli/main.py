@@ -34,6 +34,13 @@ class _Folder(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value is not None and not str(value).strip():
             self.fail("it is empty: name a folder ('.' for this one)", param, ctx)
+        if value is not None:
+            try:
+                os.lstat(value)
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                pass  # whoever takes the folder says what that means
+            except (OSError, ValueError) as error:  # no name at all, such as one that is too long
+                self.fail(f"{getattr(error, 'strerror', None) or error}: name another folder", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -228,7 +235,7 @@ def plan(
     from hocket.transport.hosts import parse_hosts
 
     # A file's name may have an = in it, and so have the overrides behind a recipe: `diloco parameters.0.every=20`.
-    targets = [word for word in words if Path(word).is_file() or not re.match(r"[^\s=]*\s*=", word)]
+    targets = [word for word in words if os.path.isfile(word) or not re.match(r"[^\s=]*\s*=", word)]
     overrides = tuple(word for word in words if word not in targets)
     overrides += tuple(network_overrides(bandwidth, latency))
     places = parse_hosts(hosts) if hosts else ()

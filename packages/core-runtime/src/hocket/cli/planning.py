@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,7 +138,7 @@ def planned_run(
 
     Args, Raises: as in `plan_command`; a recipe or a file may have overrides of its own behind it.
     """
-    if not Path(target).is_file() and "=" in target:
+    if not os.path.isfile(target) and "=" in target:
         target, together = target_and_overrides(target, overrides, repr(target))
         overrides = tuple(together)
     run = load_run(target, overrides)

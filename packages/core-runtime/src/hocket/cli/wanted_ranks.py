@@ -65,9 +65,14 @@ class WantedRanks:
         """Read the options.
 
         Raises:
-            UserError: the hosts are none.
+            UserError: the hosts are none, or the words for mpiexec.
         """
-        words = tuple(word for text in mpi_args for word in shlex.split(text))
+        try:
+            words = tuple(word for text in mpi_args for word in shlex.split(text))
+        except ValueError as error:
+            raise UserError(
+                f"--mpi-arg {' '.join(mpi_args)}: {error}: write words as a shell reads them"
+            ) from error
         return cls(ranks, parse_hosts(hosts) if hosts else (), transport, words)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.config.document import Document, Location, Origin
 from hocket.errors import suggest
+from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
 __all__ = ["REFERENCE", "Reference"]
@@ -102,8 +103,10 @@ class Reference:
             return named[self.class_name]
         try:
             found = import_object(self.name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise self.name_location.error(f"cannot import the {what} {self.name!r}: {error}") from error
+        except (Exception, SystemExit) as error:  # whatever the module raises
+            raise self.name_location.error(
+                f"cannot import the {what} {self.name!r}: {cause_of(error)}"
+            ) from error
         if not (inspect.isclass(found) and issubclass(found, base)):
             raise self.name_location.error(
                 f"{self.name!r} is no subclass of {base.__module__}.{base.__name__}"

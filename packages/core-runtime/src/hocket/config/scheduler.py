@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.config.document import Location
 from hocket.config.reference import Reference
+from hocket.plugin.discovery import cause_of
 from hocket.plugin.kinds import import_object
 
 if TYPE_CHECKING:
@@ -108,8 +109,10 @@ def _functions(reference: Reference, key: str) -> Any:
 def _import(name: Any, where: Location) -> Any:
     try:
         found = import_object(name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise where.error(f"cannot import {name!r}: {error}", "a function as module:function") from error
+    except (Exception, SystemExit) as error:  # whatever the module raises
+        raise where.error(
+            f"cannot import {name!r}: {cause_of(error)}", "a function as module:function"
+        ) from error
     if not callable(found):
         raise where.error(f"{name!r} cannot be called", "a function as module:function")
     return found

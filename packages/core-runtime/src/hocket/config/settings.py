@@ -199,6 +199,8 @@ class RunSettings:
     phases: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.name is not None and not self.name.isprintable():
+            raise ValueError(f"name is {self.name!r}; allowed: characters that can be shown, on one line")
         for name in ("accumulate", "epochs", "batch_size", "ranks", "log_every", "eval_every", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:

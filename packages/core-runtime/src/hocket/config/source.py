@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hocket.config.document import Document, Origin
 from hocket.config.settings import DEFAULTS, DESCRIPTIVE
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, shortened
 from hocket.plugin import Registry
 
 __all__ = [
@@ -79,6 +80,26 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    """Return a number, but none that YAML reads otherwise than people do: 010 as eight, 1:30 as ninety.
+
+    Raises:
+        yaml.MarkedYAMLError: it is such a one.
+    """
+    construct = loader.construct_yaml_int if node.tag.endswith(":int") else loader.construct_yaml_float
+    value: int | float = construct(node)
+    if ":" in node.value or re.fullmatch(r"[-+]?0[\d_]+", node.value):
+        raise yaml.MarkedYAMLError(
+            problem=f"{node.value} is {value} in YAML: write {value} where that is meant, or '{node.value}' for a text",
+            problem_mark=node.start_mark,
+        )
+    return value
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 @dataclass(frozen=True)
@@ -225,6 +246,8 @@ def _read_recipe(name: object, asked_by: Origin | None, registry: Registry) -> t
 
 
 def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
+    if _waits(path):
+        raise ConfigError(f"{label}: cannot read the file: it is no regular one")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -232,9 +255,17 @@ def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
         raise ConfigError(f"{label}: cannot read the file: {reason}") from error
     content = _parse_yaml(text, label)
     if not isinstance(content, dict):
-        given = "nothing" if content is None else repr(content)
+        given = "nothing" if content is None else shortened(repr(content))
         raise ConfigError(f"{label}: got {given}; allowed: a mapping, such as strategy: {{gradients: [...]}}")
     return content
+
+
+def _waits(path: FilePath) -> bool:
+    """Return whether reading waits until somebody else writes, as for a pipe with a name."""
+    try:
+        return stat.S_ISFIFO(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _parse_yaml(text: str, label: str) -> Any:

@@ -231,10 +231,10 @@ def _import_component(kind: Kind, path: str, described: str) -> type:
     """Import and check a component given as `module:Class`; `described` names it in errors."""
     try:
         component = import_object(path)
-    except (ImportError, SystemExit) as error:
-        raise MissingPluginError(f"{kind} {described} does not import: {cause_of(error)}") from error
     except (AttributeError, ValueError) as error:
         raise ConfigError(f"{kind} {described}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the module raises
+        raise MissingPluginError(f"{kind} {described} does not import: {cause_of(error)}") from error
     try:
         check_component(kind, component)
     except ValueError as error:

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hocket.errors import ConfigError, suggest
+from hocket.plugin.discovery import cause_of
 from hocket.task.api import Task
 
 __all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task", "user_file"]
@@ -123,7 +124,7 @@ def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
         raise ConfigError(f"{key}: {name} must be callable without arguments: {error}") from error
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{key}: {name} failed: {_locate(error)}") from error
 
 
@@ -141,7 +142,7 @@ def _import(module_name: str, key: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             nearby = suggest(module_name, (path.stem for path in Path(here).glob("*.py")))
             copy = Path(here, _SOURCE, *module_name.split("."))
@@ -205,11 +206,11 @@ def _describe(value: object) -> str:
     return f"of type {type(value).__qualname__}"
 
 
-def _locate(error: Exception) -> str:
+def _locate(error: BaseException) -> str:
     """Return what went wrong and where: the innermost line outside of installed packages, if there is one."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)[1:]  # without the line of this module that called
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_INSTALLED_FOLDERS))]
     where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:])
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{cause_of(error)}{where}"

@@ -14,10 +14,10 @@ from hocket.errors import UserError
 __all__ = ["MOST_RANKS", "Host", "are_here", "parse_hosts", "share_out"]
 
 _FORMS = "a:8,b:8, or 4x8 (4 hosts of 8), or a file with a line `a slots=8` for each"
-_GRID = re.compile(r"(\d+)x(\d+)")
+_GRID = re.compile(r"(\d{1,18})x(\d{1,18})")
 # A name, or an address of IPv6 in brackets; and how many ranks.
-_ENTRY = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]+)(?::(\d+))?")
-_LINE = re.compile(_ENTRY.pattern + r"(?:\s+slots\s*=\s*(\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
+_ENTRY = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:,=\[\]]{1,253})(?::(\d{1,18}))?")
+_LINE = re.compile(_ENTRY.pattern + r"(?:\s+slots\s*=\s*(\d{1,18}))?(?:\s+max[-_]slots\s*=\s*\d+)?")
 
 
 #: No job has more ranks: what is planned for each of them takes seconds.
@@ -106,7 +106,12 @@ def are_here(hosts: Sequence[Host]) -> bool:
 
 def _of_file(path: Path) -> list[Host]:
     hosts = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"hostfile {path}: cannot be read: {reason}") from error
+    for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

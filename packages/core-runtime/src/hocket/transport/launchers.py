@@ -20,6 +20,9 @@ _SLURM_PORTS = range(61440, 65536)
 # Where a size is not called as its rank is.
 _SIZES = {"FLUX_TASK_RANK": "FLUX_JOB_SIZE", "MPIRUN_RANK": "MPIRUN_NPROCS", "PMIX_RANK": "PMIX_SIZE"}
 
+# What int takes, and no other sign that Unicode calls a digit.
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
 Environment = Mapping[str, str]
 
 
@@ -69,7 +72,7 @@ def find_launched(environment: Environment) -> Launched | None:
 
 def looks_launched(environment: Environment) -> list[str]:
     """Return the variables, with their values, by which a process looks like one of several ranks, if it does."""
-    numbers = {name: int(value) for name, value in environment.items() if value.isdigit()}
+    numbers = {name: int(value) for name, value in environment.items() if _NUMBER.fullmatch(value)}
     ranks = {name: rank for name, rank in numbers.items() if re.fullmatch(r"(.+_)?RANK(ID)?", name)}
     found = {name for name, rank in ranks.items() if rank > 0}
     for name, rank in ranks.items():
@@ -239,6 +242,6 @@ def _number(environment: Environment, name: str, default: int = 0) -> int:
     value = environment.get(name)
     if value is None:
         return default
-    if not value.isdigit():
+    if not _NUMBER.fullmatch(value):
         raise UserError(f"{name}={value!r} in the environment is no number")
     return int(value)

@@ -29,7 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hocket.api import find_mpiexec, launch
+from hocket.api import claim, find_mpiexec, launch
 from hocket_eager.benchmark.figures import draw, table
 from hocket_eager.benchmark.skewed import Ground, PeerGround, RealGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
@@ -71,7 +71,11 @@ def main() -> None:
     if given.rank:
         be_rank(given)
         return
-    given.out.mkdir(parents=True, exist_ok=True)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        claim(given.out, "figures.json", "table.md", "figures.png")
+    except OSError as error:
+        parser.error(f"--out {given.out}: cannot be written: {error.strerror}")
     figures = given.out / "figures.json"
     if given.virtual:
         figures.write_text(json.dumps(on_virtual_ranks(given), indent=1) + "\n")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
 import click
@@ -55,7 +55,7 @@ class Asked:
     @property
     def names_task(self) -> bool:
         """Whether a run, or an override, says what is trained."""
-        is_run = self.target is not None and Path(self.target).exists()
+        is_run = self.target is not None and os.path.exists(self.target)
         return is_run or any(each.startswith("task") for each in self.overrides)
 
     @property
@@ -127,7 +127,7 @@ def recommend_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 f"-n: on which hosts the ranks are is what counts here: --hosts {ranks}x1 for {ranks} hosts of one "
                 f"rank, --hosts 1x{ranks} for one host"
             )
-        targets = [word for word in words if "=" not in word or Path(word).exists()]
+        targets = [word for word in words if "=" not in word or os.path.exists(word)]
         if len(targets) > 1:
             raise click.UsageError(f"Got {len(targets)} runs: name one, or none.")
         overrides = tuple(word for word in words if word not in targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -76,10 +77,10 @@ def file_or_recipe(target: str, registry: Registry) -> str:
         UserError: it names none.
     """
     path = Path(target)
-    if path.is_dir() and (path / CONFIG).is_file():
+    if os.path.isfile(path / CONFIG):
         read_config(path / CONFIG)
         return str(path / CONFIG)
-    if path.is_file():
+    if os.path.isfile(path):
         return target
     try:
         registry.recipe_file(target)
