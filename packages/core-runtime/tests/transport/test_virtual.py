@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -618,3 +619,22 @@ class TestMistakes:
         for seconds in (-1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="finite time"):
                 run(1, partial(elapse, seconds=seconds))
+
+
+def test_threads_whose_backward_failed_have_ended_with_the_run() -> None:
+    # Torch gives up what is left of such a graph when the system ends the thread, after `Thread.join` has returned.
+    def run() -> int:
+        values = [torch.ones(1, requires_grad=True) for _ in range(200)]
+        for value in values:
+            value.register_post_accumulate_grad_hook(_refuse)
+        for value in values:
+            with pytest.raises(ValueError, match="no gradient"):
+                (torch.stack([each * 2 for each in values]).sum() + value).backward()
+        return threading.get_native_id()
+
+    for native in World(4).run(run):
+        assert not Path(f"/proc/self/task/{native}").exists()
+
+
+def _refuse(_: torch.Tensor) -> None:
+    raise ValueError("no gradient")

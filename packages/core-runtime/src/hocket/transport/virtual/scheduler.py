@@ -12,7 +12,9 @@ it to 1 in tests that compare bits.
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -25,6 +27,9 @@ __all__ = ["Scheduler"]
 
 #: How long `run` waits for its threads after an interrupt, in seconds of the wall's clock.
 _GRACE_S = 5.0
+
+#: How long a thread may take to end once its function has, in seconds of the wall's clock.
+_SEEING_OUT_S = 5.0
 
 #: Virtual seconds until the other ranks know that one was killed; Open MPI's ULFM takes as long on one host.
 _NOTICED_AFTER_S = 0.05
@@ -71,7 +76,7 @@ class Scheduler:
         finally:
             if self._all_ended.is_set():
                 for thread in self._threads:
-                    thread.join()
+                    _see_out(thread)
             self._random_states.leave()
 
     def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> Task:
@@ -258,6 +263,18 @@ class Scheduler:
             except BaseException as error:
                 # It happens on the thread of any task: not that one's fault, and no reason to lose the token.
                 self._fail("an event of the simulation", error)
+
+
+def _see_out(thread: threading.Thread) -> None:
+    """Wait until the system has ended a thread, too, and not only Python.
+
+    What torch keeps for a thread is given up in between, and takes the interpreter's lock: of a backward that has
+    failed, the rest of its graph. Where the interpreter ends first, that ends the process by SIGABRT.
+    """
+    thread.join()
+    there, until = f"/proc/self/task/{thread.native_id}", time.monotonic() + _SEEING_OUT_S
+    while os.path.exists(there) and time.monotonic() < until:
+        time.sleep(0.0001)
 
 
 class _RandomStates:
