@@ -84,6 +84,37 @@ def test_a_resumed_optimizer_that_holds_one_has_its_groups_and_state(tmp_path: A
         assert torch.equal(one, other)
 
 
+class Plain:
+    """A class of somebody's own that holds an optimizer, and is no optimizer itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups = inner.param_groups
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("kind", [Holder, Plain])
+@pytest.mark.parametrize("strategy", ["sgd", "periodic_average"])
+def test_a_step_that_a_scaler_leaves_out_of_what_holds_an_optimizer_is_one(strategy: str, kind: Any) -> None:
+    def run(rank: int) -> tuple[int, int]:
+        model = mlp()
+        inner = sgd(model)
+        optimizer = kind(inner)
+        scaler: Any = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with hocket.attach(model, optimizer if kind is Holder else inner, strategy) as session:
+            for number, (x, y) in enumerate(batches(rank, 4)):
+                inner.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                scaler.scale(loss * (float("inf") if number == 1 else 1.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return session.step, int(scaler.get_scale())
+
+    assert on_ranks(2, run) == [(4, 4)] * 2
+
+
 def test_an_optimizer_without_hooks_or_another_one_is_named() -> None:
     class Bare(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:

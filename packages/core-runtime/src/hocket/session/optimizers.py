@@ -228,8 +228,10 @@ class Optimizers:
             self._session.after_step(self._attached[optimizer])
 
     def _skipped(self, optimizer: Optimizer) -> None:
-        if self._session is not None and optimizer in self._attached:
-            self._session.skipped(self._attached[optimizer])
+        # What the scaler was given may hold the one that was attached, as Lookahead and plain classes do.
+        own = next((self._attached[each] for each in _with_inner(optimizer) if each in self._attached), None)
+        if self._session is not None and own is not None:
+            self._session.skipped(own)
 
     def _num_under_way(self) -> int:
         """Return how many steps of this session are under way, each within the one before (SAM, `super().step()`)."""
