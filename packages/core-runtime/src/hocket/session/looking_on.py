@@ -25,6 +25,7 @@ class Onlooker(Protocol):
 
     thread: int
     epochs: Epochs
+    used_backward: int
 
     def follow_batch(self, weight: float) -> None:
         """Take note of a batch that another session's loop hands out, and of what it counts there."""
@@ -54,8 +55,17 @@ class Onlookers:
 
     def of(self, session: Onlooker) -> Iterator[Onlooker]:
         """Yield the rank's other sessions that have no loop of their own."""
+        for other in self._others(session):
+            if not other.epochs.under_way:
+                yield other
+
+    def use(self, session: Onlooker, backward: int) -> bool:
+        """Return whether one of the rank's other sessions has stepped with what a backward gave it, too."""
+        return backward >= 0 and any(other.used_backward == backward for other in self._others(session))
+
+    def _others(self, session: Onlooker) -> Iterator[Onlooker]:
         if len(self._sessions) < 2:
             return
         for other in list(self._sessions):
-            if other is not session and other.thread == session.thread and not other.epochs.under_way:
+            if other is not session and other.thread == session.thread:
                 yield other

@@ -18,6 +18,7 @@ from hocket.errors import CheckpointError, SessionError
 from hocket.plugin import default_registry
 from hocket.session.again import counted_before, note_counted
 from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
+from hocket.session.autograd import current_backward
 from hocket.session.closures import SharedClosure
 from hocket.session.consensus import Consensus
 from hocket.session.core import SessionState
@@ -33,6 +34,7 @@ from hocket.session.refusals import refuse_closure
 from hocket.session.replica import Replica
 from hocket.session.replica_state import ReplicaState, tensors_of
 from hocket.session.under_way import UnderWay
+from hocket.session.unused import UnusedGradients
 from hocket.session.weights import Contribution
 from hocket.session.windows import Windows
 from hocket.transport.peer import gather
@@ -102,8 +104,9 @@ class Session(TrainingSession):
         #: The step that the current batch belongs to; a later one is under way once that has ended.
         self._step_of_batch = self.step
         self._warned_of_skipped_batch = False
-        #: How many backwards have exchanged gradients that no optimizer has stepped with.
-        self._num_unused = 0
+        self._unused = UnusedGradients(self.rank)
+        #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
+        self._last_backward = self.used_backward = -1
         self._told_of_mode = self._looked_at_state = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
         self.stale = self._phases.stale
@@ -258,7 +261,8 @@ class Session(TrainingSession):
         self._note_phase("backward")
         self.require("backward()", training=True)
         if self.state is SessionState.EXCHANGED and self.phase.dropped_gradients:
-            self._note_unused("was followed by zero_grad() and another backward()")
+            self._note_dropped()
+        self._last_backward = current_backward()
         self._replica.check(take_values=False)  # the step may set them back (SAM)
         self._windows.tell(steps=True)
         self._equality.begin_round(self.step)
@@ -334,6 +338,7 @@ class Session(TrainingSession):
 
     def skipped(self, optimizer: Optimizer) -> None:
         self._end_account(optimizer, used=False)
+        self.used_backward = self._last_backward
         self._weights.end_step()
         self.optimizers.waiting.discard(optimizer)
         if self.state is SessionState.EXCHANGED:
@@ -358,6 +363,7 @@ class Session(TrainingSession):
         self.optimizers.begin_step()
         weight = self._weight_of_step()
         self._nonfinite.skipping = False
+        self._unused.end_step(in_batch=self.epochs.under_way)
         if self.state is not SessionState.ACCUMULATED:
             self.state = SessionState.IDLE
         self.phase.look_after_step()
@@ -400,7 +406,7 @@ class Session(TrainingSession):
         if self.state is SessionState.ACCUMULATED:
             self._windows.tell(adds=True)
         elif self.state is SessionState.EXCHANGED:
-            self._note_unused("was followed by the next batch of session.data")
+            self._unused.leave(self.step)
             self._end_step()
         else:
             self._end_left_out()
@@ -455,18 +461,13 @@ class Session(TrainingSession):
             # The loop's own zero_grad() may come after the step that it did not make.
             self.optimizers.zero_grad()
 
-    def _note_unused(self, what: str) -> None:
-        self._num_unused += 1
-        if self._num_unused == 1:
-            _log.warning(
-                "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
-                "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "
-                "session.accumulate(); to leave a batch out, do so on all ranks, or before backward(), so that this "
-                "rank steps with the others' gradients",
-                self.rank,
-                self.step,
-                what,
-            )
+    def _note_dropped(self) -> None:
+        """Take note of gradients that were dropped.
+
+        Not where another session has stepped with that backward, as a GAN's generator does through the discriminator.
+        """
+        if not _onlookers.use(self, self._last_backward):
+            self._unused.drop(self.step, in_batch=self.epochs.under_way)
 
     def end_pass(self) -> None:
         self._unopened = None
@@ -568,7 +569,7 @@ class Session(TrainingSession):
             return distance
 
     def _compare_steps(self, call: str) -> None:
-        self._phases.compare_steps(self.step, self._num_unused, call)
+        self._phases.compare_steps(self.step, self._unused.count, call)
 
     def compare_replicas(self, call: str) -> None:
         self._equality.look(call, self.step, repairs=True)

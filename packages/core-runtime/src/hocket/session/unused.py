@@ -1,0 +1,80 @@
+"""Gradients that were exchanged and that no optimizer has stepped with, told of where a rank alone may have left them.
+
+A `continue` between backward and step lets one rank's replica part from the others'. But gradient surgery, SAM and
+caches of gradients drop some in every step, on all ranks; of these nothing is said. Who does so is known by the
+loop over `session.data`, in which a batch's backwards belong together; without one, by the steps, which are all alike.
+"""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["UnusedGradients"]
+
+_log = logging.getLogger("hocket")
+
+_DROPPED = "was followed by zero_grad() and another backward()"
+_LEFT = "was followed by the next batch of session.data"
+
+
+class UnusedGradients:
+    """The count of one session's rounds of gradients that no step has used.
+
+    Args:
+        rank: this one.
+
+    Attributes:
+        count: of these rounds; equal on all ranks whose replicas stay equal.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.count = 0
+        self._told = False
+        #: Whether each step so far has dropped some; unknown before the first has ended.
+        self._always: bool | None = None
+        self._in_this_step = False
+        self._first = 0
+
+    def drop(self, step: int, *, in_batch: bool) -> None:
+        """Take note of gradients that `zero_grad` has dropped before another backward.
+
+        Args:
+            step: the one under way.
+            in_batch: whether a loop over `session.data` says that both backwards are of one batch.
+        """
+        self.count += 1
+        self._in_this_step = True
+        if self.count == 1:
+            self._first = step
+        if self._always is False and not in_batch:
+            self._tell(step, _DROPPED)
+
+    def end_step(self, *, in_batch: bool) -> None:
+        """Compare a step with those before."""
+        if self._always is None:
+            self._always = self._in_this_step
+        elif self._always and not self._in_this_step:
+            self._always = False
+            if not in_batch:
+                self._tell(self._first, _DROPPED)
+        self._in_this_step = False
+
+    def leave(self, step: int) -> None:
+        """Take note of a batch of `session.data` that ends with its gradients exchanged."""
+        self.count += 1
+        self._tell(step, _LEFT)
+
+    def _tell(self, step: int, what: str) -> None:
+        if self._told:
+            return
+        self._told = True
+        _log.warning(
+            "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
+            "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "
+            "session.accumulate(); to leave a batch out, do so on all ranks, or before backward(), so that this "
+            "rank steps with the others' gradients",
+            self._rank,
+            step,
+            what,
+        )
