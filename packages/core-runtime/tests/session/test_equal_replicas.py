@@ -16,7 +16,7 @@ from toys import batches, flat, gradient_of, mlp, on_ranks, sgd
 import hocket
 from hocket.errors import DisagreementError
 from hocket.session import equal_replicas
-from hocket.session.beside import checksum
+from hocket.session.checksums import checksum
 
 Change = Callable[[int, nn.Module], object]
 

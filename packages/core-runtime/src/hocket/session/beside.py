@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from hocket.checkpoint.files import describe
 from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.errors import some
 from hocket.plan.buffers import averaged_buffers
+from hocket.session.checksums import compare
 from hocket.session.ranks import broadcast_tensor
 from hocket.session.set_to_mean import set_to_mean
 from hocket.session.weights import BatchWeights
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["Beside", "Differing", "checksum"]
+__all__ = ["Beside", "Differing"]
 
 _log = logging.getLogger("hocket")
 
-#: Words of 8 bytes that are summed up together on a device.
-_ROW = 1024
-
 #: What BatchNorm counts, which says nothing to anybody who reads of buffers that differ.
 _UNTOLD = "num_batches_tracked"
-
-
-def checksum(tensor: Tensor) -> int:
-    """Return a number that tensors of other bits, dtypes or shapes hardly share."""
-    found = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return zlib.crc32(flat.numpy().data, found)
-    # Sums over rows and over columns, on the device: together they tell where an element lies.
-    flat = flat.clone() if flat.storage_offset() % 8 else flat
-    rows = flat[: flat.numel() // (8 * _ROW) * (8 * _ROW)].view(torch.int64).view(-1, _ROW)
-    sums = torch.cat([rows.sum(0), rows.sum(1), flat[rows.numel() * 8 :].to(torch.int64)])
-    return zlib.crc32(sums.cpu().view(torch.uint8).numpy().data, found)
 
 
 @dataclass(frozen=True)
@@ -99,11 +82,34 @@ class Beside:
     ) -> None:
         self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
         self._peer, self.weights = peer, weights
+        self.num_ranks = peer.size
         self._told: set[str] = set()
+        # How many batches each statistic was of when all ranks held the same.
+        self._equal_after: dict[str, Tensor] = {}
 
     def statistics(self) -> dict[str, Tensor]:
         """Return the buffers of which there is a mean, by name."""
         return averaged_buffers(self._model, self._named)
+
+    def note_equal(self) -> None:
+        """Take note that all ranks hold the same statistics."""
+        self._equal_after = {name: count.clone() for name, count in self._counts().items()}
+
+    def note_own(self) -> None:
+        """Take note that statistics are each rank's own."""
+        self._equal_after = {}
+
+    def equal_statistics(self) -> dict[str, Tensor]:
+        """Return the statistics that should be equal, by name: of no batch since all ranks held the same."""
+        noted = self._equal_after
+        unseen = {n for n, count in self._counts().items() if n in noted and torch.equal(noted[n], count)}
+        return {name: tensor for name, tensor in self.statistics().items() if name in unseen}
+
+    def _counts(self) -> dict[str, Tensor]:
+        """Return how many batches statistics are of, by their names, where a module counts that."""
+        buffers = dict(self._model.named_buffers())
+        counters = {name: f"{name.rpartition('.')[0]}.{_UNTOLD}".lstrip(".") for name in self.statistics()}
+        return {name: buffers[counter] for name, counter in counters.items() if counter in buffers}
 
     def differing(self, *, others: bool) -> Differing:
         """Find what differs between ranks; collective.
@@ -114,13 +120,8 @@ class Beside:
         frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
         statistics = self.statistics()
         found = {**frozen, **(dict(self._model.named_buffers()) if others else statistics)}
-        mine = {name: [describe(tensor), checksum(tensor)] for name, tensor in found.items()}
-        told = gather(self._peer, [self.weights.total, mine])
-        everywhere = [of_rank for _, of_rank in told]
-        # In one order on all ranks; one may have buffers that others have not.
-        names = sorted({name for of_rank in everywhere for name in of_rank})
-        names = [n for n in names if any(of_rank.get(n) != everywhere[0].get(n) for of_rank in everywhere)]
-        alike = [n for n in names if len({of_rank.get(n, [None])[0] for of_rank in everywhere}) == 1]
+        compared = compare(self._peer, found)
+        names, alike = sorted(compared.differing), sorted(compared.alike)
         means = [n for n in alike if found[n].is_floating_point() and not is_composite(found[n])]
         parameters = [name for name in means if name in frozen]
         averaged = [name for name in means if name in statistics]
@@ -128,7 +129,7 @@ class Beside:
         if others:
             self._tell_rank0s([name for name in rest if not name.endswith(_UNTOLD)])
             self.tell_unlike([name for name in names if name not in alike])
-        samples = [of_rank[0] for of_rank in told]
+        samples = gather(self._peer, self.weights.total) if averaged else [0.0]
         share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
         kinds = [[found[name].data for name in kind] for kind in (parameters, averaged, rest)]
         return Differing(kinds[0], kinds[1], kinds[2], share)

@@ -13,7 +13,8 @@ from torch import Tensor
 from hocket.arrays import Array
 from hocket.collective.allreduce import Allreduce
 from hocket.segment.segment import wire_dtype
-from hocket.session.beside import Beside, checksum
+from hocket.session.beside import Beside
+from hocket.session.checksums import checksum
 from hocket.session.exchange import ActiveExchange
 from hocket.transport.network import NetworkModel
 
@@ -32,6 +33,7 @@ class BufferMean:
         self._opened, self._beside = opened, beside
         self._lane = opened.peer.lane(f"{opened.exchange.name} buffers")
         self._names = list(beside.statistics())
+        self._of_all = opened.peer.size == beside.num_ranks
 
     @torch.no_grad()
     def average(self) -> None:
@@ -61,6 +63,8 @@ class BufferMean:
             # Bytes do not depend on the network.
             cost = Allreduce().cost(send.nbytes, self._lane.size, None, NetworkModel())
             self._opened.counters.bytes_sent += cost.bytes
+        if self._of_all:
+            self._beside.note_equal()
 
     def _look(self, there: dict[str, Tensor]) -> Array:
         """Return what each rank has [size, 1 + 2 buffers]: its samples, then two checksums of each one."""

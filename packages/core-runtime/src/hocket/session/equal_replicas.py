@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hocket.errors import DisagreementError
-from hocket.session.beside import checksum
+from hocket.session.checksums import checksum, compare
 from hocket.session.consensus import average, average_optimizers, squared_distance
 from hocket.session.phases import Phases
 from hocket.session.ranks import differing
@@ -34,10 +34,11 @@ ROUNDS = 100
 
 
 class EqualReplicas:
-    """The ranks' replicas where the strategy keeps them equal: all parameters, frozen ones too.
+    """The ranks' replicas where the strategy keeps them equal: all parameters, frozen ones too, and some statistics.
 
-    Not buffers, of which most are statistics of its own batches. Where replicas differ, frozen parameters may, too:
-    a teacher within the model follows its own student.
+    Those of the ranks' own batches differ. Equal are those that have seen none since all ranks held the same: BatchNorm
+    in eval mode since the session was attached, or any that the strategy has just averaged. Where replicas differ,
+    frozen parameters may, too: a teacher within the model follows its own student.
 
     Args:
         replica: this rank's.
@@ -82,7 +83,7 @@ class EqualReplicas:
             repairs: whether replicas that differ are set to their mean here, where they are no error.
 
         Returns:
-            What differs, where that was left: flat buffers of parameters, and frozen parameters.
+            What differs, where that was left: flat buffers of parameters, frozen parameters, and statistics.
 
         Raises:
             DisagreementError: they differ, and that is an error.
@@ -93,20 +94,17 @@ class EqualReplicas:
         self._found = False
         if self._peer.size == 1 or not self._phases.replicas_equal:
             return []
-        frozen = self._frozen()
-        tensors = [*self._replica.storage.flats, *frozen.values()]
-        sums = [checksum(tensor) for tensor in tensors]
-        told = self._peer.allgather_bytes(np.array(sums, np.uint32).tobytes(), what=call)
-        if all(of_rank == told[0] for of_rank in told):
+        beside = self._frozen() | self._replica.beside.equal_statistics()
+        tensors = {f"flat {n}": flat for n, flat in enumerate(self._replica.storage.flats)} | beside
+        apart = [tensors[name] for name in compare(self._peer, tensors, call).alike]
+        if not apart:
             return []
-        by_rank = [np.frombuffer(of_rank, np.uint32) for of_rank in told]
-        apart = [t for number, t in enumerate(tensors) if len({int(of[number]) for of in by_rank}) > 1]
         numbers = [tensor for tensor in apart if tensor.is_floating_point()]
         squares = gather(self._peer, squared_distance(numbers, self._replica.lane))
         distance = float(sum(squares) / len(squares)) ** 0.5
         if numbers == apart and distance == 0.0:  # zeros of either sign
             return []
-        self._tell(call, step, distance, frozen)
+        self._tell(call, step, distance, beside)
         if repairs:
             average(numbers, self._replica.lane)
             # Else they would part again.
@@ -139,17 +137,16 @@ class EqualReplicas:
         trained = self._replica.storage.parameters
         return {name: p.detach() for name, p in self._replica.model.named_parameters() if name not in trained}
 
-    def _tell(self, call: str, step: int, distance: float, frozen: dict[str, Tensor]) -> None:
-        """Say which parameters differ, by how much, and what may have done it."""
-        values = {name: p.detach() for name, p in self._replica.storage.parameters.items()} | frozen
-        sums = gather(self._peer, [checksum(value) for value in values.values()])
-        names = [name for number, name in enumerate(values) if len({of[number] for of in sums}) > 1]
-        number = list(values).index(names[0])
-        others = [rank for rank, of in enumerate(sums) if of[number] != sums[0][number]]
+    def _tell(self, call: str, step: int, distance: float, beside: dict[str, Tensor]) -> None:
+        """Say what differs, by how much, and what may have done it."""
+        values = {name: p.detach() for name, p in self._replica.storage.parameters.items()} | beside
+        compared = compare(self._peer, values)
+        names, others = compared.alike, compared.others[compared.alike[0]]
+        kinds = "parameters" + " and statistics" * (len(beside) > len(self._frozen()))
         whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank 0"
         told = (
             f"the ranks' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
-            f"{len(names)} of {len(values)} parameters, first {names[0]}, of which {whose} hold different values; "
+            f"{len(names)} of {len(values)} {kinds}, first {names[0]}, of which {whose} hold different values; "
             f"root mean square distance from their mean {distance:.3g}"
         )
         causes = self._causes()

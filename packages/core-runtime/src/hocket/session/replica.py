@@ -72,6 +72,8 @@ class Replica:
         self._devices = {p.device for p in self.storage.parameters.values()} - {torch.device("cpu")}
         self.weights = BatchWeights(self.storage.parameters.values())
         self.beside = Beside(model, self.storage.parameters, statistics, self.ranks.peer, self.weights)
+        if self.begins_equal:
+            self.beside.note_equal()
 
     def _take_from_rank0(self, peer: Peer) -> None:
         lane = peer.lane("attach")

@@ -120,6 +120,7 @@ class ReplicaState:
         modules = read("modules")
         load_extra_states(self.model, modules["extra"], where)
         self.beside.weights.total = modules["samples"]
+        self.beside.note_own()
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
@@ -173,6 +174,7 @@ class ReplicaState:
                         files if averaged else files[:1], name, samples if averaged and sum(samples) else None
                     )
                 )
+        self.beside.note_equal()
 
 
 def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
