@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from training import Training, on_ranks
 
 from hocket.checkpoint import folder as folders
+from hocket.checkpoint import shared
+from hocket.checkpoint.manifest import Manifest
 from hocket.disk import sync_folder
 from hocket.errors import CheckpointError
 
@@ -112,8 +115,32 @@ def test_what_was_cut_off_is_left_out_with_a_note(tmp_path: Path, caplog: pytest
     assert result.resumed is not None
     assert result.resumed.step == 3
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'step-00000005'} is incomplete, a save was cut off: it is left out"
+        f"{tmp_path / 'step-00000005'} is incomplete, a save or a copy was cut off: it is left out"
     ]
+    (tmp_path / "step-00000005").rename(tmp_path / "step-00000005-of_a_save.unfinished")
     on_ranks(2, TRAINING, load=tmp_path, save=(tmp_path, [4]), stop=4)
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
-    assert not (tmp_path / "step-00000005").exists()
+    assert not (tmp_path / "step-00000005-of_a_save.unfinished").exists()
+
+
+def test_a_manifest_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "LATE_S", 20.0)
+    on_ranks(2, TRAINING, save=(tmp_path, [3, 5]), stop=5)
+    manifest, away = tmp_path / "step-00000005" / "manifest.json", tmp_path / "away"
+    manifest.rename(away)
+    come = threading.Timer(0.3, lambda: away.rename(manifest))
+    come.start()
+    [result, _] = on_ranks(2, TRAINING, load=tmp_path, stop=5)
+    come.join()
+    assert result.resumed is not None
+    assert result.resumed.step == 5
+
+
+def test_a_checkpoint_whose_manifest_comes_too_late_is_not_removed(tmp_path: Path) -> None:
+    on_ranks(2, TRAINING, save=(tmp_path, [3, 5]), stop=5)
+    manifest, away = tmp_path / "step-00000005" / "manifest.json", tmp_path / "away"
+    manifest.rename(away)
+    on_ranks(2, TRAINING, load=tmp_path, save=(tmp_path, [4, 5]), stop=5)
+    away.rename(manifest)
+    assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005", "step-00000005.1"]
+    assert all(Manifest.read(path).step == 5 for path in tmp_path.glob("step-00000005*"))

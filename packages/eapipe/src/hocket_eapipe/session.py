@@ -361,6 +361,7 @@ class PipelineSession(TrainingSession):
             lane.close()
         if self._observer is not None:
             self._observer.close()
+        self.give_back()
 
     def abandon(self) -> None:
         self.state = SessionState.BROKEN

@@ -8,6 +8,7 @@ checkpoint is complete or absent. Nothing is overwritten: a step that is saved a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hocket.checkpoint.manifest import MANIFEST, is_own
+from hocket.checkpoint.shared import patiently
 from hocket.disk import UNFINISHED, locked, sync_folder
-from hocket.errors import CheckpointError, some
+from hocket.errors import CheckpointError, MissingFileError, some
 
 __all__ = ["begin", "complete", "finish", "foreign", "incomplete", "keep_newest", "latest_complete"]
 
@@ -47,6 +49,8 @@ def incomplete(folder: Path) -> list[Path]:
 def latest_complete(folder: Path, advice: str = "") -> Path:
     """Return the newest complete checkpoint of a folder, or the folder itself if it is one.
 
+    The manifest of a newer one may come some seconds late, where another host has written it.
+
     Args:
         folder: with checkpoints.
         advice: what to do where there is none.
@@ -54,12 +58,21 @@ def latest_complete(folder: Path, advice: str = "") -> Path:
     Raises:
         CheckpointError: there is none; names what is incomplete, and ends with `advice`.
     """
+    with contextlib.suppress(MissingFileError):
+        patiently(lambda: _require_manifest(folder))
     found = [folder] if (folder / MANIFEST).exists() else complete(folder)
     if not found:
         left = [path.name for path in incomplete(folder)]
         also = f"; {', '.join(left)} is incomplete: a save was cut off" if left else ""
         raise CheckpointError(f"there is no complete checkpoint in {folder}{also}{advice and f'. {advice}'}")
     return found[-1]
+
+
+def _require_manifest(folder: Path) -> None:
+    """Raise MissingFileError where the newest directory that has its own name shows no manifest."""
+    named = [path for path in _directories(folder) if not _run_of(path) and _holds_own_files(path)]
+    if named and not (named[-1] / MANIFEST).exists():
+        raise MissingFileError(f"{named[-1]} has no {MANIFEST}")
 
 
 @contextmanager
@@ -81,8 +94,8 @@ def begin(folder: Path, step: int, run: str, last: Path | None = None) -> Iterat
     with locked(folder, run) as is_locked:
         _refuse_others(folder, step, last)
         for left in incomplete(folder):
-            # Without a lock, its job may live.
-            if (is_locked or _run_of(left) == run) and not _foreign_files(left):
+            # Without a lock, its job may live. What has its own name was whole when it got it.
+            if _run_of(left) and (is_locked or _run_of(left) == run) and not _foreign_files(left):
                 shutil.rmtree(left)
                 _log.warning("removed %s, which was incomplete: a save was cut off", left)
         path = folder / f"step-{step:08d}-{run}.unfinished"

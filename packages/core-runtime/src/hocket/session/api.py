@@ -108,6 +108,8 @@ class TrainingSession(SessionCore):
         super().__init__(model, optimizers, strategy, peer)
         self._streamed: StreamedSamples | None = None
         self._save_point: SavePoint | None = None
+        #: Whether `peer` is of this session alone.
+        self.owns_peer = False
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -338,6 +340,11 @@ class TrainingSession(SessionCore):
     @abstractmethod
     def abandon(self) -> None:
         """Take the hooks off without the other ranks, which may not be here."""
+
+    def give_back(self) -> None:
+        """Give back the session's own endpoint, if it has one; collective; `close` ends with it."""
+        if self.owns_peer:
+            self.peer.close()
 
     def __enter__(self) -> Self:
         self.require("`with session`")

@@ -48,10 +48,12 @@ def _in_session(attach: Callable[..., TrainingSession]) -> Callable[..., Trainin
         try:
             own = peer.session(number)
             own.tell_left = partial(peer.leave_session, number)
-            return attach(*given, peer=own, **named)
+            session = attach(*given, peer=own, **named)
         except Exception as error:
             peer.leave_session(number, left_by(error, 0))
             raise
+        session.owns_peer = own is not peer
+        return session
 
     return attach_in_session
 

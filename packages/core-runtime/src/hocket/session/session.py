@@ -638,6 +638,7 @@ class Session(TrainingSession):
         self._unhook()
         if self._observer is not None:
             self._observer.close()
+        self.give_back()
 
     def abandon(self) -> None:
         self.state = SessionState.BROKEN

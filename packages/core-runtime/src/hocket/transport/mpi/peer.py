@@ -170,9 +170,13 @@ class MPIPeer(HostPeer):
         raise SystemExit(code)
 
     def close(self) -> None:
-        """Wait until every rank is here; the communicator itself lives until MPI ends."""
+        """Wait until every rank is here, and free the communicators: processes have few. The world's lives on."""
         self.threads.check_ended()
         self._meet("closing the peer")
+        own = [] if self is _world else [self._comm]
+        for comm in (*self._groups.values(), *own):
+            comm.Free()
+        self._groups.clear()
 
 
 _world: MPIPeer | None = None
