@@ -67,12 +67,13 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @example(LOOPS["twice"], "nesterov")
 @example(LOOPS["dropped"], "plain")
 @example(LOOPS["dropped"], "adam")
 @example(LOOPS["frozen"], "nesterov")
 @example(LOOPS["added"], "several")
+@example(LOOPS["added to a sum"], "plain")
 @example(LOOPS["added and dropped"], "plain")
 @example(LOOPS["added and zeroed"], "plain")
 @given(moves=MOVES, optimizer=st.sampled_from(sorted(STEPPED_BY)))

@@ -83,11 +83,9 @@ class Account:
             if gradient is None or (gradient._version and not bool(gradient.any())):
                 self._drop(slot)
             return
-        is_new = by_hand and gradient is not slot.result
+        is_new = by_hand and not slot.holds_result
         if gradient is None or is_new or (slot.was_changed and not bool(gradient.any())):
-            self._drop(slot)
-            if not is_new:
-                slot.parameter.grad = None
+            self._drop(slot)  # zeros stay there, by which momentum and weight decay go on
             return
         slot.base = slot.part_with_result() if gradient is slot.result else gradient
         slot.parameter.grad = None

@@ -211,7 +211,7 @@ class GradientSync:
     def dropped(self) -> bool:
         """Whether parameters hold none of the gradients that they were bound to when the last exchange ended."""
         gradients = [gradient for state in self._segments for gradient in state.gradients]
-        return not any(g.base is not None or g.parameter.grad is g.result for g in gradients)
+        return not any(g.base is not None or g.holds_result for g in gradients)
 
     def _begin_backward(self) -> None:
         if is_nested_backward():

@@ -46,6 +46,7 @@ class GradientSlot:
         "result",
         "state",
         "stream",
+        "total",
     )
 
     def __init__(self, parameter: nn.Parameter, state: SegmentState, position: int) -> None:
@@ -59,6 +60,8 @@ class GradientSlot:
         self.arrived = False
         # What earlier rounds of the step have brought, to which this one's result is added (see `account`).
         self.base: Tensor | None = None
+        # What several rounds of a step have brought together, where that is what `p.grad` was bound to.
+        self.total: Tensor | None = None
         # Whether the rounds of the step have brought something.
         self.came = False
         # Whether what is sent holds neither NaN nor Inf; None before anybody has looked.
@@ -91,6 +94,12 @@ class GradientSlot:
             torch.mul(given, factor, out=self.outgoing)
 
     @property
+    def holds_result(self) -> bool:
+        """Whether `p.grad` is what it was bound to last."""
+        gradient = self.parameter.grad
+        return gradient is not None and (gradient is self.result or gradient is self.total)
+
+    @property
     def was_changed(self) -> bool:
         """Whether somebody may have written into what came back, since it was bound."""
         return self.result._version != self.state.version
@@ -105,8 +114,10 @@ class GradientSlot:
     def bind(self, *, came: bool) -> None:
         """Make `p.grad` what came back, and what earlier rounds of the step have brought; None where nothing has."""
         result = self.result if came else None
+        self.total = None
         if self.base is not None:
             result, self.base = self.base if result is None else self.base.add_(result), None
+            self.total = result
         self.came = result is not None
         self.parameter.grad = result
 

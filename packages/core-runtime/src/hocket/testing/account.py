@@ -79,6 +79,12 @@ LOOPS: Mapping[str, list[Move]] = {
         ("drop", (), 0),
         ("step", (), 0),
     ],
+    "added to a sum": [
+        ("backward", (0,), 1),
+        ("backward", _ALL, 2),
+        ("accumulate", (1,), 3),
+        ("step", (), 0),
+    ],
     "added and zeroed": [
         ("backward", _ALL, 1),
         ("accumulate", (1,), 2),
