@@ -59,6 +59,16 @@ def test_ddp() -> None:
     DistributedDataParallel(model)
 
 
+def test_data_parallel() -> None:
+    """Over several devices it is refused; over none, as on a CPU, it only calls the model."""
+    wrapped = nn.DataParallel(mlp())
+    wrapped.device_ids = [0, 1]
+    refused("^the model is wrapped in DataParallel over 2 devices.*start a rank for each device", wrapped)
+    wrapped.device_ids = []
+    with hocket.attach(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), "sgd"):
+        pass
+
+
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore")
 def test_fsdp() -> None:

@@ -121,6 +121,11 @@ def attach(
     of it (`p.grad.detach()`, `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of
     DDP.
 
+    With `overlap: forward`, or a delay, what is under way is not in the parameters yet: a forward under
+    `torch.no_grad()` reads this rank's own values. `session.settle()`, on all ranks, comes before validation by code of
+    one's own. Where a compressor applies momentum, `p.grad` after `backward()` is not the gradient alone, but what the
+    optimizer steps by.
+
     Args:
         model: on its device and in its dtype; not compiled, not wrapped.
         optimizer: any torch optimizer over the model's parameters; all of them, in a list, where there are several. A

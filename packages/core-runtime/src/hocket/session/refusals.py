@@ -175,7 +175,10 @@ def _check_modules(model: nn.Module) -> None:
         if _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel") or hasattr(
             module, "_get_fsdp_state"
         ):
-            raise AttachError(f"{what} is sharded by FSDP: a session needs whole parameters on every rank")
+            raise AttachError(
+                f"{what} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model without "
+                "it, or leave the exchange to FSDP and Hocket out"
+            )
         if (
             _is_a(module, "torch._dynamo.eval_frame", "OptimizedModule")
             or module._compiled_call_impl is not None
@@ -183,6 +186,11 @@ def _check_modules(model: nn.Module) -> None:
             raise AttachError(
                 f"{what} is compiled already, and compiled code ignores hooks that come later: attach the plain model "
                 "first, then torch.compile it"
+            )
+        if isinstance(module, nn.DataParallel) and len(getattr(module, "device_ids", ())) > 1:
+            raise AttachError(
+                f"{what} is wrapped in DataParallel over {len(module.device_ids)} devices, whose copies run the "
+                "session's hooks in threads: start a rank for each device, and attach the plain model"
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise AttachError(
@@ -201,10 +209,14 @@ def _check_parameter(name: str, parameter: Any) -> None:
     if _is_a(parameter, "torch.distributed", "DTensor") or _is_a(
         parameter.data, "torch.distributed", "DTensor"
     ):
-        raise AttachError(f"parameter {name} is a DTensor: a session needs whole parameters on every rank")
+        raise AttachError(
+            f"parameter {name} is a DTensor: a session needs whole parameters on every rank. Attach the model before "
+            "it is distributed, or leave Hocket out"
+        )
     if getattr(parameter, "_fsdp_flattened", False):  # the module within, of which each rank holds a shard
         raise AttachError(
-            f"parameter {name} is sharded by FSDP: a session needs whole parameters on every rank"
+            f"parameter {name} is sharded by FSDP: a session needs whole parameters on every rank. Attach the model "
+            "without it, or leave the exchange to FSDP and Hocket out"
         )
     if parameter.is_meta:
         raise AttachError(
