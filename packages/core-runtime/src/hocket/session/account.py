@@ -110,6 +110,8 @@ class Account:
         """Take note that all parameters' gradients have been exchanged."""
         self._give_back()
         self.unstepped = set(self._slots)
+        for slot in self._slots:
+            slot.note_version()
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
         """Take note of an optimizer's step, or of one that was left out."""

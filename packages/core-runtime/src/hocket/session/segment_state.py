@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
+from hocket.segment.partition import Span
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
@@ -23,8 +24,8 @@ _WEIGHT_TOLERANCE = 1e-6
 # From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
 _SMALLEST_STREAM = 1 << 16
 
-# Of a result that nobody else refers to: the slot's, and the argument of who asks.
-_OWN_REFERENCES = 2
+# Of a result that nobody else refers to: the slot's, the segment's, and the argument of who asks.
+_OWN_REFERENCES = 3
 
 #: An exchange of the slot, and a segment as it exchanges it.
 Stage = tuple[ActiveExchange, Segment]
@@ -47,6 +48,7 @@ class GradientSlot:
         "state",
         "stream",
         "total",
+        "version",
     )
 
     def __init__(self, parameter: nn.Parameter, state: SegmentState, position: int) -> None:
@@ -56,7 +58,9 @@ class GradientSlot:
         self.state = state
         self.position = position
         self.outgoing = view_of(state.first.outgoing, span)
-        self.result = view_of(state.results, span)
+        self.result = _gradient_in(state.results, span)
+        # Of `p.grad`, when it was bound.
+        self.version = 0
         self.arrived = False
         # What earlier rounds of the step have brought, to which this one's result is added (see `account`).
         self.base: Tensor | None = None
@@ -101,15 +105,25 @@ class GradientSlot:
 
     @property
     def was_changed(self) -> bool:
-        """Whether somebody may have written into what came back, since it was bound."""
-        return self.result._version != self.state.version
+        """Whether somebody has written into what came back, since `note_version`."""
+        return self.parameter.grad is not None and self.parameter.grad._version != self.version
+
+    def note_version(self) -> None:
+        """Be able to tell whether somebody writes into what came back."""
+        if self.parameter.grad is not None:
+            self.version = self.parameter.grad._version
 
     def part_with_result(self) -> Tensor:
         """Give what came back last memory of its own, which the next result leaves alone; return it."""
         given = self.result
         given.data = given.detach().clone(memory_format=torch.preserve_format)
-        self.result = view_of(self.state.results, self.state.first.spans[self.position])
+        self.let_go()
         return given
+
+    def let_go(self) -> None:
+        """Leave the tensor that came back last to whoever has it, and receive the next result in another."""
+        self.result = _gradient_in(self.state.results, self.state.first.spans[self.position])
+        self.state.hold(self)
 
     def bind(self, *, came: bool) -> None:
         """Make `p.grad` what came back, and what earlier rounds of the step have brought; None where nothing has."""
@@ -158,12 +172,16 @@ class SegmentState:
         self.casts = self.last.incoming.dtype != dtype
         data = self.last.incoming[: self.last.numel]
         self.results = torch.empty_like(data, dtype=dtype) if self.casts else data
-        #: Of the memory of what came back, when `p.grad` was bound to it.
-        self.version = self.results._version
         self.gradients = [
             GradientSlot(parameters[span.name], self, position)
             for position, span in enumerate(self.first.spans)
         ]
+        self._held = [gradient.result for gradient in self.gradients]
+        self._addresses = list(map(Tensor.data_ptr, self._held))
+
+    def hold(self, gradient: GradientSlot) -> None:
+        """Take note of another tensor that a gradient's result is received in."""
+        self._held[gradient.position] = gradient.result
 
     def reset(self) -> None:
         """Expect the gradients of another backward."""
@@ -172,6 +190,8 @@ class SegmentState:
         self.present[:] = 0
         self.anywhere[:] = 0
         self.first.finite = None
+        if list(map(Tensor.data_ptr, self._held)) != self._addresses:
+            self._let_go_of_moved()
         for gradient in self.gradients:
             gradient.arrived = False
             # A gradient that the user keeps stays as it is; one that is still `p.grad` is added to, as in torch.
@@ -180,6 +200,12 @@ class SegmentState:
                 and gradient.parameter.grad is not gradient.result
             ):
                 gradient.part_with_result()
+
+    def _let_go_of_moved(self) -> None:
+        """Leave gradients that were given other memory (`p.grad.data = ...`, `model.to()`), which no result reaches."""
+        for gradient, address in zip(self.gradients, self._addresses, strict=True):
+            if gradient.result.data_ptr() != address:
+                gradient.let_go()
 
     def begin(self) -> None:
         """Send the segment through its first exchange."""
@@ -265,7 +291,6 @@ class SegmentState:
             )
             # What came too late for a round may come when nobody has a gradient any more.
             gradient.bind(came=present or (not self._divides and self._came_late(gradient)))
-        self.version = self.results._version
 
     def place_of(self, gradient: GradientSlot) -> slice:
         """Return where a parameter lies in what is sent of the segment."""
@@ -285,13 +310,17 @@ class SegmentState:
         for gradient in self.gradients:
             gradient.base, gradient.came = None, True
             gradient.parameter.grad = gradient.result
-        self.version = self.results._version
 
     def unbind(self) -> None:
         """Make `p.grad` of each parameter a tensor of its own."""
         for gradient in self.gradients:
             if gradient.parameter.grad is gradient.result:
                 gradient.parameter.grad = gradient.result.clone()
+
+
+def _gradient_in(results: Tensor, span: Span) -> Tensor:
+    """Return a parameter's place in what comes back, as a tensor that autograd takes for no view (`detach_`)."""
+    return view_of(results, span).data
 
 
 def _lies_alike(given: Tensor, outgoing: Tensor) -> bool:
