@@ -33,7 +33,10 @@ def detach(model: nn.Module) -> None:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: Sequence[Batch], edit: Callable[[nn.Module], None]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Sequence[Batch],
+    edit: Callable[[nn.Module], None],
 ) -> Tensor:
     for number, (x, y) in enumerate(data):
         optimizer.zero_grad()
@@ -56,8 +59,6 @@ def test_the_next_gradients_are_the_next_ones(strategy: str, edit: Callable[[nn.
             return train(model, optimizer, batches(0, 5), edit)
 
     model = mlp()
-    expected = train(
-        model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batches(0, 5), edit
-    )
+    expected = train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batches(0, 5), edit)
     for found in on_ranks(2, run):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # converted values were rounded

@@ -141,8 +141,10 @@ class GradientSync:
         self._by_hand = False
         #: The parameters of this rank's last contribution that held NaN or Inf.
         self.nonfinite: list[str] = []
-        #: How many ranks' last contributions held NaN or Inf.
+        #: Whether a rank's last contribution held NaN or Inf, or an earlier one that it was added to.
         self.nonfinite_anywhere = False
+        # This rank's parameters of the round before, where a rank had NaN or Inf in it.
+        self._nonfinite_before: list[str] | None = None
         self._handles: list[RemovableHandle] = []
         # Autograd keeps them, and so their hooks, only as long as somebody does.
         self._nodes: list[Node] = []
@@ -255,6 +257,7 @@ class GradientSync:
             self.account.begin_round()
         self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
+        self._nonfinite_before = self.nonfinite if self.nonfinite_anywhere else None
         self.nonfinite = []
         if self.terms is not None:
             self.terms.read()
@@ -277,11 +280,15 @@ class GradientSync:
         waiting = [state for state in self._segments if state.at < 0]
         for state in waiting:
             self._contribute_late(state)
+        before = self._nonfinite_before
+        adds_to_nonfinite = before is not None and any(state.adds_up for state in self._segments)
         finite = self._agreement is None or self._agree(self._agreement, waiting)
         if finite or self._early:  # with overlap backward others may wait for it already
             self._exchange(waiting)
         if not finite:
             self._leave_out()
+        if adds_to_nonfinite and before is not None:
+            self.nonfinite, self.nonfinite_anywhere = list(dict.fromkeys(before + self.nonfinite)), True
         if self.account is not None:
             self.account.end_round()
         self._end()

@@ -179,6 +179,11 @@ class SegmentState:
         self._held = [gradient.result for gradient in self.gradients]
         self._addresses = list(map(Tensor.data_ptr, self._held))
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether what comes back is added to what earlier rounds of the step have brought."""
+        return any(gradient.base is not None for gradient in self.gradients)
+
     def hold(self, gradient: GradientSlot) -> None:
         """Take note of another tensor that a gradient's result is received in."""
         self._held[gradient.position] = gradient.result
