@@ -97,6 +97,8 @@ class PipelineSession(TrainingSession):
         if given.initial == "rank0":
             broadcast_model(given.model, self.control)
         self._modules = split(given.model, self.mesh.stages, engine.balance, engine.cuts)
+        # A job goes on saving where it saved, and the stages with their periods and phases.
+        self.count_on()
         place = self.mesh.place_of(self.rank)
         data_peer = _group(peer, self.mesh.data_ranks(place))
         pipe_peer = _group(peer, self.mesh.pipeline_ranks(self.data_rank))
@@ -138,6 +140,7 @@ class PipelineSession(TrainingSession):
             return Stage(module, None, Fixed(), place)
         leader = Follower(self.optimizer, parameters, given.make_optimizer)
         # The dots in the names of a stage's layers are slashes.
+        self.note_counts(module)
         statistics = tuple(pattern.replace(".", "?") for pattern in given.statistics)
         alone = replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
         session = Session(replace(alone, statistics=statistics))
@@ -359,6 +362,7 @@ class PipelineSession(TrainingSession):
             session.close()
         for lane in (*self._lanes, self._norms, self.control):
             lane.close()
+        self.note_counts(self.model)
         if self._observer is not None:
             self._observer.close()
         self.give_back()
@@ -366,6 +370,7 @@ class PipelineSession(TrainingSession):
     def abandon(self) -> None:
         self.state = SessionState.BROKEN
         self.heed_no_signal(together=False)
+        self.note_counts(self.model)
         for session in self._sessions:
             session.abandon()
         if self._observer is not None:

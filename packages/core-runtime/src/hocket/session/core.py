@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hocket.checkpoint.files import StateFile
 from hocket.errors import SessionError
 from hocket.loggers import Log
+from hocket.session.again import counted_before, note_counted
 from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
 from hocket.session.optimizers import Optimizers
@@ -159,9 +160,24 @@ class SessionCore(ABC):
         Args:
             call: what this rank is about to do.
         """
-        strategy = self.strategy
-        if strategy.gradients or strategy.parameters or strategy.phases or self.data_size < self.size:
+        if self.goes_together:
             self.epochs.meet(self.peer, call)
+
+    @property
+    def goes_together(self) -> bool:
+        """Whether ranks exchange anything in their loops, so that they leave them after the same batch."""
+        strategy = self.strategy
+        exchanges = strategy.gradients or strategy.parameters or strategy.phases
+        return bool(exchanges) or self.data_size < self.size
+
+    def count_on(self) -> None:
+        """Go on counting where the model's earlier sessions have ended, as a job's steps do; collective."""
+        self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
+        self.peer.status.note_step(self.step)
+
+    def note_counts(self, model: nn.Module) -> None:
+        """Let a model's next session go on counting from here."""
+        note_counted(model, self.step, self.epochs.ended)
 
     def tell_unreached(self, steps: int) -> None:
         """Warn of what does not take place, or is lost, where training ends after so many steps; once a session."""

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
 from hocket.plugin import default_registry
-from hocket.session.again import counted_before, note_counted
 from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
 from hocket.session.autograd import current_backward
 from hocket.session.closures import SharedClosure
@@ -37,7 +36,6 @@ from hocket.session.under_way import UnderWay
 from hocket.session.unused import UnusedGradients
 from hocket.session.weights import Contribution
 from hocket.session.windows import Windows
-from hocket.transport.peer import gather
 
 __all__ = ["Session"]
 
@@ -86,8 +84,7 @@ class Session(TrainingSession):
             statistics=given.statistics,
         )
         # A job goes on saving where it saved, and with its periods and phases.
-        self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
-        self.peer.status.note_step(self.step)
+        self.count_on()
         self._replica, self.storage, self._weights = replica, replica.storage, replica.weights
         self._held = {id(parameter) for parameter in self.storage.parameters.values()}
         self._nonfinite = NonFiniteSteps(replica, self.rank)
@@ -339,7 +336,6 @@ class Session(TrainingSession):
     def skipped(self, optimizer: Optimizer) -> None:
         self._end_account(optimizer, used=False)
         self.used_backward = self._last_backward
-        self._weights.end_step()
         self.optimizers.waiting.discard(optimizer)
         if self.state is SessionState.EXCHANGED:
             self.state = SessionState.STEPPED
@@ -362,6 +358,7 @@ class Session(TrainingSession):
         self._windows.tell(steps=True)
         self.optimizers.begin_step()
         weight = self._weight_of_step()
+        self._weights.end_step()
         self._nonfinite.skipping = False
         self._unused.end_step(in_batch=self.epochs.under_way)
         if self.state is not SessionState.ACCUMULATED:
@@ -649,7 +646,7 @@ class Session(TrainingSession):
             self._observer.abandon()
 
     def _unhook(self) -> None:
-        note_counted(self.model, self.step, self.epochs.ended)
+        self.note_counts(self.model)
         _onlookers.remove(self)
         self._weights.close()
         self.optimizers.unhook()

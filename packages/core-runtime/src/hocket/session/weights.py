@@ -125,8 +125,11 @@ class BatchWeights:
         self._backward = -1
         self._put_back_already = False
         self._outside = True
-        #: The sum of the weights of all batches of `session.data` so far.
+        #: The sum of the weights of all batches so far that were not left out; a step outside of `session.data` is one.
         self.total = 0.0
+        self._total_before = 0.0
+        #: Whether the batches of the step under way are in it.
+        self._counted = False
         #: Whether the optimizer gets this rank's own gradients.
         self.gradients_stay_local = False
 
@@ -145,7 +148,9 @@ class BatchWeights:
         else:
             self._weights, self._unit = [], weight
         self._weights.append(weight)
+        self._total_before = self.total
         self.total += weight
+        self._counted = True
         self._kept = None
         if weight == 0:
             self._kept = {p: p.grad if accumulated else None for p in self._parameters}
@@ -160,6 +165,7 @@ class BatchWeights:
     def leave_out(self) -> None:
         """Take note that the current batch counts nothing, as nothing was done with it."""
         self._weights[-1] = 0.0
+        self.total = self._total_before
         if not self.any_counts:
             self._kept = {}
 
@@ -180,6 +186,7 @@ class BatchWeights:
     def end_step(self) -> None:
         """Take note of a step: the next batch belongs to another one."""
         if self._outside:
+            self.total += not self._counted
             self._reset()
 
     def end_pass(self, *, accumulated: bool) -> None:
@@ -192,6 +199,7 @@ class BatchWeights:
         self.close()
         self._weights, self._unit = [1.0], 1.0
         self._kept = None
+        self._counted = False
 
     def contribution(self) -> Contribution:
         """Return what this rank puts into the step that the current batch ends."""
