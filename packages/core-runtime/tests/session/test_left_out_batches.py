@@ -146,13 +146,22 @@ def test_a_skip_in_each_of_two_passes_and_with_uneven_data(branch: str, where: s
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_without_accumulation_a_batch_that_is_left_out_is_a_step(branch: str) -> None:
-    ranks = on_ranks(2, lambda rank: train(rank, composed(branch), 6, {(1, 0), (0, 3)}, number_of=1))
-    assert [steps for _, steps in ranks] == [6, 6]
-    if branch in EXCHANGED:
-        expected = one_process((0, 1), 6, {(1, 0), (0, 3)}, number_of=1)
-        for parameters, _ in ranks:
-            torch.testing.assert_close(parameters, expected)
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("skips", [{(1, 0), (0, 3)}, {(0, 0), (1, 0), (0, 4), (1, 4)}])
+def test_without_accumulation_a_batch_that_is_left_out_is_a_step(
+    branch: str, size: int, skips: Skips
+) -> None:
+    # Also where all ranks leave it out; then nothing is applied, be it momentum or decay.
+    ranks = on_ranks(size, lambda rank: train(rank, composed(branch), 6, skips, number_of=1))
+    assert [steps for _, steps in ranks] == [6] * size
+    if branch in EXCHANGED or (size == 1 and branch != "outer"):
+        expected = one_process(range(size), 6, skips, number_of=1)
+    elif branch == "local":
+        expected = torch.stack([one_process((r,), 6, skips, number_of=1) for r in range(size)]).mean(0)
+    else:
+        return
+    for parameters, _ in ranks:
+        torch.testing.assert_close(parameters, expected)
 
 
 @pytest.mark.parametrize("branch", EXCHANGED)
@@ -183,30 +192,3 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert told[0].startswith("rank 1 left a batch out of an accumulation at step 0: it counts nothing")
-
-
-class Longer(list[Any]):
-    """A loader with more batches than its length says."""
-
-    def __len__(self) -> int:
-        return 2
-
-
-def test_batches_beyond_the_length_of_a_loader_are_told_of_and_read_where_it_is_hidden(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def run(rank: int, *, hides: bool) -> int:
-        model = mlp()
-        loader = Longer(batches(rank, 4 + rank))
-        with hocket.attach(model, sgd(model), "sgd") as session:
-            for x, y in session.data(iter(loader) if hides else loader):
-                F.cross_entropy(model(x), y).backward()
-                session.optimizer.step()
-            return session.step
-
-    with caplog.at_level(logging.WARNING, logger="hocket"):
-        assert on_ranks(2, lambda rank: run(rank, hides=False)) == [2, 2]
-        assert [each.getMessage() for each in caplog.records if "has more batches" in each.getMessage()]
-        caplog.clear()
-        assert on_ranks(2, lambda rank: run(rank, hides=True)) == [5, 5]
-    assert not caplog.records

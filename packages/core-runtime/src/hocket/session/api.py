@@ -139,6 +139,9 @@ class TrainingSession(SessionCore):
     ) -> SessionData:
         """Iterate over `loader`, as often on every rank as on the one with most batches.
 
+        A batch that is left out (`continue`) is a step of its own, with what other ranks have, unless batches add up
+        (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same.
+
         Args:
             loader: this rank's batches; `hocket.loader` shares the samples out.
             weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs

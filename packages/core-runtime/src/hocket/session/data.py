@@ -47,8 +47,8 @@ class SessionData:
 
     Args:
         session: takes part in the exchanges of batches that were skipped.
-        loader: any iterable of batches, or samples that travel; with a length on every rank, the ranks agree once
-            per iteration, else before each batch.
+        loader: any iterable of batches, or samples that travel; with a length on every rank, the ranks agree at an
+            iteration's begin and when so many batches are over, else before each batch. It is read to its end.
         weight: how much a batch counts in the step's means, relative to 1; where None as the loader says, if it is
             hocket's, and else 1.
         same_batches: whether ranks are meant to read the same batches.
@@ -154,14 +154,13 @@ class SessionData:
         if None not in lengths:
             for _ in range(current.num_steps, max(length for length in lengths if length is not None)):
                 yield
-            if current.following is not END:
-                _log.warning(
-                    "rank %d: the loader of session.data has more batches than its len(), %s, by which the ranks end "
-                    "a pass together, and these are left out: mend its __len__, or hide it: session.data(iter(loader))",
-                    self._session.rank,
-                    lengths[peer.rank],
-                )
-            return
+            if not self._session.goes_together:
+                while current.following is not END:
+                    yield
+                return
+            if not self._session.epochs.goes_on(peer, current):
+                return
+            self._tell_of_length(current, lengths[peer.rank])
         send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
         while True:
             send[0] = current.following is not END
@@ -169,6 +168,15 @@ class SessionData:
             if received[0] == 0:
                 return
             yield
+
+    def _tell_of_length(self, current: Cursor, length: int | None) -> None:
+        if current.following is not END:
+            _log.warning(
+                "rank %d: the loader of session.data has more batches than its len(), %s, says: they are read, and the "
+                "ranks ask each other before each of them, which takes time. Mend its __len__",
+                self._session.rank,
+                length,
+            )
 
     def _wait_for(self, start: Callable[[], Request]) -> None:
         """Meet the other ranks before a batch, which counts as waiting for an exchange."""
@@ -183,6 +191,8 @@ class SessionData:
         try:
             length: int | None = len(self) if has_any else 0
         except TypeError:
+            length = None
+        if not session.epochs.believes_lengths:
             length = None
         compares = not (session.epochs.compared or self._same_batches)
         mark = fingerprint(current.first) if compares and current.first is not END else None

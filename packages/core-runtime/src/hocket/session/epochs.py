@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExchangeTimeoutError, UserError
 from hocket.randomness import RandomState
 from hocket.session.loader import (
+    END,
     Cursor,
     LoaderCursor,
     LoaderReading,
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Epochs"]
 
+_log = logging.getLogger("hocket")
+
 _TOGETHER = (
     "All ranks leave after the same batch, or none: let them agree by session.gather; session.data gives all as many "
     "batches"
@@ -34,11 +38,13 @@ class Epochs:
     Attributes:
         ended: how many; in a loop over epochs the number, from 0, of the epoch under way or about to begin.
         compared: whether the ranks have compared their first batches.
+        believes_lengths: whether no pass has ended before its loaders' lengths said so.
     """
 
     def __init__(self) -> None:
         self.ended = 0
         self.compared = False
+        self.believes_lengths = True
         #: After which batch this rank has left the last pass, and whether early; None if nobody needs to know.
         self._left: tuple[int, bool] | None = None
         self._current: Cursor | None = None
@@ -120,11 +126,8 @@ class Epochs:
             raise ExchangeTimeoutError(
                 f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
             ) from error
-        if any(other != batch for other, _ in told):
-            each = ", ".join(f"rank {rank} after batch {other}" for rank, (other, _) in enumerate(told))
-            raise UserError(
-                f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}"
-            )
+        while _some_still_read(told):
+            told = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
         calls: dict[str, list[int]] = {}
         for rank, (_, other) in enumerate(told):
             calls.setdefault(other, []).append(rank)
@@ -134,6 +137,33 @@ class Epochs:
                 f"after the loop over session.data ranks go on with different things: {each}. All ranks call what is "
                 "collective: take it out of `if session.is_main`, and leave there what one rank does with the result"
             )
+
+    def goes_on(self, peer: Peer, current: Cursor) -> bool:
+        """Return whether any rank has a batch where loaders' lengths say that there is none; collective.
+
+        Args:
+            peer: all ranks; who has left its loop early takes part by `meet`.
+            current: the pass under way.
+
+        Raises:
+            UserError: others have left the pass, after another batch or with batches to come.
+        """
+        batch, more = current.num_steps, current.following is not END
+        where = f"has ended batch {batch}, by its len() the last of a pass over session.data"
+        told = gather(peer, [batch, more, current.num_read], what=where)
+        _some_still_read(told)
+        longest = max((rank[2] for rank in told if isinstance(rank[1], bool)), default=batch)
+        if longest < batch and all(isinstance(rank[1], bool) for rank in told):
+            self.believes_lengths = False
+            if peer.rank == 0:
+                _log.warning(
+                    "the loaders of session.data have at most %d batches in this pass, and %d by their len(): in the "
+                    "steps after those no rank had a batch, and nothing was trained. From now on ranks ask each other "
+                    "before each batch, which takes time. Mend __len__",
+                    longest,
+                    batch,
+                )
+        return any(rank[1] is True for rank in told)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to go on."""
@@ -154,3 +184,23 @@ class Epochs:
         self._current = None
         nothing = state["current"] is None and state["streamed"] is None
         self._to_continue = None if nothing else (state, now)
+
+
+def _some_still_read(told: Sequence[Sequence[Any]]) -> bool:
+    """Return whether some ranks ask for another batch, of which there is none, while others have gone on.
+
+    Args:
+        told: by rank, after which batch it is, and what it goes on with, or whether it has another batch.
+
+    Raises:
+        UserError: ranks are after different batches, or there is another one, and some have gone on.
+    """
+    reading = [isinstance(rank[1], bool) for rank in told]
+    wanted = any(rank[1] is True for rank in told) and not all(reading)
+    if wanted or any(rank[0] != told[0][0] for rank in told):
+        each = ", ".join(
+            f"rank {number} {'has more ' if rank[1] is True else ''}after batch {rank[0]}"
+            for number, rank in enumerate(told)
+        )
+        raise UserError(f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}")
+    return any(reading)
