@@ -155,6 +155,17 @@ def test_a_single_rank_of_torchrun_is_alone_wherever_it_was_started() -> None:
         ),
         ({**TORCHRUN, "RANK": "5"}, "rank 5 of 2 in the environment: ranks are 0 to 1"),
         ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='' in the environment names no host"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "2"}, "rank 2 of 2 in the environment"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "torchrun: local rank 1 of 0 in the environment"),
+        (
+            {**TORCHRUN, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
+            "torchrun: local rank 2 of 2 in the environment",
+        ),
+        *(
+            ({**TORCHRUN, "MASTER_ADDR": name}, f"MASTER_ADDR={name!r} in the environment is no host's name")
+            for name in ("http://a", "a b", " ", "127.0.0.1:29500", "..")
+        ),
+        ({**TORCHRUN, "HOCKET_PORTS": "9" * 5000 + "-1"}, "HOCKET_PORTS='999"),
         ({"OMPI_COMM_WORLD_SIZE": "²"}, "OMPI_COMM_WORLD_SIZE='²' in the environment is no number"),
         ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http' in the environment is no number"),
     ],
@@ -220,3 +231,20 @@ def test_where_nobody_can_meet(set_to: dict[str, str], message: str) -> None:
         with pytest.raises(UserError) as caught:
             find_launched({**environment, **set_to})
         assert str(caught.value).startswith(message)
+
+
+def test_an_address_of_ipv6_may_have_brackets() -> None:
+    for name in ("::1", "[::1]", "fe80::1%eth0"):
+        rendezvous = found({**TORCHRUN, "MASTER_ADDR": name}).rendezvous
+        assert rendezvous is not None
+        assert rendezvous.host == name.strip("[]")
+
+
+def test_a_number_of_ranks_without_a_rank_looks_like_one_of_several() -> None:
+    assert find_launched({"WORLD_SIZE": "2"}) is None
+    assert looks_launched({"WORLD_SIZE": "2"}) == ["WORLD_SIZE=2"]
+    assert looks_launched({"WORLD_SIZE": "1"}) == []
+
+
+def test_hosts_beyond_number_are_not_listed() -> None:
+    assert found({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "7(x999999999)"}).local_size == 7

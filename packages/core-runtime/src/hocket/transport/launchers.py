@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from hocket.errors import UserError
 from hocket.transport.meeting import Rendezvous, parse_ports
@@ -66,8 +67,29 @@ def find_launched(environment: Environment) -> Launched | None:
     for find in (_torchrun, _open_mpi, _mpich, _by_hand, _srun):
         found = find(environment)
         if found is not None:
-            return found if found.size > 1 else None
+            if found.size < 2:
+                return None
+            _check(found)
+            return found
     return None
+
+
+def _check(found: Launched) -> None:
+    """Refuse numbers that cannot belong together.
+
+    Raises:
+        UserError: they cannot; names them.
+    """
+    if found.rank >= found.size:
+        raise UserError(
+            f"rank {found.rank} of {found.size} in the environment: ranks are 0 to {found.size - 1}"
+        )
+    # Who says nothing of the host's ranks has one for their number.
+    if found.local_size < 1 or (found.local_size > 1 and found.local_rank >= found.local_size):
+        raise UserError(
+            f"{found.launcher}: local rank {found.local_rank} of {found.local_size} in the environment: a host has one "
+            "rank or more, counted from 0"
+        )
 
 
 def looks_launched(environment: Environment) -> list[str]:
@@ -79,6 +101,8 @@ def looks_launched(environment: Environment) -> list[str]:
         for size in (name.removesuffix("ID").removesuffix("RANK") + "SIZE", _SIZES.get(name, "")):
             if numbers.get(size, 0) > max(1, rank):
                 found |= {name, size}
+    if numbers.get("WORLD_SIZE", 0) > 1 and "RANK" not in environment:
+        found.add("WORLD_SIZE")
     return [f"{name}={numbers[name]}" for name in sorted(found)]
 
 
@@ -131,14 +155,13 @@ def _srun(environment: Environment) -> Launched | None:
         return None
     rank = _number(environment, "SLURM_PROCID")
     node = _number(environment, "SLURM_NODEID")
-    counts = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     host, port = _chosen_meeting(environment) or _slurms_meeting(environment)
     return Launched(
         "srun",
         rank,
         size,
         _number(environment, "SLURM_LOCALID"),
-        counts[node] if node < len(counts) else 1,
+        _tasks_of_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""), node),
         # Without a process manager's interface each of MPI's ranks would believe to be alone.
         ("mpi", "torch") if {"PMIX_RANK", "PMI_RANK"} & environment.keys() else ("torch",),
         _rendezvous(environment, rank, size, host, port, "hocket", _slurm_step(environment)),
@@ -202,9 +225,15 @@ def _chosen_meeting(environment: Environment) -> tuple[str, int] | None:
     port = _number(environment, "MASTER_PORT")
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT={port} in the environment is no port: they are 1 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]  # as an address of IPv6 stands before a port
     try:
+        if ":" in host:
+            ip_address(host.partition("%")[0])
+        elif re.search(r"[\s/]", host):
+            raise ValueError("a name has no blank and no /")
         host.encode("idna")
-    except UnicodeError as error:
+    except ValueError as error:
         raise UserError(f"MASTER_ADDR={host!r} in the environment is no host's name: {error}") from error
     return host, port
 
@@ -224,12 +253,13 @@ def _first_host(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
 
 
-def _tasks_per_node(text: str) -> list[int]:
-    """Return how many ranks each host has, from Slurm's way to write it, such as `4(x2),3`."""
-    counts = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
-    return counts
+def _tasks_of_node(text: str, node: int) -> int:
+    """Return how many ranks a host has, from Slurm's way to write all, such as `4(x2),3`; 1 where it does not say."""
+    for count, times in re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?", text):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
+    return 1
 
 
 def _required(environment: Environment, name: str, launcher: str) -> int:
