@@ -131,7 +131,7 @@ def query_mpi(python: str = sys.executable) -> dict[str, str]:
             if SEGMENTS_VARIABLE in variables:
                 environment["OMPI_MCA_btl_sm_backing_directory"] = variables[SEGMENTS_VARIABLE]
             told = subprocess.run(
-                [python, "-c", _QUERY_MPI],
+                [python, "-P", "-c", _QUERY_MPI],
                 env=environment,
                 capture_output=True,
                 text=True,

@@ -17,6 +17,7 @@ from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.patience import saying_it_goes_on
 from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
+from hocket.cli.streams import keep_streams
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError
 from hocket.training.startup import defer_dynamo
@@ -410,6 +411,7 @@ def main() -> None:
     """Run the command line; a user's mistake ends with one message and exit status 2."""
     from hocket.transport.joining import has_joined
 
+    keep_streams()
     defer_dynamo()
     try:
         os.getcwd()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from hocket.cli.comparing import write_report
+from hocket.cli.streams import keep_streams
 from hocket.disk import write_text
 from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
@@ -67,5 +68,6 @@ def _main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_streams()
     defer_dynamo()
     _main(sys.argv[1:])

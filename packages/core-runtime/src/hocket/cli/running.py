@@ -34,7 +34,7 @@ from hocket.training.run import RunConfig, build_engine, load_run, resolved
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched
 from hocket.transport.launching import Starter
-from hocket.transport.rank_process import threads_per_rank
+from hocket.transport.rank_process import own_python, threads_per_rank
 
 if TYPE_CHECKING:
     from hocket.task import TaskData
@@ -328,7 +328,7 @@ def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, option
     environment = {}
     if options.display is Display.BAR:
         environment = {"COLUMNS": str(shutil.get_terminal_size().columns)}
-    program = [sys.executable, "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
+    program = [*own_python(), "-m", "hocket.cli.ranking", str(folder / NEXT_CONFIG), str(folder)]
     program += [f"--display={options.display}", *(["--resume"] if resume else [])]
     assert run.ranks is not None
     return launch_here(starter, run.ranks, program, lambda: _again(folder), environment)

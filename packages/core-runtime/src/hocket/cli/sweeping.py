@@ -43,7 +43,7 @@ from hocket.training.provenance import (
 )
 from hocket.training.run import RunConfig, load_run, resolved
 from hocket.transport.joining import launched
-from hocket.transport.rank_process import threads_per_rank
+from hocket.transport.rank_process import own_python, threads_per_rank
 
 __all__ = ["sweep_command"]
 
@@ -196,7 +196,7 @@ class _Run:
 
     def _start(self, lock: int, jobs: int) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "hocket"]
+        command = [*own_python(), "-m", "hocket"]
         resumes = self.goes_on
         if not resumes or is_marked(self.folder):
             claim(self.folder, SWEPT_CONFIG, _OUTPUT)

@@ -6,12 +6,21 @@ import contextlib
 import ctypes
 import os
 import resource
+import sys
 from collections.abc import Mapping
 from tempfile import gettempdir
 
 from hocket.errors import UserError
 
-__all__ = ["ALLOCATOR", "allow_files", "end_with_parent", "home", "threads_per_rank", "variables_of_ranks"]
+__all__ = [
+    "ALLOCATOR",
+    "allow_files",
+    "end_with_parent",
+    "home",
+    "own_python",
+    "threads_per_rank",
+    "variables_of_ranks",
+]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,6 +43,16 @@ _FILES_ALONE, _FILES_EACH = 64, 4
 
 # By these torchrun would have started what a rank starts in its turn.
 _TORCHRUNS = "TORCHELASTIC_"
+
+
+def own_python() -> list[str]:
+    """Return the command of this Python, for a module of Hocket's.
+
+    The working directory is not looked through for modules, unless `python -m` has it so here: a random.py in it would
+    be taken for Python's own.
+    """
+    by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    return [sys.executable, *([] if by_module and not sys.flags.safe_path else ["-P"])]
 
 
 def threads_per_rank(local_ranks: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +26,7 @@ from hocket.training.history import read_rows
 from hocket.training.kept_config import read_config
 from hocket.training.run import RunConfig, load_run
 from hocket.transport.hosts import parse_hosts
+from hocket.transport.rank_process import own_python
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,7 +149,7 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
             "delays=null",
             "ranks=1",
         ]
-        command = [sys.executable, "-m", "hocket", "run", *_target_words(asked, folder), *given, "-q"]
+        command = [*own_python(), "-m", "hocket", "run", *_target_words(asked, folder), *given, "-q"]
         told = subprocess.run(
             [*command, "-n", "1", "--out", str(out)], check=False, capture_output=True, text=True
         )
