@@ -82,3 +82,22 @@ def test_a_component_of_ones_own_that_ends_the_process(
     (tmp_path / "sloths_own.py").write_text("raise SystemExit(4)\n")
     with pytest.raises(MissingPluginError, match=r"does not import: it ends the process, with sys.exit\(4\)"):
         Registry().resolve("topology", "sloths_own:Ring")
+
+
+def test_a_plugin_that_is_imported_for_long_is_told(
+    install: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hocket.plugin.discovery.LONG_S", 0.05)
+    install("sloth", f"import time\ntime.sleep(1.0)\n{FINE}")
+    Registry().load("sloth")
+    [record] = caplog.records
+    assert record.message.startswith(
+        "plugin 'sloth' of package hocket-sloth 1.0 is still being imported after 0.05 s"
+    )
+
+
+def test_an_entry_point_that_names_no_module(install: Any, tmp_path: Path) -> None:
+    install("sloth", FINE)
+    [file] = tmp_path.glob("*sloth*/entry_points.txt")
+    file.write_text("[hocket]\nsloth = a b:c d\n")
+    assert refusal("sloth").endswith("its entry point 'a b:c d' names no module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -36,6 +38,9 @@ TASKS = "tasks"
 
 _CORE_PACKAGE = "hocket-core"
 _log = logging.getLogger("hocket")
+
+#: After so many seconds it is said that a plugin is still being imported.
+LONG_S = 10.0
 
 FindEntryPoints = Callable[[], Iterable[EntryPoint]]
 
@@ -117,12 +122,31 @@ def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
     [entry] = matching
     plugin = _describe(entry)
     _check_core(entry, plugin)
+    if EntryPoint.pattern.match(entry.value) is None:
+        raise MissingPluginError(
+            f"plugin {plugin.word!r} of package {plugin} does not load: its entry point {entry.value!r} "
+            "names no module"
+        )
     try:
-        return plugin, entry.load()
+        with _telling_of(plugin):
+            return plugin, entry.load()
     except (Exception, SystemExit) as error:
         raise MissingPluginError(
             f"plugin {word!r} of package {plugin} does not load: {cause_of(error)}"
         ) from error
+
+
+@contextlib.contextmanager
+def _telling_of(plugin: Plugin) -> Iterator[None]:
+    """Surround the import of a plugin, and say of which it is when it takes long."""
+    told = "plugin %r of package %s is still being imported after %g s: it may wait for something; Ctrl-C ends this"
+    timer = threading.Timer(LONG_S, _log.warning, (told, plugin.word, str(plugin), LONG_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def cause_of(error: BaseException) -> str:
