@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toys import GRADIENT_STRATEGIES, batches, flat, mlp, on_ranks, reference, sgd
 
 import hocket
-from hocket.errors import AttachError, SessionError
+from hocket.errors import AttachError, HocketError, SessionError
 
 
 class Holder(torch.optim.Optimizer):
@@ -113,6 +113,19 @@ def test_a_step_that_a_scaler_leaves_out_of_what_holds_an_optimizer_is_one(strat
         return session.step, int(scaler.get_scale())
 
     assert on_ranks(2, run) == [(4, 4)] * 2
+
+
+def test_what_cannot_be_gathered_is_refused_with_its_cure() -> None:
+    def run(rank: int) -> None:
+        model = mlp()
+        with hocket.attach(model, sgd(model), "sgd") as session:
+            with pytest.raises(
+                HocketError, match=r"session\.gather takes .* got a Tensor: .*tensor\.tolist\(\)"
+            ):
+                session.gather(torch.ones(2))
+            assert session.gather(rank) == [0, 1]
+
+    on_ranks(2, run)
 
 
 def test_an_optimizer_without_hooks_or_another_one_is_named() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.errors import TransportError
+from hocket.errors import HocketError, TransportError
 
 __all__ = ["Ranks", "check_gathering", "gather", "gathered"]
 
@@ -32,8 +32,19 @@ class Ranks(Protocol):
 
 
 def gather(peer: Ranks, value: Any, timeout_s: float | None = None, what: str = "allgather") -> list[Any]:
-    """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`."""
-    told = peer.allgather_bytes(json.dumps(value).encode(), timeout_s, what)
+    """Return every rank's `value`, which JSON can hold, by rank; collective, as `Peer.allgather_bytes`.
+
+    Raises:
+        HocketError: JSON cannot hold it.
+    """
+    try:
+        data = json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise HocketError(
+            f"rank {peer.rank}: {what} takes what JSON can hold (numbers, texts, lists, mappings of texts), and "
+            f"got a {type(value).__name__}: {error}. Give a tensor as tensor.tolist(), one number as tensor.item()"
+        ) from None
+    told = peer.allgather_bytes(data, timeout_s, what)
     return [json.loads(data) for data in told]
 
 
