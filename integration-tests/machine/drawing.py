@@ -14,14 +14,17 @@ from machine.moves import (
     Epoch,
     Freeze,
     Hook,
+    LoadAlone,
     Move,
     Poison,
     Rebind,
     Refuse,
     Save,
     Settle,
+    Signal,
     Start,
     Step,
+    Swap,
     Unfreeze,
     Way,
 )
@@ -33,6 +36,7 @@ __all__ = ["SessionMachine"]
 
 _MAX_JOBS = 3
 _SEEDS = st.integers(1, 999)
+_WRAPS = [*[frozenset[str]()] * 5, *map(frozenset, (["called"], ["attached"], ["attached", "called"]))]
 _USERS = st.sampled_from([frozenset({0, 1, 2, 3}), frozenset({0, 2}), frozenset({1}), frozenset[int]()])
 
 
@@ -44,8 +48,8 @@ def _ways(draw: st.DrawFn, machine: SessionMachine) -> Way:
         return Way("closure", users=draw(_USERS), then=then)
     hows = ["plain", "plain", "accumulate", "by_hand", "sam", "closure"]
     if not _is_sparse(machine.entry):
-        hows.append("twice")
-    if machine.optimizer == "two" or REFUSALS["closure"].fits(machine.entry):
+        hows += ["twice", "surgery"]
+    if machine.optimizer in ("two", "holder", "lookahead") or REFUSALS["closure"].fits(machine.entry):
         hows.remove("closure")
     how = draw(st.sampled_from(hows))
     clip, scaled = None, False
@@ -73,6 +77,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.ranks = 1
         self.num_jobs = 0
         self.optimizer = "sgd"
+        self.wraps: frozenset[str] = frozenset()
         self.attached: Attach | None = None
         self.saved: tuple[str, int] | None = None
         self.is_frozen = self.was_frozen = self.is_over = False
@@ -90,10 +95,11 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize(
         ranks=st.integers(1, 4),
         optimizer=st.sampled_from(sorted(OPTIMIZERS)),
+        wraps=st.sampled_from(_WRAPS),
         data=st.data(),
     )
-    def start(self, ranks: int, optimizer: str, data: st.DataObject) -> None:
-        self.optimizer = optimizer
+    def start(self, ranks: int, optimizer: str, wraps: frozenset[str], data: st.DataObject) -> None:
+        self.optimizer, self.wraps = optimizer, wraps
         self._begin_job(ranks)
         if data.draw(st.integers(0, 9)):
             self._attach(data.draw(self._attachments()))
@@ -102,7 +108,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.ranks, self.attached = ranks, None
         self.num_jobs += 1
         self.is_frozen = self.was_frozen = False
-        self.add(Start(ranks, self.optimizer))
+        self.add(Start(ranks, self.optimizer, self.wraps))
 
     def _attachments(self) -> st.SearchStrategy[Attach]:
         names = [name for name, entry in STRATEGIES.items() if self._can_be_attached(entry)]
@@ -206,6 +212,21 @@ class SessionMachine(RuleBasedStateMachine):
         self.add(Rebind(by))
 
     @precondition(lambda self: self.can_move)
+    @rule(by=st.sampled_from([0.5, 1.1]), then=st.sampled_from(["look", "distance", "save"]))
+    def swap(self, by: float, then: str) -> None:
+        assert self.attached is not None
+        if then == "save" and self.was_frozen:
+            then = "look"
+        if then == "save":
+            self.saved = self.attached.strategy, self.ranks
+        self.add(Swap(by, then))
+
+    @precondition(lambda self: self.can_move)
+    @rule(by=st.sampled_from([0.5, 1.1]), data=st.data())
+    def load_alone(self, by: float, data: st.DataObject) -> None:
+        self.add(LoadAlone(data.draw(st.integers(0, self.ranks - 1)), by))
+
+    @precondition(lambda self: self.can_move)
     @rule(seed=_SEEDS, where=st.sampled_from(["forward", "backward", "step"]))
     def crash(self, seed: int, where: str) -> None:
         self.add(Crash(seed, where))
@@ -240,6 +261,20 @@ class SessionMachine(RuleBasedStateMachine):
         way = data.draw(_ways(self))
         move = data.draw(_interrupted(seed, way))
         self.add(move)
+        self.saved = self.attached.strategy, self.ranks
+        self.resume(ranks, self.attached.skips)
+        self.add(move)
+        self.saved = None
+
+    @precondition(lambda self: self.can_move and not self.was_frozen and self.num_jobs < _MAX_JOBS)
+    @rule(seed=_SEEDS, ranks=st.integers(1, 4), data=st.data())
+    def signal(self, seed: int, ranks: int, data: st.DataObject) -> None:
+        """Ask one rank to end, and go on in another job."""
+        assert self.attached is not None
+        way = data.draw(_ways(self))
+        more = data.draw(st.tuples(*[st.integers(0, 12)] * 3))
+        move = Epoch(seed, (12 * way.micros, *more), way, sized=data.draw(st.booleans()))
+        self.add(Signal(move, data.draw(st.integers(0, self.ranks - 1))))
         self.saved = self.attached.strategy, self.ranks
         self.resume(ranks, self.attached.skips)
         self.add(move)
@@ -298,6 +333,7 @@ def _epochs(draw: st.DrawFn, seed: int, way: Way, machine: SessionMachine) -> Ep
         and len(machine.entry.rules) == 1
         and stops is None
         and nan is None
+        and machine.optimizer != "holder"  # of which the session does not know
     )
     return Epoch(
         seed,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hocket
 from hocket.errors import DeadlockError, HocketError, NonFiniteError
-from machine.moves import Attach, Epoch, Move, Poison, Program, Refuse, Save, Start
+from hocket.session.save_point import SIGNALS
+from machine.moves import Attach, Epoch, Move, Poison, Program, Refuse, Save, Signal, Start, Swap
 from machine.records import TOLERANCE, Records, difference
 from machine.refusals import REFUSALS
 from machine.script import Saved, Script
@@ -29,15 +32,20 @@ def check(program: Program) -> None:
         WrongError: names the move, what came of it, and the program, to be pasted into `check`.
     """
     truth = Truth()
+    newest: Saved | None = None
     with TemporaryDirectory() as folder:
-        for begin, job, saved in _jobs(program):
+        for begin, job in _jobs(program):
             assert isinstance(job[0], Start)
+            saved = newest
             records = [Records() for _ in range(job[0].ranks)]
             error = _run(job, begin, Path(folder), records, saved)
             # After the sessions, so that errors of theirs come first.
             for number, move in enumerate(job, begin):
+                if isinstance(move, Signal):
+                    truth.stopped = _stopped(records)
                 if not isinstance(move, Poison | Refuse):
                     truth.perform(number, move)
+            newest = _newest(job, begin, saved, truth.stopped)
             # What LBFGS divides by is a difference that may be small.
             tolerance = 1e-3 if job[0].optimizer == "lbfgs" else TOLERANCE
             _compare(program, records, truth.records, error, tolerance)
@@ -47,22 +55,33 @@ def check(program: Program) -> None:
                 raise WrongError(_told(program, len(program) - 1, "was not refused"))
 
 
-def _jobs(program: Program) -> Iterator[tuple[int, list[Move], Saved | None]]:
-    """Yield jobs, where they begin, and the newest checkpoint of those before them."""
+def _jobs(program: Program) -> Iterator[tuple[int, list[Move]]]:
+    """Yield jobs, and where they begin."""
     begins = [number for number, move in enumerate(program) if isinstance(move, Start)]
     for begin, end in zip(begins, [*begins[1:], len(program)], strict=True):
-        yield begin, program[begin:end], _newest(program[:begin])
+        yield begin, program[begin:end]
 
 
-def _newest(before: Sequence[Move]) -> Saved | None:
-    newest, begun = None, 0
-    for number, move in enumerate(before):
+def _newest(job: Sequence[Move], begin: int, before: Saved | None, stopped: int | None) -> Saved | None:
+    """Return the newest checkpoint after a job."""
+    newest, begun = before, 0
+    for number, move in enumerate(job, begin):
         if isinstance(move, Attach):
             begun = newest.begun if move.loads and newest is not None else number
-        elif isinstance(move, Save) or (isinstance(move, Epoch) and move.saves):
+        elif isinstance(move, Save) or (isinstance(move, Swap) and move.then == "save"):
+            newest = Saved(begun, None)
+        elif isinstance(move, Epoch) and move.saves:
             # One that goes on with the newest saves nothing, and leaves it what it is.
-            newest = Saved(begun, move if isinstance(move, Epoch) else None)
+            newest = Saved(begun, move)
+        elif isinstance(move, Signal):
+            newest = Saved(begun, replace(move.epoch, stops=stopped))
     return newest
+
+
+def _stopped(records: Sequence[Records]) -> int | None:
+    """Return after how many batches ranks that were asked to end have left."""
+    told = [int(numbers[0]) for of_rank in records for _, what, numbers in of_rank.seen if what == "stopped"]
+    return max(told, default=None)
 
 
 def _run(
@@ -77,8 +96,10 @@ def _run(
         for number, move in enumerate(job[1:], begin + 1):
             script.perform(number, move)
 
+    asked = any(isinstance(move, Signal) for move in job)
     try:
-        hocket.virtual(start.ranks).run(of_rank)
+        with SIGNALS.listening() if asked else nullcontext():
+            hocket.virtual(start.ranks).run(of_rank)
     except Exception as error:
         return error
     return None

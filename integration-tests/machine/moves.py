@@ -13,6 +13,7 @@ __all__ = [
     "Epoch",
     "Freeze",
     "Hook",
+    "LoadAlone",
     "Move",
     "Poison",
     "Program",
@@ -20,8 +21,10 @@ __all__ = [
     "Refuse",
     "Save",
     "Settle",
+    "Signal",
     "Start",
     "Step",
+    "Swap",
     "Unfreeze",
     "Way",
 ]
@@ -43,10 +46,12 @@ class Start(Written):
     Attributes:
         ranks: how many, 1 to 4.
         optimizer: which one, of `toy.OPTIMIZERS`.
+        wraps: a module that holds the model: `called` in its place, `attached`, or both; none where empty.
     """
 
     ranks: int
     optimizer: str = "sgd"
+    wraps: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,7 +82,7 @@ class Way(Written):
     Attributes:
         how: plain; twice: two backwards, whose gradients add up; closure: `optimizer.step(closure)`; sam: in the
             loop, by setting `p.data`; by_hand: `p.grad` is set, without a backward; accumulate: over two batches,
-            with `session.accumulate()`.
+            with `session.accumulate()`; surgery: two tasks' gradients, kept as lists, are put together by hand.
         clip: the largest norm of a gradient.
         scaled: whether a GradScaler scales.
         users: the ranks whose batches need the layer beside.
@@ -169,6 +174,35 @@ class Hook(Written):
 
 
 @dataclass(frozen=True, repr=False)
+class Swap(Written):
+    """Set weights aside by reference, as averages of weights do, let others take their place, and give them back.
+
+    Attributes:
+        by: what the others are in terms of the weights.
+        then: what is done with the others: look (at their consensus), distance, or save.
+    """
+
+    by: float
+    then: str
+
+
+@dataclass(frozen=True, repr=False)
+class LoadAlone(Written):
+    """Let one rank load weights, the others not, and then set replicas to their mean where they are to be equal."""
+
+    rank: int
+    by: float
+
+
+@dataclass(frozen=True, repr=False)
+class Signal(Written):
+    """Ask one rank to end, in the third step of an epoch: all save and leave after one step; the job ends there."""
+
+    epoch: Epoch
+    rank: int
+
+
+@dataclass(frozen=True, repr=False)
 class Rebind(Written):
     """Give every parameter another tensor, of values scaled by `by`."""
 
@@ -225,6 +259,9 @@ Move = (
     | Freeze
     | Unfreeze
     | Hook
+    | Swap
+    | LoadAlone
+    | Signal
     | Rebind
     | Save
     | Crash

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from machine.strategies import Entry, Mixing, Rule, Sparse
-from machine.toy import Optimizers, Sam, Toy, optimizers_for
+from machine.toy import Holder, Lookahead, Optimizers, Sam, Toy, optimizers_for
 
 __all__ = ["Exchanges", "Gradients", "Replica"]
 
@@ -45,9 +45,13 @@ class Replica:
 
     @property
     def every_optimizer(self) -> Optimizers:
-        """The optimizers, those within others first."""
-        within = [optimizer.base for optimizer in self.optimizers if isinstance(optimizer, Sam)]
-        return [*within, *self.optimizers]
+        """The optimizers, those within others first; not those that only hold one."""
+        within = [each.base for each in self.optimizers if isinstance(each, Sam | Lookahead | Holder)]
+        return [*within, *(each for each in self.optimizers if not isinstance(each, Lookahead | Holder))]
+
+    @property
+    def lookaheads(self) -> list[Lookahead]:
+        return [each for each in self.optimizers if isinstance(each, Lookahead)]
 
     def gradients(self) -> Gradients:
         """Return copies."""

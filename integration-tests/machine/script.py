@@ -14,6 +14,7 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import NonFiniteError
+from hocket.session.save_point import SIGNALS
 from machine.batches import own_batches, weight_of
 from machine.moves import (
     Attach,
@@ -23,14 +24,17 @@ from machine.moves import (
     Epoch,
     Freeze,
     Hook,
+    LoadAlone,
     Move,
     Poison,
     Rebind,
     Refuse,
     Save,
     Settle,
+    Signal,
     Start,
     Step,
+    Swap,
     Unfreeze,
     Way,
 )
@@ -38,7 +42,7 @@ from machine.records import Records, state_of
 from machine.refusals import REFUSALS
 from machine.replicas import Replica
 from machine.strategies import STRATEGIES
-from machine.toy import Batch, Sam, ascend, batch_of, hook_on, loss_of, mask_of
+from machine.toy import Around, Batch, Sam, ascend, batch_of, hook_on, loss_of, mask_of, within
 
 __all__ = ["Saved", "Script"]
 
@@ -78,8 +82,16 @@ class Script:
         self.folder = self._folders = folder
         self._saved = saved
         self._continues: Epoch | None = None
-        self.replica = Replica.new(self.rank, start.optimizer)
+        self._wraps = start.wraps
         self._session: Any = None
+        self._renew(self.rank)
+
+    def _renew(self, seed: int) -> None:
+        self.replica = Replica.new(seed, self.optimizer)
+        model = self.replica.model
+        around = Around(model) if self._wraps else model
+        self.called = around if "called" in self._wraps else model
+        self._whole = around if "attached" in self._wraps else model
 
     @property
     def session(self) -> Any:
@@ -114,9 +126,9 @@ class Script:
         self._look()
 
     def attach(self, move: Attach) -> Any:
-        optimizers: Any = self.replica.optimizers
+        optimizers: Any = list(map(within, self.replica.optimizers))
         return hocket.attach(
-            self.replica.model,
+            self._whole,
             optimizers[0] if len(optimizers) == 1 else optimizers,
             STRATEGIES[move.strategy].config,
             initial="keep" if move.keeps else "rank0",
@@ -168,7 +180,7 @@ class Script:
             raise error
         self._leave(error)
 
-    def _loop(self, move: Epoch) -> None:
+    def _loop(self, move: Epoch, is_asked: bool = False) -> None:
         own = own_batches(move, self.rank)
         loader: Any = own if move.sized else _Unsized(own)
         weighs = {id(batch): weight_of(move, self.rank, number) for number, batch in enumerate(own)}
@@ -180,11 +192,19 @@ class Script:
                 continue
             micro, ends = number % move.way.micros, number % move.way.micros == move.way.micros - 1
             is_nan = ends and number < 2 * move.way.micros and move.nan == self.rank and number < len(own)
+            if is_asked and number == 2 * move.way.micros:
+                self._ask_to_end()
             self.batch(move, batch, micro, is_nan)
+            self._place = number + 1
             if move.stops == number + 1 and not first:
                 if move.saves:
                     self._save(None)
                 break
+
+    def _ask_to_end(self) -> None:
+        """Send a signal to this rank, and wait until it has heard of it."""
+        SIGNALS.ask()
+        assert self._session._save_point.agreed.wait(20)
 
     def batch(self, move: Step | Epoch, batch: Batch, micro: int, is_nan: bool) -> None:
         """Do with a batch what the way says."""
@@ -209,11 +229,13 @@ class Script:
             self._ascend(batch, way, is_nan)
         elif way.how == "twice":
             self.loss(batch, way, is_nan, tells=False).backward()
+        elif way.how == "surgery":
+            self._operate(batch, way, is_nan)
         self._optimize(way)
         mask_of(way.then, self.replica.model)
 
-    def loss(self, batch: Batch, way: Way, is_nan: bool, tells: bool = True) -> Tensor:
-        loss = loss_of(self.replica.model, batch)
+    def loss(self, batch: Batch, way: Way, is_nan: bool, tells: bool = True, task: int = 0) -> Tensor:
+        loss = loss_of(self.called, batch, task)
         if tells:
             self.records.tell("loss", loss.item())
         loss = loss * (math.nan if is_nan else 1.0) / way.micros
@@ -233,6 +255,15 @@ class Script:
         self.loss(batch, way, is_nan, tells=False).backward()
         for parameter, data in left:
             parameter.data = data
+
+    def _operate(self, batch: Batch, way: Way, is_nan: bool) -> None:
+        parameters = list(self.replica.model.parameters())
+        kept = [parameter.grad for parameter in parameters]
+        _zero(self.replica.optimizers)
+        self.loss(batch, way, is_nan, tells=False, task=1).backward()
+        for parameter, first in zip(parameters, kept, strict=True):
+            if first is not None and parameter.grad is not None:
+                parameter.grad = first - 0.5 * parameter.grad
 
     def _optimize(self, way: Way) -> None:
         scaler, optimizers = self.replica.scaler, self.replica.optimizers
@@ -275,19 +306,43 @@ class Script:
         for parameter in self.replica.model.parameters():
             parameter.data = parameter.data * move.by
 
+    def _swap(self, move: Swap) -> None:
+        self._session.settle()
+        aside = {parameter: parameter.data for parameter in self.replica.model.parameters()}
+        for parameter, own in aside.items():
+            parameter.data = own * move.by
+        if move.then == "look":
+            with self._session.consensus():
+                self._look()
+        elif move.then == "distance":
+            self._session.consensus_distance()
+        else:
+            self._save(None)
+        for parameter, own in aside.items():
+            parameter.data = own
+        self._look()
+
+    def _loadalone(self, move: LoadAlone) -> None:
+        model = self.replica.model
+        if self.rank == move.rank:
+            scaled = {name: value.detach() * move.by for name, value in model.named_parameters()}
+            model.load_state_dict({**model.state_dict(), **scaled})
+        self._session.consensus()
+        self._look()
+
     def _crash(self, move: Crash) -> None:
         batch = batch_of(move.seed, self.rank, 0, frozenset({0, 1, 2, 3}))
         try:
             self._crash_in_loop(move, batch)
         except MishapError as error:
             self._leave(error)
-        self.replica = Replica.new(move.seed + self.rank, self.optimizer)
+        self._renew(move.seed + self.rank)
 
     def _crash_in_loop(self, move: Crash, batch: Batch) -> None:
         optimizers: list[Any] = self.replica.optimizers
         for _ in self._session.data([batch, batch]):
             _zero(optimizers)
-            loss = loss_of(self.replica.model, batch)
+            loss = loss_of(self.called, batch)
             if move.where != "forward":
                 loss.backward()
             if move.where == "step" and self.optimizer in ("sam", "lbfgs"):
@@ -301,6 +356,16 @@ class Script:
 
     def _save(self, move: Save | None) -> None:
         self._session.save(self.folder, scaler=self.replica.scaler)
+
+    def _signal(self, move: Signal) -> None:
+        self._session.save_on_signal(self.folder, scaler=self.replica.scaler)
+        try:
+            self._loop(move.epoch, is_asked=self.rank == move.rank)
+        except SystemExit as error:
+            self.records.tell("stopped", [self._place, error.code])
+            self._leave(error)
+            return
+        raise AssertionError("a request to end was not heard")
 
     # --- errors
 

@@ -77,20 +77,24 @@ class Steps:
                 self._ascend(given)
             elif given.way.how == "twice":
                 self._add(given)
+            elif given.way.how == "surgery":
+                self._operate(given)
             self._optimize(given)
         for rank in self._leaving:
             self._counted[rank] = 0.0
         self.exchanges.end_step(self.replicas, self._counted)
+        for lookahead in (each for replica in self.replicas for each in replica.lookaheads):
+            lookahead.look_ahead()
         _write_after(given, self.replicas)
 
     # --- gradients
 
-    def _gather(self, given: Given, tells: bool = True) -> None:
+    def _gather(self, given: Given, tells: bool = True, task: int = 0) -> None:
         """Add to what each rank has gathered the gradient of its batch, by its weight where that counts."""
         for rank in range(len(self.replicas)):
             if rank == given.left_out:
                 continue
-            own, weight = self._gradient(given, rank, tells), given.weights[rank]
+            own, weight = self._gradient(given, rank, tells, task), given.weights[rank]
             self._shares[rank] += weight / given.way.micros
             if not weight:
                 self._repeated[rank] = own
@@ -99,9 +103,9 @@ class Steps:
                 held = self._own[rank]
                 self._own[rank] = {name: _plus(held[name], own[name], factor) for name in own}
 
-    def _gradient(self, given: Given, rank: int, tells: bool = True) -> Gradients:
+    def _gradient(self, given: Given, rank: int, tells: bool = True, task: int = 0) -> Gradients:
         replica, way = self.replicas[rank], given.way
-        loss = loss_of(replica.model, given.batches[rank])
+        loss = loss_of(replica.model, given.batches[rank], task)
         if tells:
             self._records[rank].tell("loss", loss.item())
         loss = loss * (math.nan if rank == given.is_nan else 1.0) / way.micros
@@ -167,6 +171,15 @@ class Steps:
         for replica, held in zip(self.replicas, first, strict=True):
             more = replica.gradients()
             replica.give({name: _plus(held[name], more[name], 1.0) for name in held})
+
+    def _operate(self, given: Given) -> None:
+        """Put what comes of two tasks together."""
+        first = [replica.gradients() for replica in self.replicas]
+        self._gather(given, tells=False, task=1)
+        self._exchange(given)
+        for replica, kept in zip(self.replicas, first, strict=True):
+            second = replica.gradients()
+            replica.give({name: _plus(kept[name], second[name], -0.5) for name in kept})
 
     # --- optimizers
 

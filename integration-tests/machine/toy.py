@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 __all__ = [
     "OPTIMIZERS",
+    "Around",
     "Batch",
+    "Holder",
+    "Lookahead",
     "Optimizers",
     "Sam",
     "Toy",
@@ -22,6 +25,7 @@ __all__ = [
     "loss_of",
     "mask_of",
     "optimizers_for",
+    "within",
 ]
 
 #: Inputs [4, 5], classes [4], and whether the layer `beside` is used.
@@ -54,6 +58,18 @@ class Toy(nn.Module):
         return logits
 
 
+class Around(nn.Module):
+    """A module that holds a model, as a task's or a trainer's does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, x: Tensor, uses_beside: bool) -> Tensor:
+        logits: Tensor = self.module(x, uses_beside)
+        return logits
+
+
 def batch_of(seed: int, rank: int, number: int, users: frozenset[int]) -> Batch:
     """Return a rank's batch number `number`; ranks among `users` need the layer beside for it."""
     drawn = np.random.default_rng([seed, rank, number])
@@ -64,9 +80,10 @@ def batch_of(seed: int, rank: int, number: int, users: frozenset[int]) -> Batch:
     )
 
 
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, batch: Batch, task: int = 0) -> Tensor:
+    """Return the loss; that of another `task` has other classes."""
     x, classes, uses_beside = batch
-    return F.cross_entropy(model(x, uses_beside), classes)
+    return F.cross_entropy(model(x, uses_beside), (classes + task) % 4)
 
 
 class Sam(torch.optim.Optimizer):
@@ -93,6 +110,79 @@ class Sam(torch.optim.Optimizer):
             parameter.data = data
         self.base.step()
         return loss
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Lookahead as it is copied most: without torch's `__init__`, so that only the optimizer that it holds has hooks.
+
+    Source: Zhang et al. (2019), arXiv:1907.08610, algorithm 1.
+
+    Attributes:
+        apart: whether somebody else calls `look_ahead` after each step.
+    """
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        self.share()
+        self.apart = self._is_due = False
+        for group in base.param_groups:
+            group.setdefault("lookahead_step", 0)
+
+    def share(self) -> None:
+        """Have groups and state in common with the optimizer within."""
+        self.param_groups, self.state, self.defaults = (
+            self.base.param_groups,
+            self.base.state,
+            self.base.defaults,
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.base.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        loss = self.base.step(closure)
+        self._is_due = True
+        if not self.apart:
+            self.look_ahead()
+        return loss
+
+    @torch.no_grad()
+    def look_ahead(self) -> None:
+        """Take the slow weights half of the way in every second step, and go on from there."""
+        for group in self.base.param_groups if self._is_due else ():
+            group["lookahead_step"] += 1
+            for fast in group["params"] if group["lookahead_step"] % 2 == 0 else ():
+                state = self.base.state[fast]
+                if "slow" not in state:
+                    state["slow"] = fast.detach().clone()
+                fast.copy_(state["slow"].add_(fast - state["slow"], alpha=0.5))
+        self._is_due = False
+
+
+class Holder:
+    """A plain class that holds an optimizer and lowers its rate, as warm-ups of tutorials do; nobody attaches it."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        self.steps = 0
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    def zero_grad(self) -> None:
+        self.base.zero_grad()
+
+    def step(self) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + self.steps)
+        self.base.step()
+
+
+def within(optimizer: Any) -> Any:
+    """Return what is attached of an optimizer: what a plain class holds."""
+    return optimizer.base if isinstance(optimizer, Holder) else optimizer
 
 
 @torch.no_grad()
@@ -143,6 +233,8 @@ OPTIMIZERS: dict[str, Callable[[Toy], Optimizers]] = {
     "adamw": lambda model: [_adamw(list(model.parameters()))],
     "lbfgs": lambda model: [_lbfgs(list(model.parameters()))],
     "sam": lambda model: [Sam(list(model.parameters()), _sgd(list(model.parameters())))],
+    "lookahead": lambda model: [Lookahead(_sgd(list(model.parameters())))],
+    "holder": lambda model: [Holder(_sgd(list(model.parameters())))],  # type: ignore[list-item]
     "two": lambda model: [
         _sgd([*model.first.parameters(), *model.beside.parameters()]),
         _adamw(list(model.last.parameters())),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hocket.session.save_point import ENDED_STATUS
 from machine.batches import Given, batches_of
 from machine.moves import (
     Attach,
@@ -18,12 +20,15 @@ from machine.moves import (
     Epoch,
     Freeze,
     Hook,
+    LoadAlone,
     Move,
     Rebind,
     Save,
     Settle,
+    Signal,
     Start,
     Step,
+    Swap,
     Unfreeze,
 )
 from machine.records import Records, state_of
@@ -54,6 +59,8 @@ class Truth:
     def __init__(self) -> None:
         self.records: list[Records] = []
         self.saved: Saved | None = None
+        #: After how many batches ranks that were asked to end have left.
+        self.stopped: int | None = None
         self._replicas: list[Replica] = []
         self._steps: Steps | None = None
         self._continues: tuple[int, int] | None = None
@@ -81,7 +88,7 @@ class Truth:
     def _start(self, move: Start) -> None:
         self._optimizer = move.optimizer
         self._counted = 0
-        self._replicas = [Replica.new(rank, move.optimizer) for rank in range(move.ranks)]
+        self._replicas = _replicas(range(move.ranks), move.optimizer)
         self.records = [Records() for _ in range(move.ranks)]
         self._steps = None
 
@@ -176,19 +183,55 @@ class Truth:
         for replica in self._replicas:
             hook_on(replica.model, move.layer, move.by)
 
-    @torch.no_grad()
     def _rebind(self, move: Rebind) -> None:
         self.exchanges.settle(self._replicas)
-        for replica in self._replicas:
+        self._scale(self._replicas, move.by)
+
+    def _swap(self, move: Swap) -> None:
+        self.exchanges.settle(self._replicas)
+        weights = [copy.deepcopy(replica.model.state_dict()) for replica in self._replicas]
+        exchanges = copy.deepcopy(self.exchanges)
+        self._scale(self._replicas, move.by)
+        if move.then == "look":
+            self.exchanges.consensus(self._replicas, whole=True)
+            self._look()
+        elif move.then == "save":
+            self._save(None)
+        for replica, own in zip(self._replicas, weights, strict=True):
+            replica.model.load_state_dict(own)
+        self.steps.exchanges = exchanges
+        self._look()
+
+    @torch.no_grad()
+    def _scale(self, replicas: Sequence[Replica], by: float) -> None:
+        for replica in replicas:
             for parameter in replica.parameters.values():
-                parameter.mul_(move.by)
+                parameter.mul_(by)
+
+    def _loadalone(self, move: LoadAlone) -> None:
+        self._scale(self._replicas[move.rank : move.rank + 1], move.by)
+        if not self.exchanges.is_delayed:
+            self.exchanges.begin_forward(self._replicas)
+        self._even()
+        self._look()
+
+    @torch.no_grad()
+    def _even(self) -> None:
+        """Set replicas that are to be equal, and are found not to be so, to their mean."""
+        exchanges = self.exchanges
+        if exchanges.equal and not exchanges.alone and not exchanges.has_outer:
+            for of_ranks in zip(*(replica.parameters.values() for replica in self._replicas), strict=True):
+                mean = torch.stack(list(of_ranks)).mean(0)
+                for parameter in of_ranks:
+                    parameter.copy_(mean)
+        exchanges.consensus(self._replicas, whole=True)
 
     def _crash(self, move: Crash) -> None:
         self._start_anew(move.seed)
 
     def _start_anew(self, seed: int) -> None:
         self._counted = 0
-        self._replicas = [Replica.new(seed + rank, self._optimizer) for rank in range(len(self._replicas))]
+        self._replicas = _replicas(range(seed, seed + len(self._replicas)), self._optimizer)
         self._steps = None
 
     # --- checkpoints
@@ -206,6 +249,15 @@ class Truth:
                 place,
             )
         )
+
+    def _signal(self, move: Signal) -> None:
+        if self.stopped is None:
+            return
+        if self._go(batches_of(move.epoch, len(self._replicas))[: self.stopped]):
+            for records in self.records:
+                records.tell("stopped", [self.stopped, ENDED_STATUS])
+            self._save(None, move.epoch.seed, self.stopped)
+            self._leave()
 
     def _load(self) -> None:
         saved = copy.deepcopy(self.saved)
@@ -228,6 +280,13 @@ class Truth:
             _give(replica, model, optimizers, mean_of(saved.scalers))
 
 
+def _replicas(seeds: Sequence[int], optimizer: str) -> list[Replica]:
+    replicas = [Replica.new(seed, optimizer) for seed in seeds]
+    for lookahead in (each for replica in replicas for each in replica.lookaheads):
+        lookahead.apart = True
+    return replicas
+
+
 def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: Any = None) -> None:
     replica.model.load_state_dict(model)
     if scaler is not None:
@@ -235,3 +294,5 @@ def _give(replica: Replica, model: Any, optimizers: list[Any] | None, scaler: An
     if optimizers is not None:
         for each, state in zip(replica.every_optimizer, optimizers, strict=True):
             each.load_state_dict(state)
+    for lookahead in replica.lookaheads:
+        lookahead.share()
