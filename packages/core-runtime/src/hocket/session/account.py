@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from hocket.collective.packing import Packing
 from hocket.segment.segment import Segment
+from hocket.session.held import Held
 from hocket.session.optimizers import parameters_of
 from hocket.session.segment_state import GradientSlot, SegmentState
 
@@ -54,6 +55,7 @@ class Account:
 
     Attributes:
         unstepped: the parameters whose gradients have been exchanged since an optimizer has stepped them.
+        rounds: how many rounds there were since an optimizer has stepped.
     """
 
     def __init__(self, segments: Sequence[SegmentState], rank: int) -> None:
@@ -61,12 +63,13 @@ class Account:
         self._slots = frozenset(slot for state in segments for slot in state.gradients)
         self._slots_of: dict[Optimizer, frozenset[GradientSlot]] = {}
         self.unstepped: set[GradientSlot] = set()
+        self.rounds = 0
         self._kept = {state: [_Kept(tensor) for tensor in _remembered(state)] for state in segments}
         nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
         self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
         self._warned = False
-        # What parameters without a gradient remember, while others' is sent: where it lies, and its value.
-        self._held: dict[SegmentState, list[tuple[Tensor, Tensor]]] = {}
+        # What parameters without a gradient remember, while others' is sent.
+        self._held = Held()
 
     # ---- of a step ---------------------------------------------------------------------------------------------
 
@@ -108,13 +111,15 @@ class Account:
 
     def end_round(self) -> None:
         """Take note that all parameters' gradients have been exchanged."""
-        self._give_back()
+        self._held.give_back()
         self.unstepped = set(self._slots)
         for slot in self._slots:
             slot.note_version()
+        self.rounds += 1
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
         """Take note of an optimizer's step, or of one that was left out."""
+        self.rounds = 0
         if not self.unstepped:
             return
         if optimizer not in self._slots_of:
@@ -145,41 +150,25 @@ class Account:
                 self._warned = True
                 _log.warning(
                     "rank %d: gradients that no optimizer stepped with were sent before, and what compressors have "
-                    "kept of them is applied later. From now on such gradients are taken out again",
+                    "kept of them is applied later. From now on such gradients are taken out again. To have that from "
+                    "the start, call backward() and zero_grad() on all ranks once before the first step",
                     self._rank,
                 )
         self._rounds_to_copy = float("inf")
 
     # ---- of a round --------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def hold(self, state: SegmentState) -> None:
         """Keep what is remembered of parameters that have a gradient on no rank out of what is about to be sent."""
         if state.present.all():
             return
         there = state.present + state.anywhere
         absent = [slot for slot in state.gradients if not there[slot.position]]
-        held = []
+        places = [state.place_of(slot) for slot in absent]
         for packing, segment in _packed(state):
-            residual, momentum = (
-                packing.states[segment.index].residual,
-                packing.states[segment.index].momentum,
-            )
-            for place in map(state.place_of, absent):
-                if residual is not None:
-                    held.append((residual[place], residual[place].clone()))
-                    residual[place] = 0
-                if momentum is not None:
-                    held.append((momentum[place], momentum[place].clone()))
-        self._held[state] = held
-
-    @torch.no_grad()
-    def _give_back(self) -> None:
-        """Let parameters remember again what was held."""
-        for held in self._held.values():
-            for place, value in held:
-                place.copy_(value)
-        self._held.clear()
+            of_segment = packing.states[segment.index]
+            self._held.keep(of_segment.residual, places, empty=True)
+            self._held.keep(of_segment.momentum, places)
 
 
 def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:

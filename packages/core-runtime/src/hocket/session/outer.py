@@ -6,11 +6,14 @@ and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer op
 Each rank's distance counts as much as the batches that made it since the last: its own, or, where gradients are
 exchanged, those of all ranks that it stepped with. A rank that was out of data counts less, or nothing. That travels
 behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
+
+A parameter that no rank has moved since the last merge, as a frozen one, takes no part: as an optimizer leaves alone
+what has no gradient, it stays where it is, and so do its outer one, momentum and what compressors have kept back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor
 from hocket.plan.layout import OUTER, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
+from hocket.session.held import Held
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 
@@ -52,12 +56,60 @@ class OuterSegment:
         self._sent = torch.zeros_like(data) if exchange.keeps_sent else None
         # What batches have counted since θ was sent, and in how many steps.
         self._counted = torch.zeros(2, dtype=torch.float64)
+        self._places = [slice(span.start, span.start + span.numel) for span in segment.spans]
+        # Where each parameter's θ lies.
+        self._targets = [
+            target[own.start - place.start : own.stop - place.start]
+            for own in self._places
+            for place, target in pieces
+            if place.start <= own.start < place.stop
+        ]
+        # Whether θ is φ, to the bit, until it moves; if not, what tells of each that it has: a sum of bits.
+        whole = exchange.merge.takes_all and not exchange.delay
+        self._is_outer = whole and all(t.dtype == data.dtype for t in self._targets)
+        self._sums = torch.zeros(len(self._places), dtype=torch.float64)
+        # Whether a combination is 0 for a parameter only if no rank has moved it.
+        compressor = exchange.compressor
+        self._shows_rest = compressor is None or not compressor.traits.leaves_out
+        self._rests: Sequence[int] | None = None
+        self._held = Held()
         self.begin()
 
     def begin(self) -> None:
         """Begin with the parameters as they are for the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
+        self._note_sums()
+
+    def _note_sums(self) -> None:
+        if not self._is_outer:
+            self._sums.copy_(self._sums_now())
+
+    def _sums_now(self) -> Tensor:
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return torch.stack([t.detach().view(bits[t.itemsize]).sum() for t in self._targets]).cpu().double()
+
+    def moved(self) -> list[bool]:
+        """Return of each parameter whether it has moved since the last merge."""
+        if self._is_outer:
+            pairs = zip(self._places, self._targets, strict=True)
+            return [not torch.equal(self._come(place), target) for place, target in pairs]
+        moved: list[bool] = (self._sums_now() != self._sums).tolist()
+        return moved
+
+    def hold(self, residual: Tensor | None, anywhere: Sequence[bool]) -> None:
+        """Keep what a compressor has kept back of parameters that have moved nowhere out of what is about to be sent.
+
+        Args:
+            residual: the compressor's.
+            anywhere: of each parameter, whether a rank has moved it since the last merge.
+        """
+        self._rests = [number for number, moved in enumerate(anywhere) if not moved]
+        self._held.keep(residual, [self._places[number] for number in self._rests], empty=True)
+
+    def give_back(self) -> None:
+        """Let a compressor have again what was held."""
+        self._held.give_back()
 
     def count(self, weight: float) -> None:
         """Take note of a step, whose batches have counted `weight`."""
@@ -86,6 +138,10 @@ class OuterSegment:
             torch.sub(self._come(place), target, out=segment.outgoing[place])
             if self._sent is not None:
                 self._sent[place].copy_(target)
+        if not self._is_outer:  # what is left of θ - φ by a blend, or by rounding, is no step
+            for place, moved in zip(self._places, self.moved(), strict=True):
+                if not moved:
+                    segment.outgoing[place] = 0
         weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
@@ -110,9 +166,30 @@ class OuterSegment:
         if factor != 1.0:
             gradient.mul_(factor)
         mean = segment.incoming[segment.numel + OUTER :].mul_(scale) if self._outer.mixes else None
+        rests = self._at_rest(gradient)
+        own, theirs = Held(), Held()
+        for kept in (self.parameters, *self._state.values()):
+            theirs.keep(kept, [self._places[number] for number in rests])
+        for number in () if self._is_outer else rests:
+            own.keep(self._targets[number], [slice(None)])
         self.step(gradient, mean)
+        theirs.give_back()
         for place, target in self._pieces:
             self._merge(place, target)
+        own.give_back()
+        self._note_sums()
+
+    def _at_rest(self, gradient: Tensor) -> Sequence[int]:
+        """Return the numbers of the parameters that no rank has moved; all ranks of a combination find the same."""
+        self.give_back()
+        rests, self._rests = self._rests, None
+        if rests is not None:
+            return rests
+        goes_on = self._state or self._outer.mixes or not self._is_outer
+        if not (goes_on and self._shows_rest):
+            return []
+        moved = torch.stack([gradient[place].any() for place in self._places]).tolist()
+        return [number for number, any_moved in enumerate(moved) if not any_moved]
 
     def step(self, gradient: Tensor, mean: Tensor | None = None) -> None:
         """Step the outer parameters by a mean distance [numel], which may be used as scratch."""
@@ -149,8 +226,9 @@ class OuterSegment:
         sent = {} if self._sent is None else {"sent": self._sent}
         kept = {"outer": self.parameters, **self._state, **sent}
         return {
-            span.name: {name: view_of(flat, span) for name, flat in kept.items()} | {"counted": self._counted}
-            for span in self._segment.spans
+            span.name: {name: view_of(flat, span) for name, flat in kept.items()}
+            | {"counted": self._counted, "left": self._sums[number : number + 1]}
+            for number, span in enumerate(self._segment.spans)
         }
 
     @property

@@ -99,7 +99,7 @@ class ParameterMix:
         self.outer: dict[int, OuterSegment] = {}
         if exchange.outer is not None:
             self.outer = {i: OuterSegment(exchange, *place) for i, place in self._places.items()}
-        # What ranks agree on weights over, before a compressor remembers what they multiply.
+        # What ranks agree over on weights, and on which parameters have moved, before a compressor remembers them.
         self._weights_lane: Lane | None = None
         traits, packing = exchange.collective.traits, opened.channel.packing
         remembers = packing is not None and packing.traits.keeps_residual
@@ -281,39 +281,59 @@ class ParameterMix:
             self._take_values()
         due, self._due = self._due, []
         self.bias()
-        mean_weights = self._mean_weights(due)
+        mean_weights = self._agree(due)
         for index in due:
-            segment, pieces = self._places[index]
-            finite = self._copied.pop(index, None)
-            # Who gets a NaN in a distance from outer parameters does not find it in its own.
-            told = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
-            if not (finite or told):
-                self._refuse_nonfinite(segment, pieces)
-            if index in self.outer:
-                self.outer[index].send(mean_weights.get(index, 1.0))
-            elif index in self.unrounded:
-                segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
-            elif finite is None and index not in self._sent:
-                for place, target in pieces:
-                    segment.outgoing[place].copy_(target)
-            if self.weights:
-                segment.outgoing_trailer[WEIGHT] = self.weights[index]
+            segment = self._fill(index, mean_weights.get(index, 1.0))
             if self.overlap is Overlap.FORWARD:
                 self.opened.start_in_window(segment)
             elif self._delay:
                 self.opened.start(segment)
         if self.overlap is Overlap.NONE and not self._delay:
             self.opened.start_all(due)
+        if self.overlap is not Overlap.FORWARD:  # messages are made, and a checkpoint may follow
+            for index in mean_weights:
+                self.outer[index].give_back()
 
-    def _mean_weights(self, due: Sequence[int]) -> Mapping[int, float]:
-        """Return what the ranks' batches have counted on average, by the index of segments that are due; collective."""
+    def _fill(self, index: int, mean_weight: float) -> Segment:
+        """Let segment number `index` hold what is sent of it, and return it."""
+        segment, pieces = self._places[index]
+        finite = self._copied.pop(index, None)
+        # Who gets a NaN in a distance from outer parameters does not find it in its own.
+        told = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
+        if not (finite or told):
+            self._refuse_nonfinite(segment, pieces)
+        if index in self.outer:
+            self.outer[index].send(mean_weight)
+        elif index in self.unrounded:
+            segment.outgoing[: segment.numel].copy_(self.unrounded[index].step())
+        elif finite is None and index not in self._sent:
+            for place, target in pieces:
+                segment.outgoing[place].copy_(target)
+        if self.weights:
+            segment.outgoing_trailer[WEIGHT] = self.weights[index]
+        return segment
+
+    def _agree(self, due: Sequence[int]) -> Mapping[int, float]:
+        """Return what the ranks' batches have counted on average, by the index of segments that are due; collective.
+
+        What has moved on no rank stays out of them.
+        """
         lane = self._weights_lane
         if lane is None:
             return {}
-        own = np.array([self.outer[index].weight for index in due])
+        moved = {index: self.outer[index].moved() for index in due}
+        own = np.array([n for index in due for n in (self.outer[index].weight, *moved[index])], np.float64)
         total = np.empty_like(own)
         self.opened.wait_for(lambda: lane.iallreduce(own, total), "weights", own.nbytes)
-        return dict(zip(due, (total / lane.size).tolist(), strict=True))
+        means, start = {}, 0
+        assert self.opened.channel.packing is not None
+        for index in due:
+            means[index] = float(total[start]) / lane.size
+            end = start + 1 + len(moved[index])
+            state = self.opened.channel.packing.states[index]
+            self.outer[index].hold(state.residual, (total[start + 1 : end] != 0).tolist())
+            start = end
+        return means
 
     def merge(self, index: int, *, sends: bool = False) -> None:
         """Finish segment number `index`, if it is under way, and write what came of it into the parameters.
