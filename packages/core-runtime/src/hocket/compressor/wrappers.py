@@ -341,6 +341,9 @@ class MomentumCorrection(Wrapper):
     Meant around `error_feedback`. The sum over ranks is the optimizer's own arithmetic: at density 1 and without
     masking the run is that of SGD with momentum, to rounding. At density 1 with masking it is plain SGD.
 
+    After a backward `p.grad` holds what came of the velocity. Programs that read it between two backwards of a step
+    (SAM, FGM, gradient surgery) want the gradient: leave momentum to the optimizer there, by `error_feedback` alone.
+
     Writes the velocity into `outgoing`, which for gradients is the exchange's own. A round with NaN or Inf in
     the gradients leaves the velocity as it was. Memory: one more copy of the segment's data.
 

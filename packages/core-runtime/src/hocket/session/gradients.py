@@ -234,6 +234,8 @@ class GradientSync:
         if sum(map(len, self._hooks)) != self._num_hooks:
             self._go_last()
         self._begin_round(contribution, loss_scale())
+        if self.terms is not None and self.account is not None and self.account.rounds:
+            self.terms.note_another_round()
         try:
             at_end_of_backward(self._end_backward)
         except AssertionError as error:  # torch's own word on it

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
+from hocket.config.component import component_name
 from hocket.segment.partition import Span
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 from hocket.session.optimizers import Optimizers, parameters_of
+from hocket.session.refusals import override_of
 from hocket.transport.peer import Peer
 
 __all__ = ["AppliedTerms"]
@@ -56,7 +58,7 @@ class AppliedTerms:
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
-        self._told = False
+        self._told = self._told_of_rounds = False
         self.read()
         self._take_buffers(optimizers.given)
         self._handles = [
@@ -77,6 +79,25 @@ class AppliedTerms:
             self._terms |= optimizer_terms(optimizer)
         if within_step:
             self.suspend()
+
+    def note_another_round(self) -> None:
+        """Say once what `p.grad` holds between the backwards of one step: that can be read, and nobody tells."""
+        if self._told_of_rounds or not any(terms.momentum for terms in self._terms.values()):
+            return
+        self._told_of_rounds = True
+        compressor = self._packing.compressor
+        cure = override_of(
+            f"{self._opened.exchange.name}.compressor", compressor, compressor.without_optimizer_terms()
+        )
+        _log.warning(
+            "rank %d: backward() came twice before optimizer.step(), and compressor %s applies momentum before it "
+            "sends: between the two p.grad holds velocity, not the gradient alone. What is stepped with is right; a "
+            "program that reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to "
+            "the optimizer",
+            self._peer.rank,
+            component_name(compressor),
+            cure,
+        )
 
     def give(
         self, segment: Segment, present: Iterable[bool], share: float, continues: Sequence[bool]

@@ -344,7 +344,7 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
         except AttachError as error:
             key = f"{place}{exchange.name}.compressor"
             other = compressor.without_optimizer_terms()
-            override = "" if other.traits.applies_optimizer_terms else _override(key, compressor, other)
+            override = "" if other.traits.applies_optimizer_terms else override_of(key, compressor, other)
             advice = f", or {override}" if override else ""
             problem = f"{key}: by {component_name(compressor)} {error}{advice}"
             raise AttachError(problem, override) from error
@@ -361,7 +361,7 @@ def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:
         before = phase.strategy
 
 
-def _override(key: str, given: Any, wanted: Any) -> str:
+def override_of(key: str, given: Any, wanted: Any) -> str:
     """Return `KEY=VALUE` that makes one component the other, as short as it can be."""
     if type(given) is type(wanted):
         for field in fields(given):
@@ -369,5 +369,5 @@ def _override(key: str, given: Any, wanted: Any) -> str:
             if isinstance(other, bool) and value != other:
                 return f"{key}.{field.name}={str(other).lower()}"
             if value != other:
-                return _override(f"{key}.{field.name}", value, other)
+                return override_of(f"{key}.{field.name}", value, other)
     return f"{key}={flow(wanted)}"
