@@ -59,10 +59,12 @@ class OuterSegment:
         self._places = [slice(span.start, span.start + span.numel) for span in segment.spans]
         # Where each parameter's θ lies.
         self._targets = [
-            target[own.start - place.start : own.stop - place.start]
+            next(
+                target[own.start - place.start : own.stop - place.start]
+                for place, target in pieces
+                if place.start <= own.start and own.stop <= place.stop
+            )
             for own in self._places
-            for place, target in pieces
-            if place.start <= own.start < place.stop
         ]
         # Whether θ is φ, to the bit, until it moves; if not, what tells of each that it has: a sum of bits.
         whole = exchange.merge.takes_all and not exchange.delay
