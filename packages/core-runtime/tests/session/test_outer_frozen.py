@@ -42,7 +42,7 @@ class Loop:
         """Return each rank's layers at the end, [size, LAYERS, NUMEL]."""
         theta, phi, u = (np.zeros(shape) for shape in ((self.size, LAYERS, NUMEL), *[(LAYERS, NUMEL)] * 2))
         moved = np.zeros((self.size, LAYERS), dtype=bool)
-        come: dict[int, tuple[Values, Values]] = {}
+        come: dict[int, tuple[Values, Any]] = {}
         for step in range(1, STEPS + 1):
             for rank in range(self.size):
                 first = int(step in FROZEN and (self.everyone or rank == 0))
@@ -60,7 +60,7 @@ class Loop:
             self.history.append(theta.copy())
         return theta
 
-    def merge(self, theta: Values, phi: Values, u: Values, gradient: Values, anywhere: Values) -> None:
+    def merge(self, theta: Values, phi: Values, u: Values, gradient: Values, anywhere: Any) -> None:
         for layer in np.flatnonzero(anywhere):
             u[layer] = self.outer.get("momentum", 0.0) * u[layer] + gradient[layer]
             ahead = gradient[layer] + self.outer.get("momentum", 0.0) * u[layer]
