@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointError",
     "CompositionError",
     "ConfigError",
+    "DamagedError",
     "DeadlockError",
     "DisagreementError",
     "ExchangeTimeoutError",
@@ -84,7 +85,11 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be written or read, or that does not fit what is to continue from it."""
 
 
-class MissingFileError(CheckpointError):
+class DamagedError(CheckpointError):
+    """A checkpoint that does not hold what was written; `session.load` takes the newest before it."""
+
+
+class MissingFileError(DamagedError):
     """A file of a checkpoint that is not there, or not whole; on a shared disk it may come late."""
 
 

@@ -38,7 +38,7 @@ def test_a_step_that_is_saved_again_overwrites_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         on_ranks(1, TRAINING, save=(tmp_path, [2]), stop=2)
     assert names(tmp_path) == ["step-00000002", "step-00000002.1"]
-    assert folders.latest_complete(tmp_path).name == "step-00000002.1"
+    assert folders.newest_first(tmp_path)[0].name == "step-00000002.1"
 
 
 def test_a_step_that_is_saved_again_and_again(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_newest_by_number_not_by_name(tmp_path: Path) -> None:
         with folders.begin(tmp_path, step, "a") as path:
             (path / "manifest.json").touch()
             folders.finish(path)
-    assert folders.latest_complete(tmp_path).name == "step-100000000"
+    assert folders.newest_first(tmp_path)[0].name == "step-100000000"
 
 
 def test_a_later_step_is_of_another_run(tmp_path: Path) -> None:

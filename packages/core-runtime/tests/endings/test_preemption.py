@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import hocket
-from hocket.checkpoint.folder import latest_complete
+from hocket.checkpoint.folder import newest_first
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
 from hocket.transport.job_notes import PID_FOLDER_VARIABLE
@@ -44,7 +44,7 @@ def is_training(out: Path) -> bool:
 
 def saved_step(folder: Path) -> int:
     """Return the step of the newest checkpoint; raises if it is not whole."""
-    return Manifest.read(latest_complete(folder)).step
+    return Manifest.read(newest_first(folder)[0]).step
 
 
 @pytest.mark.parametrize(

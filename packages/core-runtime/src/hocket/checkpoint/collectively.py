@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hocket.errors import CheckpointError, HocketError
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["collectively", "on_rank_0"]
+__all__ = ["collectively", "of_ranks", "on_rank_0"]
 
 T = TypeVar("T")
 
@@ -27,17 +27,22 @@ def collectively(peer: Peer, act: Callable[[], T]) -> list[T]:
     except Exception as error:
         cause, told = error, {"error": _described(error)}
     everyone = gather(peer, told)
-    ranks_by_error: dict[str, list[str]] = {}
-    for rank, of_rank in enumerate(everyone):
-        if "error" in of_rank:
-            ranks_by_error.setdefault(of_rank["error"], []).append(str(rank))
-    if ranks_by_error:
-        lines = [
-            error if len(ranks) == peer.size else f"rank {', '.join(ranks)}: {error}"
-            for error, ranks in ranks_by_error.items()
-        ]
-        raise CheckpointError("\n".join(lines)) from cause
+    errors = of_ranks([of_rank.get("error", "") for of_rank in everyone])
+    if errors:
+        raise CheckpointError("\n".join(errors)) from cause
     return [of_rank["result"] for of_rank in everyone]
+
+
+def of_ranks(told: Sequence[str]) -> list[str]:
+    """Return the different texts of all ranks, each with the ranks that told it, but for those that told nothing."""
+    ranks_by_text: dict[str, list[str]] = {}
+    for rank, text in enumerate(told):
+        if text:
+            ranks_by_text.setdefault(text, []).append(str(rank))
+    return [
+        text if len(ranks) == len(told) else f"rank {', '.join(ranks)}: {text}"
+        for text, ranks in ranks_by_text.items()
+    ]
 
 
 def on_rank_0(peer: Peer, act: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hocket.checkpoint.tree import flatten, parts_within, unflatten
 from hocket.disk import write_durably
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, DamagedError
 
 __all__ = [
     "StateFile",
@@ -181,7 +181,7 @@ class StateFile:
         run: the id of whoever has saved.
 
     Raises:
-        CheckpointError: there is no such file, or it is not whole.
+        DamagedError: there is no such file, or it is not whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,9 +192,9 @@ class StateFile:
             structure, self.run = json.loads(metadata[_STRUCTURE]), metadata[_RUN]
             self._sections: dict[str, Any] = dict(structure["dict"])
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path} is missing") from error
+            raise DamagedError(f"{path} is missing") from error
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged, or no rank's state: {error}") from error
+            raise DamagedError(f"{path} is damaged, or no rank's state: {error}") from error
         self._names: list[str] = list(self._file.keys())
 
     def check_content(self, expected: int) -> None:
@@ -204,16 +204,16 @@ class StateFile:
             expected: its checksum.
 
         Raises:
-            CheckpointError: a bit of it has changed.
+            DamagedError: a bit of it has changed.
         """
         found = 0
         with self.path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 found = zlib.crc32(chunk, found)
         if found != expected:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{self.path} does not hold what was written (checksum {found:08x}, expected {expected:08x}): a disk "
-                "or a copy has changed some of this rank's state. Load another checkpoint, by its own directory's name"
+                "or a copy has changed some of this rank's state"
             )
 
     def structure(self, section: str) -> Any:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from hocket.checkpoint.manifest import MANIFEST, is_own
 from hocket.checkpoint.shared import patiently
 from hocket.disk import UNFINISHED, locked, sync_folder
 from hocket.errors import CheckpointError, MissingFileError, some
+from hocket.own_files import set_aside
 
-__all__ = ["begin", "complete", "finish", "foreign", "incomplete", "keep_newest", "latest_complete"]
+__all__ = ["begin", "complete", "finish", "foreign", "incomplete", "keep_newest", "newest_first"]
 
 _log = logging.getLogger("hocket")
 
@@ -46,8 +47,8 @@ def incomplete(folder: Path) -> list[Path]:
     ]
 
 
-def latest_complete(folder: Path, advice: str = "") -> Path:
-    """Return the newest complete checkpoint of a folder, or the folder itself if it is one.
+def newest_first(folder: Path, advice: str = "") -> list[Path]:
+    """Return the complete checkpoints of a folder, the newest first, or the folder itself if it is one.
 
     The manifest of a newer one may come some seconds late, where another host has written it.
 
@@ -65,7 +66,7 @@ def latest_complete(folder: Path, advice: str = "") -> Path:
         left = [path.name for path in incomplete(folder)]
         also = f"; {', '.join(left)} is incomplete: a save was cut off" if left else ""
         raise CheckpointError(f"there is no complete checkpoint in {folder}{also}{advice and f'. {advice}'}")
-    return found[-1]
+    return found[::-1]
 
 
 def _require_manifest(folder: Path) -> None:
@@ -76,7 +77,9 @@ def _require_manifest(folder: Path) -> None:
 
 
 @contextmanager
-def begin(folder: Path, step: int, run: str, last: Path | None = None) -> Iterator[Path]:
+def begin(
+    folder: Path, step: int, run: str, last: Path | None = None, damaged: Collection[Path] = ()
+) -> Iterator[Path]:
     """Make the directory that a checkpoint of `step` is written into, and lock the folder, in a `with` statement.
 
     What saves that were cut off have left behind is removed, and after an error what was written here.
@@ -84,6 +87,7 @@ def begin(folder: Path, step: int, run: str, last: Path | None = None) -> Iterat
     Args:
         run: an id of whoever saves.
         last: the checkpoint that it saved before this one.
+        damaged: checkpoints that it has passed over: those of the folder get other names.
 
     Raises:
         CheckpointError: another job saves into the folder, or it has a checkpoint of a later step, so that this one
@@ -92,6 +96,9 @@ def begin(folder: Path, step: int, run: str, last: Path | None = None) -> Iterat
     """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, run) as is_locked:
+        for path in damaged:
+            if path.parent.resolve() == folder.resolve() and path.exists():
+                _log.warning("%s, which is damaged, is kept as %s", path, set_aside(path).name)
         _refuse_others(folder, step, last)
         for left in incomplete(folder):
             # Without a lock, its job may live. What has its own name was whole when it got it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.disk import write_durably
-from hocket.errors import CheckpointError, MissingFileError
+from hocket.errors import CheckpointError, DamagedError, MissingFileError
 
 __all__ = ["FORMAT", "MANIFEST", "Manifest", "is_own", "rank_file"]
 
@@ -19,8 +19,6 @@ MANIFEST = "manifest.json"
 
 #: Counts up with each change that an older version could not read.
 FORMAT = 3
-
-_MOVE = "move it away, and the newest before it is taken"
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,8 @@ class Manifest:
         """Read a checkpoint's manifest, and check that its files are there.
 
         Raises:
-            CheckpointError: it is missing, damaged or of another format, or a file is missing or cut off.
+            DamagedError: it is missing or damaged, or a file is missing or cut off.
+            CheckpointError: it is of another format.
         """
         path = folder / MANIFEST
         try:
@@ -78,18 +77,16 @@ class Manifest:
                 f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last"
             ) from error
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; {_MOVE}") from error
+            raise DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         if problem:
-            raise CheckpointError(f"{path} is damaged: {problem}; {_MOVE}")
+            raise DamagedError(f"{path} is damaged: {problem}")
         if content["format"] != FORMAT:
             by = content["versions"].get("hocket-core", "an unknown version")
             raise CheckpointError(
                 f"{path}: format: found {content['format']}, written by hocket-core {by}; this version reads {FORMAT}"
             )
         manifest = cls(**content)
-        manifest.check_files(
-            folder, f"the checkpoint is not all there: do all ranks share this disk? If they do, {_MOVE}"
-        )
+        manifest.check_files(folder, "the checkpoint is not all there: do all ranks share this disk?")
         return manifest
 
     def check_files(self, folder: Path, hint: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from hocket.checkpoint.folder import complete, foreign, latest_complete
+from hocket.checkpoint.folder import complete, foreign, newest_first
 from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
 from hocket.disk import locked, write_text
@@ -141,7 +141,7 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
         is_there = "it has no config.yaml" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} holds no run to resume: {is_there}")
     again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
-    latest_complete(folder / CHECKPOINTS, f"`{again}` begins the run anew")
+    newest_first(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
         raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
     _refuse_changed(path)

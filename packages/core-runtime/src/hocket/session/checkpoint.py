@@ -13,7 +13,7 @@ import torch
 
 from hocket import randomness
 from hocket.checkpoint import folder as folders
-from hocket.checkpoint.collectively import collectively, on_rank_0
+from hocket.checkpoint.collectively import collectively, of_ranks, on_rank_0
 from hocket.checkpoint.files import (
     StateFile,
     Written,
@@ -25,7 +25,7 @@ from hocket.checkpoint.files import (
 from hocket.checkpoint.manifest import MANIFEST, Manifest, rank_file
 from hocket.checkpoint.shared import patiently, require_folder
 from hocket.checkpoint.tree import flatten
-from hocket.errors import CheckpointError, HocketError
+from hocket.errors import CheckpointError, DamagedError, HocketError, MissingFileError, some
 from hocket.plugin import CORE, default_registry
 from hocket.session.module_state import (
     comparable,
@@ -93,7 +93,10 @@ class Checkpoints:
         with contextlib.ExitStack() as stack:  # what rank 0 holds meanwhile
 
             def begin() -> tuple[str, str]:
-                path = stack.enter_context(folders.begin(folder, step, session.run_id, session.saved))
+                path = stack.enter_context(
+                    folders.begin(folder, step, session.run_id, session.saved, session.passed_over)
+                )
+                session.passed_over = ()
                 return path.name, session.run_id
 
             name, run = on_rank_0(peer, begin)
@@ -120,11 +123,44 @@ class Checkpoints:
         found = on_rank_0(peer, lambda: self._find(missing))
         if found is None:
             return Resumed(None, session.step, session.epochs.ended, exact=True)
-        path = Path(found)
-        with contextlib.ExitStack() as stack:
-            files: list[StateFile] = []
+        passed: list[tuple[Path, str]] = []
+        for path in map(Path, found):
+            with contextlib.ExitStack() as stack:
+                files: list[StateFile] = []
+                damage = self._open(path, files, stack)
+                if damage:
+                    passed.append((path, damage))
+                    continue
+                exact = self._go_on_from(path, files)
+                session.passed_over = [damaged for damaged, _ in passed]
+                if peer.rank == 0:
+                    for damaged, why in passed:
+                        _log.warning("%s is passed over: %s", damaged, why)
+                    self._tell(path, Manifest.read(path), files)
+            return Resumed(path, session.step, session.epochs.ended, exact)
+        others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
+        raise DamagedError(
+            f"{passed[0][1]}; no other is whole{others}: put the files back, or begin anew in another folder"
+        )
 
-            def check() -> None:
+    def _open(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> str:
+        """Open a checkpoint's files, and look whether they are whole and fit this session.
+
+        Args:
+            path: the checkpoint.
+            files: where those go that this rank reads.
+            stack: closes them.
+
+        Returns:
+            What is damaged, in words.
+
+        Raises:
+            CheckpointError: it is of something else, or some ranks do not see what rank 0 sees.
+        """
+        peer = self._peer
+
+        def check() -> tuple[str, bool]:
+            try:
                 manifest = patiently(lambda: Manifest.read(path))
                 ranks = [peer.rank] if manifest.ranks == peer.size else range(manifest.ranks)
                 files.extend(stack.enter_context(StateFile(path / rank_file(rank))) for rank in ranks)
@@ -134,28 +170,37 @@ class Checkpoints:
                 # Of several ranks' files each of these ranks reads its share.
                 for file in files if len(files) == 1 else files[peer.rank :: peer.size]:
                     file.check_content(manifest.checksums[file.path.name])
+            except DamagedError as error:
+                return str(error), isinstance(error, MissingFileError)
+            return "", False
 
-            collectively(peer, check)
-            manifest = Manifest.read(path)
-            exact = manifest.ranks == peer.size
-            session.enter_phase_of(manifest.step)
-            if exact:
-                collectively(peer, lambda: self._load_own(files[0]))
-                session.replicas_equal = manifest.replicas_equal
-            else:
-                collectively(peer, lambda: self._load_mean(files))
-            if peer.rank == 0:
-                self._tell(path, manifest, files)
-        return Resumed(path, session.step, session.epochs.ended, exact)
+        told = collectively(peer, check)
+        damage = of_ranks([why for why, _ in told])
+        if damage and not told[0][0] and all(is_missing for why, is_missing in told if why):
+            raise MissingFileError("\n".join(damage))  # of another disk than rank 0's
+        return "; ".join(damage)
 
-    def _find(self, missing: str) -> str | None:
-        """Return the directory to load; None where there is none, and the session is to begin then."""
+    def _go_on_from(self, path: Path, files: Sequence[StateFile]) -> bool:
+        """Continue from a checkpoint, rank by rank or from the mean; return whether each rank has its own."""
+        session, peer = self._session, self._peer
+        manifest = Manifest.read(path)
+        exact = manifest.ranks == peer.size
+        session.enter_phase_of(manifest.step)
+        if exact:
+            collectively(peer, lambda: self._load_own(files[0]))
+            session.replicas_equal = manifest.replicas_equal
+        else:
+            collectively(peer, lambda: self._load_mean(files))
+        return exact
+
+    def _find(self, missing: str) -> list[str] | None:
+        """Return the directories to load, the newest first; None where there is none, and the session is to begin."""
         if missing not in _MISSING:
             raise CheckpointError(
                 f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
             )
         try:
-            return str(folders.latest_complete(self._folder, _BEGIN_THERE))
+            return list(map(str, folders.newest_first(self._folder, _BEGIN_THERE)))
         except CheckpointError:
             if missing == "error":
                 raise
@@ -299,9 +344,14 @@ def _versions() -> dict[str, str]:
 def _check_run(manifest: Manifest, file: StateFile) -> None:
     """Refuse a checkpoint of which another job has written a part."""
     if file.run != manifest.run:
-        raise CheckpointError(
+        raise DamagedError(
             f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs have "
-            "written into one checkpoint, or files were moved. Use another checkpoint"
+            "written into one checkpoint, or files were moved"
+        )
+    step = file.read("session")["step"]
+    if step != manifest.step:
+        raise DamagedError(
+            f"{file.path} is of step {step}, and {file.path.parent / MANIFEST} of {manifest.step}"
         )
 
 

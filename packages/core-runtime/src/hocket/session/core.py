@@ -77,6 +77,7 @@ class SessionCore(ABC):
         epochs: passes over `data`: how many have ended, and the one under way.
         run_id: what no other session has; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
+        passed_over: the damaged checkpoints that the last load has passed over.
         logs: to which `log` writes, on rank 0.
         windows: the batches between two steps, as the ranks tell each other; None where an engine has its own.
     """
@@ -102,6 +103,7 @@ class SessionCore(ABC):
         self.epochs = Epochs()
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
+        self.passed_over: Sequence[Path] = ()
         self.logs: list[Log] = []
         self.windows: Windows | None = None
         self.control = peer.lane("session")
