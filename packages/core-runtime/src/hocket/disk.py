@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, WriteError, reason
 
-__all__ = ["BUSY", "LOCK", "UNFINISHED", "locked", "sync_folder", "write_durably", "write_text"]
+__all__ = ["BUSY", "LOCK", "UNFINISHED", "locked", "naming", "sync_folder", "write_durably", "write_text"]
 
 #: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
@@ -95,6 +95,22 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name what cannot be written in a `with` statement.
+
+    Args:
+        path: of what is written, where the system names nothing.
+
+    Raises:
+        WriteError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{error.filename or path}: cannot be written: {reason(error)}") from error
+
+
 def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
     """Write a file under another name, wait until it is on the disk, and give it its name.
 
@@ -138,6 +154,8 @@ def _write_beside(path: Path, write: Callable[[BinaryIO], object], *, sync: bool
             size = file.tell()
     except OSError as error:
         error.filename = str(path)  # which a full disk's error does not name
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
         raise
     unfinished.replace(path)
     return size

@@ -30,8 +30,10 @@ __all__ = [
     "SessionLeftError",
     "TransportError",
     "UserError",
+    "WriteError",
     "did_you_mean",
     "near_words",
+    "reason",
     "shortened",
     "some",
     "suggest",
@@ -101,6 +103,10 @@ class SessionError(UserError):
     """A session that was asked for what it cannot do where it is: closed, broken by an error, or within `consensus`."""
 
 
+class WriteError(HocketError):
+    """A file of a run's results that the system does not let be written; a full disk, most often."""
+
+
 class NonFiniteError(HocketError):
     """NaN or Inf in what was about to be sent."""
 
@@ -159,6 +165,11 @@ def did_you_mean(words: Sequence[str]) -> str:
 def shortened(text: str, most: int = 100) -> str:
     """Return a text, or its beginning where it has more than `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says of an error, in words."""
+    return error.strerror or str(error) or type(error).__name__
 
 
 def some(names: Sequence[str]) -> str:

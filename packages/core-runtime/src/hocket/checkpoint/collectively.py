@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from hocket.errors import CheckpointError, HocketError
+from hocket.errors import CheckpointError, HocketError, reason
 from hocket.transport.peer import Peer, gather
 
 __all__ = ["collectively", "of_ranks", "on_rank_0"]
@@ -69,6 +69,8 @@ def _described(error: Exception) -> str:
     """Return what the other ranks are told of an error; raises it where they meet it by themselves."""
     if isinstance(error, HocketError) and not isinstance(error, CheckpointError):
         raise error
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {reason(error)}"
     if isinstance(error, CheckpointError | OSError):
         return str(error)
     return f"{type(error).__name__}: {error}"

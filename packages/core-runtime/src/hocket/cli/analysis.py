@@ -11,7 +11,7 @@ import yaml
 from hocket.cli.table import show_table
 from hocket.config.component import build_component, component_name, telling_fields
 from hocket.config.document import Document, Origin
-from hocket.errors import ConfigError, UserError, shortened
+from hocket.errors import ConfigError, UserError, reason, shortened
 from hocket.pictures import NO_PICTURE, new_figure
 from hocket.plugin import Kind, default_registry
 from hocket.strategy.exchange import Exchange
@@ -169,7 +169,7 @@ def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
     try:
         figure.savefig(picture, dpi=120, metadata=_MARKS.get(picture.suffix.lower()))
     except OSError as error:
-        raise UserError(f"--picture {picture}: cannot be written: {error.strerror}") from error
+        raise UserError(f"--picture {picture}: cannot be written: {reason(error)}") from error
     except ValueError as error:  # an ending that matplotlib does not know
         raise UserError(f"--picture {picture}: {error}") from error
     print(f"picture: {picture}")

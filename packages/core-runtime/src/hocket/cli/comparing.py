@@ -18,7 +18,7 @@ from hocket.comparison.measure import measures, parse_targets
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record, read_record, read_records, runs_within
 from hocket.disk import write_text
-from hocket.errors import UserError, some
+from hocket.errors import UserError, reason, some
 from hocket.installing import how_to_install
 from hocket.own_files import claim, refuse_foreign
 from hocket.training import CHECKPOINTS, REPORT
@@ -101,7 +101,7 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         claim(path.parent, path.name)
         write_text(path, make())
     except OSError as error:
-        raise UserError(f"{option} {path.parent}: cannot be written: {error.strerror}") from error
+        raise UserError(f"{option} {path.parent}: cannot be written: {reason(error)}") from error
 
 
 def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: Sequence[Path]) -> list[str]:

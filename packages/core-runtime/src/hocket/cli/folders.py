@@ -22,7 +22,7 @@ from hocket.checkpoint.folder import complete, foreign, newest_first
 from hocket.comparison.record import runs_within
 from hocket.config.source import SLOTS, parse_override
 from hocket.disk import locked, write_text
-from hocket.errors import UserError, some
+from hocket.errors import UserError, reason, some
 from hocket.own_files import (
     NOTE,
     adopt,
@@ -104,7 +104,7 @@ def _is_new(folder: Path, make: bool) -> bool:
         return False
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be made ({error.strerror}): name another folder by --out"
+            f"{folder}: cannot be made ({reason(error)}): name another folder by --out"
         ) from error
     return True
 
@@ -271,7 +271,7 @@ def prepared(
                 stack.callback(path.unlink, missing_ok=True)
             stack.callback(_forget_unbegun, folder, before)
         except OSError as error:
-            raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+            raise UserError(f"--out {folder}: cannot be written: {reason(error)}") from error
         yield
 
 

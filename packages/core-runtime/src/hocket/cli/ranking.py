@@ -11,7 +11,7 @@ import torch
 
 from hocket.cli.comparing import write_report
 from hocket.cli.streams import keep_streams
-from hocket.disk import write_text
+from hocket.disk import naming, write_text
 from hocket.pictures import NO_PICTURE
 from hocket.session.save_point import SIGNALS
 from hocket.strict_json import dumps
@@ -48,9 +48,12 @@ def run_virtual(
 def _train(run: RunConfig, peer: Peer, folder: Path, resume: bool, display: Display) -> None:
     summary = train(run, peer, folder, resume=resume, display=display)
     if peer.rank == 0:
-        write_text(folder / SUMMARY, dumps(summary, indent=2) + "\n")
         title = f"{run.task.name}, {run.strategy.name or 'own strategy'}, {peer.size} ranks"
-        if not draw(folder / METRICS, folder / PICTURE, title) and display is not Display.QUIET:
+        with naming(folder / SUMMARY):
+            write_text(folder / SUMMARY, dumps(summary, indent=2) + "\n")
+        with naming(folder / PICTURE):
+            drawn = draw(folder / METRICS, folder / PICTURE, title)
+        if not drawn and display is not Display.QUIET:
             print(NO_PICTURE)
         if run.report:
             write_report(folder, title)

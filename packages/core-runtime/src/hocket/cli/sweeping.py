@@ -27,7 +27,7 @@ from hocket.cli.wanted_ranks import WantedRanks
 from hocket.comparison.group import differing_settings
 from hocket.config.settings import DESCRIPTIVE
 from hocket.disk import write_text
-from hocket.errors import UserError, some
+from hocket.errors import UserError, reason, some
 from hocket.own_files import claim, is_marked, refuse_foreign
 from hocket.pictures import NO_PICTURE
 from hocket.training import CHECKPOINTS, CONFIG, SOURCE, STARTS, SUMMARY, SWEPT_CONFIG
@@ -315,7 +315,7 @@ def _held(folder: Path) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from error
+        raise UserError(f"--out {folder}: cannot be written: {reason(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

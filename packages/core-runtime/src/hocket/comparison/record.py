@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hocket.errors import UserError, some, suggest
+from hocket.errors import UserError, reason, some, suggest
 from hocket.training import CONFIG, METRICS, NEXT_CONFIG, SUMMARY, SWEPT_CONFIG, VALID
 from hocket.training.history import Point, Row, is_number, points, read_rows, read_summary
 from hocket.training.kept_config import changed_keys, read_config
@@ -162,7 +162,7 @@ def _read(folder: Path, label: str) -> Record | None:
         config = read_config(path := folder / CONFIG)
         summary = read_summary(path := folder / SUMMARY) if ended else None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        told = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        told = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read: {told}") from error
     if changed := changed_keys(folder / CONFIG, config):
         told = some([f"{key} is {now}, and was {was}" for key, was, now in changed])

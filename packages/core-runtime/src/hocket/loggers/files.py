@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
-from hocket.disk import UNFINISHED, write_text
+from hocket.disk import naming, write_text
 from hocket.loggers.api import Log, Logger, Row
 from hocket.own_files import set_aside
 from hocket.strict_json import dumps, loads, without_nan
@@ -36,15 +37,19 @@ class _JsonLog(Log):
             lines, damaged = read_lines(path)
             kept = [text for text, row in lines if row["step"] <= resumed_after]
             _keep_damaged(path, damaged)
-        write_text(path, "".join(kept), sync=bool(kept))
-        self._file = path.open("a", encoding="utf-8")
+        with naming(path):
+            write_text(path, "".join(kept), sync=bool(kept))
+            self._file = path.open("a", encoding="utf-8")
+        self._path = path
 
     def write(self, row: Row) -> None:
-        self._file.write(dumps(row) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(dumps(row) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
 
 def read_lines(path: Path) -> tuple[list[tuple[str, Row]], int]:
@@ -106,16 +111,18 @@ class _CsvLog(Log):
             name: value for name, value in without_nan(row).items() if not isinstance(value, list | dict)
         }
         new = [name for name in cells if name not in self._columns]
-        if new:
-            self._file.close()
-            rows = self._rows()
-            self._columns += new
-            self._file = self._begin(rows)
-        csv.DictWriter(self._file, self._columns).writerow(cells)
-        self._file.flush()
+        with naming(self._path):
+            if new:
+                self._file.close()
+                rows = self._rows()
+                self._columns += new
+                self._file = self._begin(rows)
+            csv.DictWriter(self._file, self._columns).writerow(cells)
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return what this log has written."""
@@ -144,14 +151,14 @@ class _CsvLog(Log):
 
     def _begin(self, rows: list[dict[str, Any]]) -> TextIO:
         """Write the file anew with these rows under the columns that are known, and leave it open."""
-        whole = self._path.with_name(self._path.name + UNFINISHED)
-        with whole.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            if self._columns:
-                writer.writeheader()
-            writer.writerows(rows)
-        whole.replace(self._path)
-        return self._path.open("a", newline="", encoding="utf-8")
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        if self._columns:
+            writer.writeheader()
+        writer.writerows(rows)
+        with naming(self._path):
+            write_text(self._path, text.getvalue(), sync=False)
+            return self._path.open("a", newline="", encoding="utf-8")
 
 
 def _cells(line: str) -> list[list[str]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hocket.disk import write_text
+from hocket.disk import naming, write_text
 from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers.api import Log, Logger, Row
@@ -52,30 +55,61 @@ class TensorBoard(Logger):
         _require("tensorboard")
 
     def open(self, folder: Path, config: Mapping[str, Any], resumed_after: int | None) -> Log:
-        from torch.utils.tensorboard import SummaryWriter
-
         place = folder / "tensorboard"
+        with naming(place):
+            place.mkdir(parents=True, exist_ok=True)
+            if resumed_after is None:
+                for earlier in place.glob(f"events.out.tfevents.*{_OWN}"):
+                    earlier.unlink()
+            log = _TensorBoardLog(place)
         if resumed_after is None:
-            for earlier in place.glob(f"events.out.tfevents.*{_OWN}"):
-                earlier.unlink()
-            writer = SummaryWriter(place, filename_suffix=_OWN)
-            writer.add_text("config", f"```json\n{json.dumps(config, indent=1, default=str)}\n```")
+            log.note(f"```json\n{json.dumps(config, indent=1, default=str)}\n```")
         else:
-            writer = SummaryWriter(place, purge_step=resumed_after + 1, filename_suffix=_OWN)
-        return _TensorBoardLog(writer)
+            log.take_back(resumed_after + 1)
+        return log
 
 
 class _TensorBoardLog(Log):
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    """An event file, which torch's `SummaryWriter` would write in a thread: a full disk would be that one's error."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._proto = event_pb2
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        paths = (folder / f"{name}.{number}{_OWN}" for number in itertools.count())
+        self._path = next(path for path in paths if not path.exists())
+        self._file = self._path.open("xb")
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+
+    def note(self, text: str) -> None:
+        """Write the configuration, as Markdown."""
+        from torch.utils.tensorboard.summary import text as of_text
+
+        self._write(summary=of_text("config", text))
+
+    def take_back(self, step: int) -> None:
+        """Have nothing shown that earlier files hold of a step, and of those after it."""
+        log = self._proto.SessionLog(status=self._proto.SessionLog.START)
+        self._write(session_log=log, step=step)
 
     def write(self, row: Row) -> None:
+        from torch.utils.tensorboard.summary import scalar
+
         for name, value in _numbers(row).items():
-            self._writer.add_scalar(name, value, row["step"])
-        self._writer.flush()
+            self._write(summary=scalar(name, value), step=row["step"])
+        with naming(self._path):
+            self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        with naming(self._path):
+            self._file.close()
+
+    def _write(self, **event: Any) -> None:
+        with naming(self._path):
+            self._records.write(self._proto.Event(wall_time=time.time(), **event).SerializeToString())
 
 
 class WandbMode(StrEnum):
@@ -151,7 +185,8 @@ class _WandbLog(Log):
             return
         self._run.log(_numbers(row), step=row["step"])
         self._last_step = row["step"]
-        write_text(self._note, json.dumps({"id": self._run.id, "step": self._last_step}), sync=False)
+        with naming(self._note):
+            write_text(self._note, json.dumps({"id": self._run.id, "step": self._last_step}), sync=False)
 
     def close(self) -> None:
         self._run.finish()

@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hocket.disk import naming
 from hocket.trace.clock import ClockReading
 
 __all__ = ["ON_TRAINING_THREAD", "OPERATIONS", "Kind", "MappedFile", "Recorder", "Recording", "Span", "read"]
@@ -156,6 +157,7 @@ class MappedFile:
         """
         self._lock = threading.Lock()
         self._used = 0
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             os.posix_fallocate(self._file, 0, _CHUNK_BYTES)
@@ -168,7 +170,7 @@ class MappedFile:
         """Write `data` behind what is there, or nothing if the file is closed; half a microsecond.
 
         Raises:
-            OSError: the disk is full.
+            WriteError: the disk is full.
         """
         with self._lock:
             if self._map.closed:
@@ -176,7 +178,8 @@ class MappedFile:
             end = self._used + len(data)
             if end > len(self._map):
                 size = end + _CHUNK_BYTES
-                os.posix_fallocate(self._file, 0, size)
+                with naming(self._path):
+                    os.posix_fallocate(self._file, 0, size)
                 self._map.resize(size)
             self._map[self._used : end] = data
             self._used = end

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, reason
 from hocket.own_files import remembered
 
 __all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
@@ -41,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode()
         config = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {reason(error)}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
     if text.rstrip().rpartition("\n")[2] != _END:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from hocket.checkpoint.files import write_tensors
 from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
+from hocket.disk import naming
 from hocket.errors import NonFiniteError
 from hocket.session.api import Loss, TrainingSession
 from hocket.session.attach import attach
@@ -130,7 +131,8 @@ def train(
         ).train()
         with session.consensus():
             if peer.rank == 0:
-                save_model(model, out / MODEL)
+                with naming(out / MODEL):
+                    save_model(model, out / MODEL)
         return summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from hocket.checkpoint.folder import keep_newest
+from hocket.disk import naming
 from hocket.loggers import JsonLines, Log, Logger
 from hocket.own_files import claim, foreign, remember
 from hocket.training import (
@@ -77,9 +79,16 @@ class Results:
         self._resumed_after = step
 
     def begin(self) -> None:
-        """Put this run in the place of an earlier one, the first time; called when a step has ended."""
-        if self._logs is not None:
-            return
+        """Put this run in the place of an earlier one, the first time; called when a step has ended.
+
+        Raises:
+            WriteError: a file cannot be written; names it.
+        """
+        if self._logs is None:
+            with naming(self._folder):
+                self._begin()
+
+    def _begin(self) -> None:
         folder, next_config = self._folder, self._folder / NEXT_CONFIG
         claim(folder, *_ALWAYS, *(name for each in self._loggers for name in each.files))
         found = next((path for path in (next_config, folder / CONFIG) if path.exists()), None)
@@ -114,6 +123,7 @@ class Results:
             log.write(row)
 
     def close(self) -> None:
-        """End the logs."""
-        for log in self._logs or ():
-            log.close()
+        """End the logs, each of them."""
+        with contextlib.ExitStack() as stack:
+            for log in self._logs or ():
+                stack.callback(log.close)
