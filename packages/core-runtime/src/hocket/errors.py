@@ -7,6 +7,7 @@ traceback and exits with status 2. The others end a run with status 1.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -168,7 +169,10 @@ def shortened(text: str, most: int = 100) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system says of an error, in words."""
+    """Return what the system says of an error, in words, and where a link leads nowhere, that."""
+    path = error.filename
+    if isinstance(path, str) and os.path.islink(path) and not os.path.exists(path):
+        return f"it is a link to {os.readlink(path)}, which is not there"
     return error.strerror or str(error) or type(error).__name__
 
 

@@ -74,8 +74,9 @@ def refuse_foreign(folder: Path, names: Iterable[str], option: str = "") -> None
         lost = (
             f" ({folder / NOTE}, which names what it has, is damaged: {note.damage})" if note.damage else ""
         )
+        told = [f"{name}{_leading_nowhere(folder / name)}" for name in others]
         raise UserError(
-            f"{option}{' ' * bool(option)}{folder} holds {some(others)}, which Hocket has not written there and does "
+            f"{option}{' ' * bool(option)}{folder} holds {some(told)}, which Hocket has not written there and does "
             f"not replace{lost}: name another folder, or move {'them' if len(others) > 1 else 'it'} away"
         )
 
@@ -134,10 +135,18 @@ def set_aside(path: Path) -> Path:
 
 
 def _holds(path: Path) -> bool:
-    """Return whether there is anything, were it a link that leads nowhere; an empty folder is nothing."""
-    if path.is_dir() and not path.is_symlink():
+    """Return whether there is anything, were it a link that leads nowhere; a folder that is empty is nothing."""
+    if path.is_dir():
         return any(path.iterdir())
     return os.path.lexists(path)
+
+
+def _leading_nowhere(path: Path) -> str:
+    return (
+        f" (a link to {os.readlink(path)}, which is not there)"
+        if path.is_symlink() and not path.exists()
+        else ""
+    )
 
 
 def _read(folder: Path) -> _Note:

@@ -55,7 +55,7 @@ def steps_of_events(folder: Path) -> list[int]:
         (Csv(), "metrics.csv", steps_in),
         (TensorBoard(), "tensorboard/events.out", steps_of_events),
     ],
-    ids=lambda value: str(value).partition("(")[0],
+    ids=["jsonl", "csv", "tensorboard"],
 )
 def test_a_log_that_cannot_grow_names_its_file_and_keeps_its_rows(
     logger: Logger, name: str, steps: Callable[[Path], list[int]], tmp_path: Path
@@ -87,7 +87,7 @@ def test_a_log_that_cannot_grow_names_its_file_and_keeps_its_rows(
     ("size", "width", "name"),
     [(3000, 4, "metrics.jsonl"), (15_000, 128, "model.safetensors"), (15_000, 4, "metrics.png")],
 )
-def test_a_run_ends_with_the_file_that_cannot_be_rows(
+def test_a_run_ends_with_the_file_that_cannot_be_written(
     size: int, width: int, name: str, hocket: Hocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,10 @@ def newest_first(folder: Path, advice: str = "") -> list[Path]:
     Raises:
         CheckpointError: there is none; names what is incomplete, and ends with `advice`.
     """
+    if folder.is_symlink() and not folder.exists():
+        raise CheckpointError(
+            f"{folder} is a link to {os.readlink(folder)}, which is not there: is that disk mounted?"
+        )
     with contextlib.suppress(MissingFileError):
         patiently(lambda: _require_manifest(folder))
     found = [folder] if (folder / MANIFEST).exists() else complete(folder)

@@ -100,9 +100,9 @@ def _is_new(folder: Path, make: bool) -> bool:
         return not folder.exists()
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
     except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(folder):
+            return False
         raise UserError(
             f"{folder}: cannot be made ({reason(error)}): name another folder by --out"
         ) from error
@@ -308,6 +308,6 @@ def _keys_of_file(target: str) -> list[str]:
     path = Path(target)
     if not path.is_file():
         return []
-    keys = dict.fromkeys(key.partition(".")[0] for key in yaml.safe_load(path.read_text()))
+    keys = dict.fromkeys(key.partition(".")[0] for key in yaml.safe_load(path.read_bytes()))
     settings = [key for key in keys if key not in (*SLOTS, "strategy", "recipe", "phases", "ranks", "name")]
     return [*settings, "strategy"] if {*SLOTS, "strategy"} & keys.keys() else settings

@@ -15,11 +15,12 @@ import click
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
 from hocket.cli.patience import saying_it_goes_on
+from hocket.cli.printing import print_anything
 from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
-from hocket.errors import HocketError, UserError
+from hocket.errors import HocketError, UserError, reason
 from hocket.training.startup import defer_dynamo
 from hocket.transport.hosts import MOST_RANKS
 
@@ -31,6 +32,9 @@ _FIRST_SPEAKS_S = 2.0
 
 class _Folder(click.Path):
     """The path of a folder, which an empty text is not: of a variable that a shell does not know."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(readable=False, **given)  # which whoever reads it says in one line
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value is not None and not str(value).strip():
@@ -413,6 +417,7 @@ def main() -> None:
 
     keep_streams()
     defer_dynamo()
+    print_anything()
     try:
         os.getcwd()
     except OSError as error:
@@ -432,6 +437,14 @@ def main() -> None:
             raise KeyboardInterrupt from None
         print("hocket: interrupted", file=sys.stderr)
         sys.exit(130)
+    except PermissionError as error:
+        if has_joined() or error.filename is None:
+            raise
+        _let_the_first_speak()
+        print(
+            f"hocket: {error.filename}: {reason(error)}: it is another user's, or protected", file=sys.stderr
+        )
+        sys.exit(2)
     except HocketError as error:
         if has_joined():
             raise

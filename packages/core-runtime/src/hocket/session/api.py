@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.shared import require_shared
+from hocket.disk import naming
 from hocket.errors import HocketError
 from hocket.loggers import Logger
 from hocket.own_files import claim
@@ -196,6 +197,7 @@ class TrainingSession(SessionCore):
         Raises:
             UserError: no such logger, a library that it needs is not installed, or a file of somebody else's stands in
                 the way.
+            WriteError: the folder cannot be written.
         """
         if not self.is_main:
             return
@@ -206,9 +208,10 @@ class TrainingSession(SessionCore):
         for logger in chosen:
             logger.check()
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         config = self.strategy.resolved()
-        claim(place, *(name for logger in chosen for name in logger.files))
+        with naming(place):
+            place.mkdir(parents=True, exist_ok=True)
+            claim(place, *(name for logger in chosen for name in logger.files))
         self.logs += [logger.open(place, config, self.step or None) for logger in chosen]
 
     def log(self, values: Mapping[str, Any]) -> None:

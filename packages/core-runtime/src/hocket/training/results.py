@@ -69,7 +69,7 @@ class Results:
         next_config = folder / NEXT_CONFIG
         # Found here, as looking through what is installed takes too long while a step is timed.
         self._packages = (
-            imported_versions(yaml.safe_load(next_config.read_text())) if next_config.exists() else {}
+            imported_versions(yaml.safe_load(next_config.read_bytes())) if next_config.exists() else {}
         )
         self._resumed_after: int | None = None
         self._logs: list[Log] | None = None
