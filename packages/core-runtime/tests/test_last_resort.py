@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -24,3 +25,44 @@ def test_who_prints(before: str, expected: str) -> None:
     program = [sys.executable, "-c", WARNS.format(before)]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", expected)
+
+
+MISTAKE = "import hocket; hocket.compose('sgdd')"
+UNLAUNCHED = {name: value for name, value in os.environ.items() if "RANK" not in name and "WORLD" not in name}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def ended(source: str, variables: dict[str, str]) -> tuple[int, str]:
+    program = [sys.executable, "-c", source]
+    done = subprocess.run(program, capture_output=True, text=True, env=UNLAUNCHED | variables, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "expected"),
+    [
+        (MISTAKE, {}, "hocket: rank 0: there is no recipe 'sgdd'; there are: "),
+        (MISTAKE, {"RANK": "1", "LOCAL_RANK": "1"}, "hocket: rank 1: there is no recipe 'sgdd'; there are: "),
+        ("import hocket; hocket.join('torch')", {"RANK": "2"}, "hocket: rank 0: "),
+    ],
+)
+def test_a_mistake_before_ranks_have_met_is_one_line_too(
+    source: str, variables: dict[str, str], expected: str
+) -> None:
+    status, told = ended(source, TORCHRUN | variables)
+    assert (status, told.count("\n")) == (2, 1)
+    assert told.startswith(expected)
+
+
+def test_a_script_that_no_launcher_has_started_shows_where() -> None:
+    status, told = ended(MISTAKE, {})
+    assert status == 1
+    assert told.startswith("Traceback")
+
+
+def test_other_errors_are_shown_as_before() -> None:
+    status, told = ended("import hocket; 1 / 0", TORCHRUN)
+    assert status == 1
+    assert told.startswith("Traceback")
+    assert told.endswith("ZeroDivisionError: division by zero\n")

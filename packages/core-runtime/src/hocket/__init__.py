@@ -14,8 +14,10 @@ This module imports no torch: each name is loaded when it is first used.
 from __future__ import annotations
 
 import logging
+import sys
 from importlib import import_module
 from importlib.metadata import version
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hocket.last_resort import LastResort
@@ -65,6 +67,23 @@ _HOMES = {
     "join": ("hocket.transport", "join"),
     "virtual": ("hocket.transport.virtual", "World"),
 }
+
+
+_show_uncaught = sys.excepthook
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show what ends a script; a rank's own mistake is one line, as it is once ranks have joined."""
+    from hocket.errors import HocketError
+
+    if isinstance(error, HocketError):
+        from hocket.transport.last_word import say_why
+
+        say_why(error)
+    _show_uncaught(kind, error, trace)
+
+
+sys.excepthook = _uncaught
 
 
 def __dir__() -> list[str]:

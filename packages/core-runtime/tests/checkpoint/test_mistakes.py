@@ -249,9 +249,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
                     (path / f"{name}.hocket-tmp").symlink_to("/dev/full")
                 return {}
 
-        with pytest.raises(
-            CheckpointError, match=rf"^rank 1: \[Errno 28\] No space left on device: '.*/{name}'$"
-        ):
+        with pytest.raises(CheckpointError, match=rf"^rank 1: [^ ]*/{name}: No space left on device$"):
             session.save(tmp_path, keep=1, odd=Full())
         assert rank or [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
         session.save(tmp_path, keep=1)

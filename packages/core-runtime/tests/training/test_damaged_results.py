@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ ARGUMENTS = (
     "virtual",
     "log_every=1",
     "checkpoint.every=4",
-    "loggers=[csv]",
+    "loggers=[csv, tensorboard]",
+    "--trace",
     "-q",
 )
 RESUME = ("resume", "RUN", "steps=9", "-q")
@@ -38,6 +40,7 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def made(hocket: Hocket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 8 steps that has ended, with two checkpoints."""
+    pytest.importorskip("tensorboard")
     folder = tmp_path_factory.mktemp("damaged") / "RUN"
     assert hocket("run", *ARGUMENTS, "steps=8", "--out", str(folder)).status == 0
     return folder
@@ -142,8 +145,27 @@ def retype(content: bytes, draw: random.Random) -> bytes:
 
 
 def names(folder: Path) -> list[str]:
-    """The files that commands read, but for what a rank's state holds, whose contents have tests of their own."""
-    return sorted(name for name in contents(folder) if not name.endswith((".safetensors", ".png")))
+    """The files that a run leaves, which all may be damaged."""
+    return sorted(contents(folder))
+
+
+def test_every_file_of_a_run_may_be_drawn(run: Path) -> None:
+    own = [name for name in names(run) if not name.startswith("source/")]  # which holds the tests themselves
+    kinds = {re.sub(r"\d+|events.*", "*", name) for name in own}
+    assert kinds == {
+        ".hocket.json",
+        "checkpoints/step-*/manifest.json",
+        "checkpoints/step-*/rank-*.safetensors",
+        "config.yaml",
+        "metrics.csv",
+        "metrics.jsonl",
+        "metrics.png",
+        "model.safetensors",
+        "run.json",
+        "summary.json",
+        "tensorboard/*",
+        "trace.json.gz",
+    }
 
 
 @pytest.mark.parametrize(
@@ -168,7 +190,7 @@ def test_damage_ends_in_one_line_or_in_nothing_and_loses_nothing(
         assert after == before
     elif name in ("run.json", "metrics.jsonl", "metrics.csv") and f"{name}.damaged-1" in after:
         assert after[f"{name}.damaged-1"] == before[name]
-    if not name.startswith("metrics"):
+    if not name.startswith("metrics."):
         assert ended.status or steps(run) == ([*range(1, 10)],) * 2
 
 

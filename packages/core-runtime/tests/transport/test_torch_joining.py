@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -288,3 +289,24 @@ def test_a_store_that_has_been_stopped_holds_nobody_up(monkeypatch: pytest.Monke
             for thread in threading.enumerate():
                 if thread.name == "hocket asking":
                     thread.join()
+
+
+class _OutOfDescriptors:
+    """A listener in a process that may open no more."""
+
+    def settimeout(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def accept(self) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_rank_that_has_no_descriptors_left_says_so_at_once() -> None:
+    listener: Any = _OutOfDescriptors()
+    with (
+        Acceptor(Meeting(place_of(0, 3, 1), b""), listener) as acceptor,
+        pytest.raises(
+            UserError, match=r"^rank 0 cannot accept other ranks' connections: Too many open files in "
+        ),
+    ):
+        acceptor.wait()

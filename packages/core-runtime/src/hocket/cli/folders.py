@@ -123,7 +123,9 @@ def refuse_unwritable(folder: Path, told: str) -> None:
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir():
-        raise UserError(f"{told}: cannot be written: {there} is no folder: name another one by --out")
+        lost = there.is_symlink() and not there.exists()
+        what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
+        raise UserError(f"{told}: cannot be written: {there} is {what}: name another one by --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{told}: cannot be written: {there} is another user's: name another folder by --out")
 

@@ -41,6 +41,8 @@ _PROOF_BYTES = 32
 _CONNECTING_S = 3.0
 _GREETING_S = 5.0
 _LOOK_EVERY_S = 0.2
+# What a system says that gives a process, or all of them, no more descriptors.
+_RUN_OUT = (errno.EMFILE, errno.ENFILE)
 # A host that is gone without a word is found out after about a minute: by questions on a silent connection, and by what
 # nobody acknowledges.
 _SILENT_S, _ASKING_S, _QUESTIONS = 30, 10, 3
@@ -113,11 +115,8 @@ class Meeting:
                 try:
                     return self.greet(rank, address, place.port)
                 except OSError as error:
-                    if error.errno in (errno.EMFILE, errno.ENFILE):
-                        raise UserError(
-                            f"rank {self.rank} cannot connect to rank {rank}: {error.strerror} in this process: let it "
-                            "open more, by `ulimit -n`"
-                        ) from error
+                    if error.errno in _RUN_OUT:
+                        raise self.run_out(error, f"connect to rank {rank}") from error
                     failures[address] = error.strerror or str(error)
             if time.monotonic() > self.end_s:
                 tried = "; ".join(f"{address}: {why}" for address, why in failures.items())
@@ -126,6 +125,12 @@ class Meeting:
                     "between the hosts? HOCKET_PORTS=20000-20100 names the ports that it lets pass"
                 )
             time.sleep(_LOOK_EVERY_S)
+
+    def run_out(self, error: OSError, what: str) -> UserError:
+        """Return what to say where this process has no descriptors left."""
+        return UserError(
+            f"rank {self.rank} cannot {what}: {error.strerror} in this process: let it open more, by `ulimit -n`"
+        )
 
     def _addresses(self, place: Place, own_host: str) -> list[Address]:
         if place.host == own_host:
@@ -176,6 +181,7 @@ class Acceptor:
         self._sockets: dict[int, socket.socket] = {}
         self._changed = threading.Condition()
         self._over = False
+        self._error: UserError | None = None
 
     def __enter__(self) -> Acceptor:
         self._listener.settimeout(_LOOK_EVERY_S)
@@ -187,7 +193,12 @@ class Acceptor:
             self._over = True
 
     def wait(self) -> dict[int, socket.socket]:
-        """Return all connections, by rank, once they have come."""
+        """Return all connections, by rank, once they have come.
+
+        Raises:
+            ExchangeTimeoutError: some do not come; names their ranks.
+            UserError: this process has no descriptors left for them.
+        """
         meeting = self._meeting
         expected = range(meeting.rank + 1, meeting.rendezvous.size)
 
@@ -197,11 +208,13 @@ class Acceptor:
 
         with self._changed:
             wait(
-                lambda: len(self._sockets) == len(expected),
+                lambda: self._error is not None or len(self._sockets) == len(expected),
                 meeting.rendezvous.timeout_s,
                 describe,
                 lambda _, longest_s: self._changed.wait(longest_s),
             )
+            if self._error is not None:
+                raise self._error
             return self._sockets
 
     def _accept(self) -> None:
@@ -210,8 +223,12 @@ class Acceptor:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if error.errno in _RUN_OUT:
+                    with self._changed:
+                        self._error = self._meeting.run_out(error, "accept other ranks' connections")
+                        self._changed.notify_all()
+                return  # or closed
             threading.Thread(target=self._meet, args=(connection,), daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:

@@ -1,0 +1,38 @@
+"""What a rank says that ends before it has joined the others, as by a recipe's name that there is not: one line."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hocket.errors import HocketError, UserError
+from hocket.transport.forks import is_fork
+from hocket.transport.joining import launched, launched_rank
+
+__all__ = ["say_why"]
+
+# Of several ranks that all meet one mistake the first says it; with its exit a launcher ends the others.
+_FIRST_SPEAKS_S = 2.0
+
+
+def say_why(error: HocketError) -> None:
+    """End a process that a launcher has started; the status is 2 where the message lets its reader mend it, else 1.
+
+    Raises:
+        SystemExit: elsewhere nothing is said.
+    """
+    if not _is_rank():
+        return
+    rank = launched_rank()
+    if rank > 0:
+        time.sleep(_FIRST_SPEAKS_S)
+    told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    print(f"hocket: rank {rank}: {told}", file=sys.stderr, flush=True)
+    raise SystemExit(2 if isinstance(error, UserError) else 1)
+
+
+def _is_rank() -> bool:
+    try:
+        return launched() is not None and not is_fork()
+    except UserError:  # of variables that do not belong together, which the error is about
+        return True
