@@ -339,6 +339,8 @@ class PipelineSession(TrainingSession):
                 tensor.copy_(model[kind][name])
         load_into(self.optimizer, file.read("optimizer"), f"{file.path}: optimizer")
         self._runner.batches = state["batches"]
+        for session in self._sessions:
+            session.step = file.read("session")["step"]  # of their periods: it was drained
         for stage in self.stages:
             stage.load_state_dict(state["stages"][stage.place.stage], str(file.path))
 
