@@ -31,7 +31,7 @@ from event_job import FOLDER_VARIABLE, RECIPES, STEPS, processes_of, trained
 from safetensors.torch import load_file
 
 import hocket
-from hocket.checkpoint.folder import complete, latest_complete
+from hocket.checkpoint.folder import complete, newest_first
 from hocket.checkpoint.manifest import Manifest
 from hocket.cli.main import main
 from hocket.errors import CheckpointError
@@ -246,7 +246,7 @@ class Late:
         self._file: Path | None = None
         self._lock, self._ended = threading.Lock(), threading.Event()
         try:
-            newest = latest_complete(checkpoints_of(folder, sequence))
+            newest, *_ = newest_first(checkpoints_of(folder, sequence))
         except CheckpointError:
             return
         name = "manifest.json" if is_manifest else f"rank-{sequence.ranks - 1:04d}.safetensors"
@@ -276,7 +276,7 @@ def checkpoints_of(folder: Path, sequence: Drawn) -> Path:
 def saved(folder: Path, sequence: Drawn) -> int:
     """Return the step of the newest checkpoint, 0 for none; raises where it cannot be read."""
     try:
-        return Manifest.read(latest_complete(checkpoints_of(folder, sequence))).step
+        return Manifest.read(newest_first(checkpoints_of(folder, sequence))[0]).step
     except CheckpointError:
         if complete(checkpoints_of(folder, sequence)):
             raise

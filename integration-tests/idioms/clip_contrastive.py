@@ -36,11 +36,12 @@ def gathered(session: Any, own: Tensor, rank: int) -> Tensor:
 
 def train(side: Side) -> Told:
     model = CLIP()
+    groups: list[dict[str, Any]] = [
+        {"params": [model.logit_scale], "weight_decay": 0.0},
+        {"params": [p for name, p in model.named_parameters() if name != "logit_scale"]},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [model.logit_scale], "weight_decay": 0.0},
-            {"params": [p for name, p in model.named_parameters() if name != "logit_scale"]},
-        ],
+        groups,
         lr=0.05,
         weight_decay=0.2,
         betas=(0.9, 0.98),
