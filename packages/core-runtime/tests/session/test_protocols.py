@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,33 @@ class Holder(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
+
+
+class SlowWeights(Holder):
+    """Lookahead with slow weights in a state of its own, which is saved beside that of the optimizer it holds."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        held = [p for group in self.param_groups for p in group["params"]]
+        self.state: Any = {p: {"slow": p.detach().clone()} for p in held}
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        if self.steps % 2 == 0:
+            for parameter, state in self.state.items():
+                state["slow"].add_(parameter.detach() - state["slow"], alpha=0.5)
+                parameter.data.copy_(state["slow"])
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        slow = [state["slow"] for state in self.state.values()]
+        return {"fast": self.optimizer.state_dict(), "slow": slow, "steps": self.steps}
+
+    def load_state_dict(self, saved: Any) -> None:
+        self.optimizer.load_state_dict(saved["fast"])
+        for state, slow in zip(self.state.values(), saved["slow"], strict=True):
+            state["slow"].copy_(slow)
+        self.steps = saved["steps"]
 
 
 def steps_of(count: int) -> list[list[tuple[Any, float]]]:
@@ -227,3 +255,33 @@ def test_a_graph_of_gradients_that_stay_local_is_the_users() -> None:
         return all(bool(each.isfinite().all()) for each in second)
 
     assert on_ranks(2, run) == [True, True]
+
+
+@pytest.mark.parametrize("strategy", ["sgd", "dpsgd"])
+def test_what_an_optimizer_that_holds_one_remembers_is_rank_0s_and_saved(
+    strategy: str, tmp_path: Path
+) -> None:
+    """The slow weights are made before attach, which gives all ranks rank 0's; a resumed run has those it had."""
+
+    def run(rank: int, seed: int, load: bool) -> list[Tensor]:
+        torch.manual_seed(seed + rank)
+        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+        optimizer = SlowWeights(sgd(model))
+        with hocket.attach(model, optimizer, strategy) as session:
+            if load:
+                session.load(tmp_path / "saved")
+            for x, y in session.data(batches(rank, 6)):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if session.step == 3 and not load:
+                    session.save(tmp_path / "saved")
+            first = next(iter(optimizer.state.values()))["slow"].clone()
+        return [flat(model), first]
+
+    begun = on_ranks(2, lambda rank: run(rank, 0, False))
+    resumed = on_ranks(2, lambda rank: run(rank, 7, True))
+    for before, after in zip(begun, resumed, strict=True):
+        assert all(map(torch.equal, before, after))
+    if strategy == "sgd":
+        assert all(map(torch.equal, *begun))

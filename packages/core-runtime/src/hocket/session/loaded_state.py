@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.subclasses import is_composite
 
-__all__ = ["load_keeping_dtypes"]
+__all__ = ["load_keeping_dtypes", "own_state"]
 
 
 @torch.no_grad()
@@ -28,6 +28,17 @@ def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for key, parameter in zip(keys, held, strict=False):
         if key in state and parameter in optimizer.state:
             optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state[key])
+
+
+def own_state(holder: Optimizer, held: Optimizer) -> dict[str, Any]:
+    """Return the `state_dict` of an optimizer that holds one, where it remembers more, as Lookahead's slow weights.
+
+    It is empty where its state is that of the one it holds, or torch's `state_dict`, which needs torch's `__init__`.
+    """
+    state = vars(holder).get("state")
+    if holder is held or not state or state is held.state or type(holder).state_dict is Optimizer.state_dict:
+        return {}
+    return holder.state_dict()
 
 
 def _as_saved(loaded: Any, saved: Any) -> Any:

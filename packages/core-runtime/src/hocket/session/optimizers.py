@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from hocket.errors import AttachError, ReplacedError, SessionError
 from hocket.session.autograd import current_backward
 from hocket.session.grad_scaler import watch_skips
-from hocket.session.loaded_state import load_keeping_dtypes
+from hocket.session.loaded_state import load_keeping_dtypes, own_state
 
 __all__ = [
     "Closure",
@@ -167,19 +167,29 @@ class Optimizers:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the only one's state, or that of several, those within others too, by their number."""
+        """Return the only one's state, or that of several, those within others too, by their number.
+
+        What those remember that only hold one comes under `holders`, by their number.
+        """
         self.is_saving = True
         try:
             states = [optimizer.state_dict() for optimizer in self.every]
         finally:
             self.is_saving = False
-        return states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
+        held = states[0] if len(states) == 1 else {str(number): state for number, state in enumerate(states)}
+        own = enumerate(map(own_state, self.called, self.given))
+        holders = {str(number): state for number, state in own if state}
+        return {"held": held, "holders": holders} if holders else held
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; tensors keep the dtypes that they were saved in."""
         sharing = list(_sharing_groups(self.given))
         # Torch gives each groups and a state of its own, and those who hold one, as schedulers do, know the former.
         holding = [(o, i, key) for o, i in zip(self.called, self.given, strict=True) for key in _shared(o, i)]
+        if "holders" in state:
+            for number, own in state["holders"].items():
+                self.called[int(number)].load_state_dict(own)
+            state = state["held"]
         if len(self.every) == 1:
             load_keeping_dtypes(self.every[0], state)
         else:

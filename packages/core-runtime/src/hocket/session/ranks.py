@@ -155,7 +155,8 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
 @torch.no_grad()
 def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
     """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
-    if not any(gather(peer, any(optimizer.state for optimizer in optimizers.every))):
+    remember = any(getattr(each, "state", None) for each in (*optimizers.every, *optimizers.called))
+    if not any(gather(peer, remember)):
         return
     structure, tensors = flatten(optimizers.state_dict() if peer.rank == 0 else {})
     described = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
