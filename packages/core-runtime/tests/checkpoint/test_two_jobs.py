@@ -125,7 +125,7 @@ def test_jobs_that_take_turns(tmp_path: Path) -> None:
 
 
 def test_files_of_two_runs(tmp_path: Path) -> None:
-    """Whatever has mixed them: each rank's file is compared with the manifest."""
+    """Whatever has mixed them: each rank's file is compared with the manifest, and the newest whole one is taken."""
     for _ in "AB":
         hocket.virtual(2).run(lambda: save(tmp_path, Told("A")))
     name = "rank-0001.safetensors"
@@ -135,5 +135,5 @@ def test_files_of_two_runs(tmp_path: Path) -> None:
         match=r"^rank 1: .*0.1/rank-0001.safetensors is of run [0-9a-f]{12}, and .*manifest.json of run [0-9a-f]{12}: "
         "two jobs",
     ):
-        jobs_of(tmp_path)
-    assert jobs_of(tmp_path / "step-00000000") == ["A", "A"]
+        jobs_of(tmp_path / "step-00000000.1")
+    assert jobs_of(tmp_path / "step-00000000") == jobs_of(tmp_path) == ["A", "A"]

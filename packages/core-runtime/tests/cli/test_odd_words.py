@@ -52,7 +52,10 @@ PRICED = ("--hosts", "4x1", "--step", "100ms")
         (("compare", LONG), "File name too long: name another folder"),
         (("sweep", "sgd", "seed=0,1", "--out", LONG), "File name too long: name another folder"),
         ((*DRY, "--out", "file/x"), "--out file/x: cannot be written: file is no folder"),
-        ((*DRY, "--out", "nowhere"), "--out nowhere: cannot be written: nowhere is no folder"),
+        (
+            (*DRY, "--out", "nowhere"),
+            "--out nowhere: cannot be written: nowhere is a link to gone, which is not there",
+        ),
         (("recommend", LONG, *PRICED), "there is no recipe"),
         (("launch", "-n", "2", f"{LONG}.py"), "there is no file"),
         (("plan", LONG), "there is no recipe"),

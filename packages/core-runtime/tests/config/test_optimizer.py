@@ -96,7 +96,10 @@ def test_an_optimizer_of_ones_own_is_named_by_its_module() -> None:
     ("name", "problem"),
     [
         ("torch.optim:Adagrat", "cannot import the optimizer 'torch.optim:Adagrat': "),
-        ("no_such_module:LARS", "cannot import the optimizer 'no_such_module:LARS': No module named"),
+        (
+            "no_such_module:LARS",
+            "cannot import the optimizer 'no_such_module:LARS': ModuleNotFoundError: No module",
+        ),
         ("torch.nn:Linear", "'torch.nn:Linear' is no subclass of torch.optim.optimizer.Optimizer"),
     ],
 )

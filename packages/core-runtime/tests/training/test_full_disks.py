@@ -95,7 +95,7 @@ def test_a_run_ends_with_the_file_that_cannot_be_written(
         ended = hocket(*RUN, "steps=30", f"task.hidden={width}")
     assert (ended.status, ended.err) == (
         1,
-        f"hocket: WriteError: RUN/{name}: cannot be rows: File too large\n",
+        f"hocket: WriteError: RUN/{name}: cannot be written: File too large\n",
     )
     kept = steps_in(tmp_path / "RUN")
     assert kept == [*range(1, len(kept) + 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -77,9 +76,9 @@ class _TensorBoardLog(Log):
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._proto = event_pb2
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        paths = (folder / f"{name}.{number}{_OWN}" for number in itertools.count())
-        self._path = next(path for path in paths if not path.exists())
+        self._path = (
+            folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}{_OWN}"
+        )
         self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")

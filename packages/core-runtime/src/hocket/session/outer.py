@@ -13,7 +13,7 @@ what has no gradient, it stays where it is, and so do its outer one, momentum an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from hocket.transport.lane import Lane
 
 __all__ = ["OuterSegment"]
 
+# The integers of as many bytes as an element has.
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # A mean of weights that is this close to 1 is 1.
 _WEIGHT_TOLERANCE = 1e-6
 
@@ -39,9 +41,12 @@ class OuterSegment:
         exchange: has an outer optimizer.
         segment: whose `outgoing` gets distances, and whose `incoming` their combination.
         pieces: where the parameters θ lie, which φ begins with.
+        any_frozen: returns whether a parameter is frozen on this rank now.
     """
 
-    def __init__(self, exchange: Exchange, segment: Segment, pieces: Pieces) -> None:
+    def __init__(
+        self, exchange: Exchange, segment: Segment, pieces: Pieces, any_frozen: Callable[[], bool]
+    ) -> None:
         assert exchange.outer is not None
         self._exchange, self._outer = exchange, exchange.outer
         self._segment, self._pieces = segment, pieces
@@ -66,13 +71,16 @@ class OuterSegment:
             )
             for own in self._places
         ]
-        # Whether θ is φ, to the bit, until it moves; if not, what tells of each that it has: a sum of bits.
+        # Whether θ is φ, to the bit, until it moves; if not, what tells of each that it has: sums of its bits as they
+        # were left, and whether it had moved before the last merge, since it was sent.
         whole = exchange.merge.takes_all and not exchange.delay
         self._is_outer = whole and all(t.dtype == data.dtype for t in self._targets)
-        self._sums = torch.zeros(len(self._places), dtype=torch.float64)
+        self._sums = torch.zeros(len(self._places), 2, dtype=torch.int64)
+        self._had_moved = torch.zeros(len(self._places), dtype=torch.bool)
         # Whether a combination is 0 for a parameter only if no rank has moved it.
         compressor = exchange.compressor
         self._shows_rest = compressor is None or not compressor.traits.leaves_out
+        self._any_frozen = any_frozen
         self._rests: Sequence[int] | None = None
         self._held = Held()
         self.begin()
@@ -81,22 +89,23 @@ class OuterSegment:
         """Begin with the parameters as they are for the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
-        self._note_sums()
-
-    def _note_sums(self) -> None:
         if not self._is_outer:
             self._sums.copy_(self._sums_now())
 
     def _sums_now(self) -> Tensor:
-        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-        return torch.stack([t.detach().view(bits[t.itemsize]).sum() for t in self._targets]).cpu().double()
+        views = [t.detach().view(_BITS[t.itemsize]) for t in self._targets]
+        # Squares, too: opposite changes of two elements leave a sum as it is.
+        return torch.stack([s for bits in views for s in (bits.sum(), (bits * bits).sum())]).cpu().view(-1, 2)
+
+    def _has_moved(self) -> Tensor:
+        return self._had_moved | (self._sums_now() != self._sums).any(1)
 
     def moved(self) -> list[bool]:
-        """Return of each parameter whether it has moved since the last merge."""
+        """Return of each parameter whether it has moved, but by merges, since it was sent."""
         if self._is_outer:
             pairs = zip(self._places, self._targets, strict=True)
             return [not torch.equal(self._come(place), target) for place, target in pairs]
-        moved: list[bool] = (self._sums_now() != self._sums).tolist()
+        moved: list[bool] = self._has_moved().tolist()
         return moved
 
     def hold(self, residual: Tensor | None, anywhere: Sequence[bool]) -> None:
@@ -144,6 +153,8 @@ class OuterSegment:
             for place, moved in zip(self._places, self.moved(), strict=True):
                 if not moved:
                     segment.outgoing[place] = 0
+            self._had_moved.zero_()
+            self._sums.copy_(self._sums_now())
         weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
@@ -176,10 +187,13 @@ class OuterSegment:
             own.keep(self._targets[number], [slice(None)])
         self.step(gradient, mean)
         theirs.give_back()
+        if not self._is_outer:
+            self._had_moved.copy_(self._has_moved())
         for place, target in self._pieces:
             self._merge(place, target)
         own.give_back()
-        self._note_sums()
+        if not self._is_outer:
+            self._sums.copy_(self._sums_now())
 
     def _at_rest(self, gradient: Tensor) -> Sequence[int]:
         """Return the numbers of the parameters that no rank has moved; all ranks of a combination find the same."""
@@ -189,6 +203,9 @@ class OuterSegment:
             return rests
         goes_on = self._state or self._outer.mixes or not self._is_outer
         if not (goes_on and self._shows_rest):
+            return []
+        # A look waits for the device: there only what is frozen, as it is on all ranks, is looked for.
+        if gradient.device.type != "cpu" and not self._any_frozen():
             return []
         moved = torch.stack([gradient[place].any() for place in self._places]).tolist()
         return [number for number, any_moved in enumerate(moved) if not any_moved]
@@ -229,7 +246,11 @@ class OuterSegment:
         kept = {"outer": self.parameters, **self._state, **sent}
         return {
             span.name: {name: view_of(flat, span) for name, flat in kept.items()}
-            | {"counted": self._counted, "left": self._sums[number : number + 1]}
+            | {
+                "counted": self._counted,
+                "left": self._sums[number : number + 1],
+                "had_moved": self._had_moved[number : number + 1],
+            }
             for number, span in enumerate(self._segment.spans)
         }
 

@@ -58,6 +58,7 @@ class ParameterMix:
         num_segments: of the whole model, of which this rank may exchange a share.
         take_values: takes over what parameters were set to (`p.data = ...`) since the step's end.
         buffers: averages the model's buffers; None where they are the ranks' own.
+        any_frozen: returns whether a parameter is frozen on this rank now.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ParameterMix:
         num_segments: int,
         take_values: Callable[[], None],
         buffers: BufferMean | None,
+        any_frozen: Callable[[], bool],
     ) -> None:
         self.opened = opened
         exchange = opened.exchange
@@ -98,7 +100,7 @@ class ParameterMix:
         #: The outer parameters of each segment, by its index; empty where there are none.
         self.outer: dict[int, OuterSegment] = {}
         if exchange.outer is not None:
-            self.outer = {i: OuterSegment(exchange, *place) for i, place in self._places.items()}
+            self.outer = {i: OuterSegment(exchange, *place, any_frozen) for i, place in self._places.items()}
         # What ranks agree over on weights, and on which parameters have moved, before a compressor remembers them.
         self._weights_lane: Lane | None = None
         traits, packing = exchange.collective.traits, opened.channel.packing

@@ -172,8 +172,11 @@ class PhaseOpener:
             ]
             opened = self._open(scope, scope.peer, segments)
             buffers = BufferMean(opened, beside) if self._averages_buffers(exchange, beside) else None
-            exchanges.append(ParameterMix(opened, places, len(cut), take_values, buffers))
+            exchanges.append(ParameterMix(opened, places, len(cut), take_values, buffers, self._any_frozen))
         return ParameterSync(exchanges)
+
+    def _any_frozen(self) -> bool:
+        return not all(parameter.requires_grad for parameter in self._storage.parameters.values())
 
     def _averages_buffers(self, exchange: Exchange, beside: Beside) -> bool:
         if exchange.buffers is Buffers.MEAN:

@@ -69,6 +69,7 @@ class MPIPeer(HostPeer):
         )
         self._comm = comm
         self._groups: dict[tuple[int, ...], Any] = {}
+        self._frees_own = False
         self._control = MPILane(self, comm, "control")
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
@@ -116,7 +117,9 @@ class MPIPeer(HostPeer):
             distance, turn = 2 * distance, turn + 1
         comm, request = begun(waiting, what, self._comm.Idup)
         MPIRequest(waiting, what, lambda: request).wait()
-        return self._part(comm, self._world_ranks, key)
+        peer = self._part(comm, self._world_ranks, key)
+        peer._frees_own = True
+        return peer
 
     def _part(self, comm: Any, world_ranks: Sequence[int], session: int) -> MPIPeer:
         return MPIPeer(comm, self.status.board, world_ranks, self.progress, self.failures, session)
@@ -170,10 +173,13 @@ class MPIPeer(HostPeer):
         raise SystemExit(code)
 
     def close(self) -> None:
-        """Wait until every rank is here, and free the communicators: processes have few. The world's lives on."""
+        """Wait until every rank is here, and free the communicators that were made here: processes have few.
+
+        Groups' live as long as the peer that made them, which keeps them for the next time.
+        """
         self.threads.check_ended()
         self._meet("closing the peer")
-        own = [] if self is _world else [self._comm]
+        own = [self._comm] if self._frees_own else []
         for comm in (*self._groups.values(), *own):
             comm.Free()
         self._groups.clear()
