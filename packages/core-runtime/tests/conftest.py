@@ -29,6 +29,18 @@ def with_muon() -> None:
         pytest.skip("this torch has no Muon")
 
 
+def pytest_collection_finish() -> None:
+    """Notice tests that compose while they are collected: plugins are not hidden yet, and stay known.
+
+    Raises:
+        UsageError: there is one.
+    """
+    from hocket.plugin import default_registry
+
+    if default_registry()._find.cache_info().currsize:
+        raise pytest.UsageError("a test composes a strategy while it is collected: do so within the test")
+
+
 @pytest.fixture(autouse=True, scope="package")
 def no_plugins() -> Iterator[None]:
     """Hide the plugins of this environment: core's tests are the same with and without them."""

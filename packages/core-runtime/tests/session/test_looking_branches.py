@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_branches import BRANCHES, EXCHANGED
-from test_looking import STRATEGIES
+from test_looking import STRATEGIES, Composed, composed
 from torch import Tensor, nn
 from toys import batches, flat, mlp, on_ranks, sgd
 
@@ -25,9 +25,9 @@ COMPRESSED: dict[str, Any] = {
         }
     ]
 }
-ALL: dict[str, hocket.Strategy] = {
-    **{name: hocket.compose(*given) for name, given in BRANCHES.items()},
-    "residuals": hocket.compose(COMPRESSED),
+ALL: dict[str, Composed] = {
+    **{name: composed(*given) for name, given in BRANCHES.items()},
+    "residuals": composed(COMPRESSED),
     "streaming": STRATEGIES["streaming"],
     "average, late": STRATEGIES["periodic_average, late"],
 }
@@ -63,7 +63,7 @@ def test_it_changes_nothing(branch: str, what: str, tmp_path: Path) -> None:
     def run(rank: int, *, looking: bool) -> tuple[Tensor, Tensor]:
         model = mlp(rank)
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, ALL[branch]) as session:
+        with hocket.attach(model, optimizer, ALL[branch]()) as session:
             for number, batch in enumerate(session.data(batches(rank, 9 - rank))):
                 step(model, optimizer, batch)
                 if looking and number % 2:
@@ -85,7 +85,7 @@ def test_consensus_leaves_one_model_the_mean_of_all(branch: str, steps: int) -> 
     def run(rank: int) -> tuple[Tensor, Tensor, float, float, list[int]]:
         model = mlp()
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, ALL[branch]) as session:
+        with hocket.attach(model, optimizer, ALL[branch]()) as session:
             for batch in batches(rank, steps):
                 step(model, optimizer, batch)
             session.settle()
@@ -105,7 +105,7 @@ def test_consensus_leaves_one_model_the_mean_of_all(branch: str, steps: int) -> 
         assert distance == pytest.approx(expected, abs=1e-12)
         assert after == pytest.approx(0, abs=1e-12)
         assert told == [0, 1, 2]
-        if ALL[branch].outer is None:
+        if ALL[branch]().outer is None:
             torch.testing.assert_close(merged, owns.mean(0))
     if branch in EQUAL:
         assert all(torch.equal(own, owns[0]) and distance == 0 for own, _, distance, *_ in ranks)
@@ -118,7 +118,7 @@ def test_what_is_settled_is_what_the_next_forward_reads(branch: str) -> None:
     def run(rank: int) -> bool:
         model = mlp()
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, ALL[branch]) as session:
+        with hocket.attach(model, optimizer, ALL[branch]()) as session:
             for batch in batches(rank, 5):
                 step(model, optimizer, batch)
             session.settle()
@@ -138,7 +138,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(branch: str, at: int, tmp_path: Path)
     def begin(rank: int) -> Tensor:
         model = mlp()
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, ALL[branch]) as session:
+        with hocket.attach(model, optimizer, ALL[branch]()) as session:
             for batch in session.data(batches(rank, 8 - rank)):
                 step(model, optimizer, batch)
                 if session.step == at:
@@ -149,7 +149,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(branch: str, at: int, tmp_path: Path)
     def resume(rank: int) -> Tensor:
         model = mlp(7)
         optimizer = sgd(model)
-        with hocket.attach(model, optimizer, ALL[branch]) as session:
+        with hocket.attach(model, optimizer, ALL[branch]()) as session:
             session.load(tmp_path)
             assert session.step == at
             for batch in session.data(batches(rank, 8 - rank)):
