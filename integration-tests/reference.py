@@ -348,14 +348,32 @@ class Pending:
     sent: Vector
     combined: Vector
     push_weights: Vector
+    moved: NDArray[np.bool_]
+
+
+#: The number of each element's parameter, [n].
+PARAMETER_OF = np.concatenate([np.full(p.numel(), number) for number, p in enumerate(Toy().parameters())])
 
 
 @dataclass
 class Outer:
-    """Outer parameters and their momentum on each rank, [ranks, n]."""
+    """Outer parameters and their momentum on each rank, [ranks, n], and which elements' parameters ranks have moved.
+
+    A parameter that no rank has moved since it was sent takes no part.
+    """
 
     parameters: Vector
     momentum: Vector
+    moved: NDArray[np.bool_]
+
+    def note(self, changed: NDArray[np.bool_]) -> None:
+        """Take note of which elements an inner step has changed."""
+        for number in range(PARAMETER_OF.max() + 1):
+            of_it = number == PARAMETER_OF
+            self.moved[:, of_it] |= changed[:, of_it].any(1, keepdims=True)
+
+    def distances(self, values: Vector) -> Vector:
+        return np.where(self.moved, self.parameters - values, 0.0)
 
     def step(self, rank: int, places: NDArray[np.int64], gradient: Vector, outer: Any) -> None:
         """Step as torch's SGD does."""
@@ -535,9 +553,10 @@ class Parameters:
             if running.exchange.outer is not None:
                 if not isinstance(running.exchange.outer, Sgd):
                     raise NoReferenceError(running.exchange.outer)
-                running.outer = Outer(values.copy(), np.zeros_like(values))
+                running.outer = Outer(values.copy(), np.zeros_like(values), np.zeros(values.shape, bool))
         #: What optimizers step, and the push-sum weights that models compute without; each [ranks, n].
         self.values, self.push_weights = values, np.ones_like(values)
+        self._left = values.copy()
 
     @property
     def debiased(self) -> Vector:
@@ -547,14 +566,21 @@ class Parameters:
     def end_step(self, step: int) -> None:
         """Exchange what is due after step number `step`, counted from 1."""
         for running in self._running:
+            if running.outer is not None:
+                running.outer.note(self.values != self._left)
             self._merge(running, step)
             due = running.due(step)
             if due:
-                offered = self.values if running.outer is None else running.outer.parameters - self.values
+                outer = running.outer
+                offered = self.values if outer is None else outer.distances(self.values)
+                moved = np.ones(self.values.shape, bool) if outer is None else outer.moved.copy()
                 combined = exchange_parameters(running, offered, self.push_weights, due)
                 for segment in due:
-                    running.pending[segment.index] = Pending(step, self.values.copy(), *combined)
+                    running.pending[segment.index] = Pending(step, self.values.copy(), *combined, moved)
+                    if outer is not None:
+                        outer.moved[:, segment.places[segment.places >= 0]] = False
             self._merge(running, step)
+        self._left = self.values.copy()
 
     def settle(self) -> None:
         for running in self._running:
@@ -567,8 +593,10 @@ class Parameters:
             if pending is not None and (step is None or pending.step <= step - running.exchange.delay):
                 del running.pending[segment.index]
                 for part in parts_of(running.exchange, len(self.values), segment.index):
+                    places = segment.places[segment.places >= 0]
+                    places = places[pending.moved[part.ranks][:, places].any(0)]
                     for rank in part.ranks:
-                        self._take(running, segment.places[segment.places >= 0], rank, pending)
+                        self._take(running, places, rank, pending)
 
     def _take(self, running: Running, places: NDArray[np.int64], rank: int, pending: Pending) -> None:
         come, outer, merge = pending.combined[rank, places], running.outer, running.exchange.merge

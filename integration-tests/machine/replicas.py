@@ -87,7 +87,9 @@ class Exchanges:
         late: gradients that join each rank's next step, by parameter.
         outer: phi, by parameter, and its momentum; empty where there is none.
         counted: what each rank's batches have counted since phi - x was sent.
-        sent: x of each rank, by parameter, and the mean of phi - x: still under way.
+        sent: x of each rank, by parameter, and the mean of phi - x: still under way; None where no rank has moved it.
+        left: x of each rank, by parameter, as it was when it was last sent or merged.
+        moved: which ranks have moved it, but by merges, since it was sent.
     """
 
     entry: Entry
@@ -103,7 +105,9 @@ class Exchanges:
     late: list[dict[str, Tensor]] = field(default_factory=list)
     outer: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     counted: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0))
-    sent: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    sent: dict[str, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    left: dict[str, Tensor] = field(default_factory=dict)
+    moved: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.late = [{} for _ in range(self.ranks)]
@@ -129,6 +133,22 @@ class Exchanges:
         for name in self.names if self.has_outer else ():
             mean = torch.stack([replica.parameters[name] for replica in replicas]).mean(0)
             self.outer[name] = mean, before[name][1] if before else torch.zeros_like(mean)
+            self.moved[name] = torch.zeros(self.ranks, dtype=torch.bool)
+        self.leave(replicas)
+
+    @torch.no_grad()
+    def leave(self, replicas: Sequence[Replica]) -> None:
+        """Take note of where parameters are: what moves them from now on is no merge."""
+        for name in self.outer:
+            self.left[name] = _of_ranks(replicas, name)
+
+    def note_moved(self, replicas: Sequence[Replica]) -> None:
+        """Take note of which have moved since."""
+        for name in self.outer:
+            self.moved[name] = self.moved[name] | (_of_ranks(replicas, name) != self.left[name]).flatten(
+                1
+            ).any(1)
+        self.leave(replicas)
 
     @property
     def alone(self) -> bool:
@@ -259,10 +279,14 @@ class Exchanges:
 
     @torch.no_grad()
     def _send_outer(self, replicas: Sequence[Replica]) -> None:
+        """Send phi - x of what has moved; a layer that rests on all ranks, as a frozen one, takes no part."""
+        self.note_moved(replicas)
         shares = torch.from_numpy(self.counted / (self.counted.sum() or 1))
         for name, (phi, _) in self.outer.items():
-            own = torch.stack([replica.parameters[name] for replica in replicas])
-            self.sent[name] = own, torch.tensordot(shares, phi - own, 1)
+            own, moved = _of_ranks(replicas, name), self.moved[name]
+            distance = torch.tensordot(shares * moved, phi - own, 1)
+            self.sent[name] = own, distance if moved.any() else None
+            self.moved[name] = torch.zeros_like(moved)
         self.counted = np.zeros(self.ranks)
 
     @torch.no_grad()
@@ -273,7 +297,10 @@ class Exchanges:
         assert self.rule.parameters is not None
         assert self.rule.parameters.outer is not None
         lr, momentum = self.rule.parameters.outer
+        self.note_moved(replicas)
         for name, (own, distance) in self.sent.items():
+            if distance is None:
+                continue
             phi, velocity = self.outer[name]
             velocity = momentum * velocity + distance
             phi = phi - lr * (distance + momentum * velocity)
@@ -281,6 +308,7 @@ class Exchanges:
             for rank, replica in enumerate(replicas):
                 replica.parameters[name].add_(phi - own[rank])
         self.sent = {}
+        self.leave(replicas)
 
     @torch.no_grad()
     def _merge(self, replicas: Sequence[Replica]) -> None:
@@ -345,6 +373,7 @@ class Exchanges:
         # A round that was under way is dropped, and begun again; one rank alone counts none.
         self.parameter_round = 0 if before.alone else before.parameter_round - (before.pending is not None)
         self.outer = before.outer
+        self.moved = {name: moved.any().expand(self.ranks) for name, moved in before.moved.items()}
         self.counted = np.full(self.ranks, before.counted.mean())
         mean = mean_of(before.late) if before.late[0].keys() == before.late[-1].keys() else {}
         self.late = [mean for _ in self.late]
@@ -426,3 +455,8 @@ def _largest(values: Tensor, count: int) -> Tensor:
     sent = torch.zeros_like(values)
     sent[chosen] = values[chosen]
     return sent
+
+
+def _of_ranks(replicas: Sequence[Replica], name: str) -> Tensor:
+    """Return a parameter of all ranks, [ranks, ...]."""
+    return torch.stack([replica.parameters[name].detach() for replica in replicas])

@@ -238,6 +238,7 @@ class Truth:
 
     def _save(self, move: Save | None, epoch: int | None = None, place: int = 0) -> None:
         self.exchanges.begin_forward(self._replicas)
+        self.exchanges.note_moved(self._replicas)
         self.saved = copy.deepcopy(
             Saved(
                 [replica.model.state_dict() for replica in self._replicas],
@@ -278,6 +279,7 @@ class Truth:
             model = saved.exchanges.mean_of(saved.models)
             optimizers = mean_of(saved.optimizers) if alike else None
             _give(replica, model, optimizers, mean_of(saved.scalers))
+        self.exchanges.leave(self._replicas)
 
 
 def _replicas(seeds: Sequence[int], optimizer: str) -> list[Replica]:

@@ -77,6 +77,8 @@ class OuterSegment:
         self._is_outer = whole and all(t.dtype == data.dtype for t in self._targets)
         self._sums = torch.zeros(len(self._places), 2, dtype=torch.int64)
         self._had_moved = torch.zeros(len(self._places), dtype=torch.bool)
+        # What is saved of that: on how many of the ranks it has moved, as a share.
+        self._moved_share = torch.zeros(len(self._places), dtype=torch.float64)
         # Whether a combination is 0 for a parameter only if no rank has moved it.
         compressor = exchange.compressor
         self._shows_rest = compressor is None or not compressor.traits.leaves_out
@@ -244,13 +246,11 @@ class OuterSegment:
         """Return what a resumed run needs, by parameter."""
         sent = {} if self._sent is None else {"sent": self._sent}
         kept = {"outer": self.parameters, **self._state, **sent}
+        if not self._is_outer:
+            self._moved_share.copy_(self._has_moved())
         return {
             span.name: {name: view_of(flat, span) for name, flat in kept.items()}
-            | {
-                "counted": self._counted,
-                "left": self._sums[number : number + 1],
-                "had_moved": self._had_moved[number : number + 1],
-            }
+            | {"counted": self._counted, "moved": self._moved_share[number : number + 1]}
             for number, span in enumerate(self._segment.spans)
         }
 
@@ -268,3 +268,6 @@ class OuterSegment:
             for key, value in state.get(name, {}).items():
                 if key in kept:
                     kept[key].copy_(value)
+        if not self._is_outer:  # parameters are as they were saved
+            self._had_moved.copy_(self._moved_share > 0)
+            self._sums.copy_(self._sums_now())
