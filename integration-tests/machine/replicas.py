@@ -284,6 +284,8 @@ class Exchanges:
         shares = torch.from_numpy(self.counted / (self.counted.sum() or 1))
         for name, (phi, _) in self.outer.items():
             own, moved = _of_ranks(replicas, name), self.moved[name]
+            if not self.is_delayed:  # x is phi until it moves, and but for what ranks have begun with
+                moved = ((own - phi).abs() > 1e-12).flatten(1).any(1)
             distance = torch.tensordot(shares * moved, phi - own, 1)
             self.sent[name] = own, distance if moved.any() else None
             self.moved[name] = torch.zeros_like(moved)
@@ -299,9 +301,12 @@ class Exchanges:
         lr, momentum = self.rule.parameters.outer
         self.note_moved(replicas)
         for name, (own, distance) in self.sent.items():
-            if distance is None:
-                continue
             phi, velocity = self.outer[name]
+            if distance is None:
+                if not self.is_delayed:  # as ranks may have begun with parameters of their own
+                    for replica in replicas:
+                        replica.parameters[name].copy_(phi)
+                continue
             velocity = momentum * velocity + distance
             phi = phi - lr * (distance + momentum * velocity)
             self.outer[name] = phi, velocity
