@@ -58,6 +58,10 @@ def refused(*args: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         (["sdg"], "there is no recipe 'sdg'; there are: ... Did you mean 'sgd' or 'sgp'?"),
         (["negative.yaml"], "negative.yaml: ranks: ranks must be 1 or more, not -1"),
         (["sgd", "ranks=0"], "override 'ranks=0': ranks: ranks must be 1 or more, not 0"),
+        (
+            ["sgd", "num_workers=1000000"],
+            "override 'num_workers=1000000': num_workers: num_workers must be at most 1024, not 1000000",
+        ),
         (["broken.yaml"], "broken.yaml: line 2, column 2: not valid YAML: ..."),
         (["sgd", "delays=0.3"], "override 'delays=0.3': delays: got 0.3; allowed: ... with its name and fields"),
         (["late.yaml"], "late.yaml: delays.file: file late.csv, line 2: got '0;0;0.5'; ... from 0, and seconds"),

@@ -102,6 +102,8 @@ class CheckpointSettings:
 
 #: Ranks add theirs to it, and torch takes 64 bits.
 LARGEST_SEED = 2**63 - 1
+#: More processes of one rank than any host has use for.
+MOST_WORKERS = 1024
 
 #: What threads can wait for, and nobody waits for.
 LONGEST_TIMEOUT_S = 1e9
@@ -145,7 +147,7 @@ class RunSettings:
         log_every: steps between two lines of metrics, 1 or more.
         eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
             null for these alone.
-        num_workers: processes of each rank that read samples ahead, 0 or more; 0 for none.
+        num_workers: processes of each rank that read samples ahead, 0 to 1024; 0 for none.
         trace: write `trace.json.gz`, what every rank did when, beside the other results.
         trace_steps: which steps are in it, counted from 0: [100, 120] for 100 to 119; null for all.
         loggers: where rows of metrics go besides `metrics.jsonl`: csv, tensorboard, wandb, a plugin's.
@@ -207,7 +209,7 @@ class RunSettings:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
         if self.ranks is not None and self.ranks > MOST_RANKS:
             raise ValueError(f"ranks must be {MOST_RANKS} or fewer, not {self.ranks}")
-        for name, most in (("seed", LARGEST_SEED), ("num_workers", math.inf)):
+        for name, most in (("seed", LARGEST_SEED), ("num_workers", MOST_WORKERS)):
             value = getattr(self, name)
             if not 0 <= value <= most:
                 words = "0 or more" if value < 0 else f"at most {most}"
