@@ -14,13 +14,13 @@ import click
 
 from hocket import __version__
 from hocket.cli.completion import complete_overrides, complete_recipes
-from hocket.cli.patience import saying_it_goes_on
 from hocket.cli.printing import print_anything
 from hocket.cli.recommend.options import Asked, network_options, network_overrides, recommend_options
 from hocket.cli.run_options import RunOptions, run_options
 from hocket.cli.streams import keep_streams
 from hocket.cli.wanted_ranks import WantedRanks, rank_options
 from hocket.errors import HocketError, UserError, reason
+from hocket.patience import saying_it_goes_on
 from hocket.training.startup import defer_dynamo
 from hocket.transport.hosts import MOST_RANKS
 

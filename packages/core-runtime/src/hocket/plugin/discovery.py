@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -17,6 +15,7 @@ from packaging.version import Version
 
 from hocket.errors import MissingPluginError, suggest
 from hocket.installing import how_to_install
+from hocket.patience import speaking_after
 from hocket.plugin.markers import PROJECT
 
 __all__ = [
@@ -128,7 +127,7 @@ def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
             "names no module"
         )
     try:
-        with _telling_of(plugin):
+        with speaking_after(LONG_S, lambda: _tell_of_long_import(plugin)):
             return plugin, entry.load()
     except (Exception, SystemExit) as error:
         raise MissingPluginError(
@@ -136,17 +135,13 @@ def import_plugin(word: str, find: FindEntryPoints) -> tuple[Plugin, Any]:
         ) from error
 
 
-@contextlib.contextmanager
-def _telling_of(plugin: Plugin) -> Iterator[None]:
-    """Surround the import of a plugin, and say of which it is when it takes long."""
-    told = "plugin %r of package %s is still being imported after %g s: it may wait for something; Ctrl-C ends this"
-    timer = threading.Timer(LONG_S, _log.warning, (told, plugin.word, str(plugin), LONG_S))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _tell_of_long_import(plugin: Plugin) -> None:
+    _log.warning(
+        "plugin %r of package %s is still being imported after %g s: it may wait for something; Ctrl-C ends this",
+        plugin.word,
+        plugin,
+        LONG_S,
+    )
 
 
 def cause_of(error: BaseException) -> str:

@@ -91,6 +91,10 @@ class OuterSegment:
         """Begin with the parameters as they are for the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
+        self._note_sums()
+
+    def _note_sums(self) -> None:
+        """Take note of where θ is: what moves it from now on is no merge."""
         if not self._is_outer:
             self._sums.copy_(self._sums_now())
 
@@ -156,7 +160,7 @@ class OuterSegment:
                 if not moved:
                     segment.outgoing[place] = 0
             self._had_moved.zero_()
-            self._sums.copy_(self._sums_now())
+            self._note_sums()
         weight = self.weight / (mean_weight or 1.0)
         if weight != 1.0:
             segment.outgoing[: segment.numel].mul_(weight)
@@ -194,8 +198,7 @@ class OuterSegment:
         for place, target in self._pieces:
             self._merge(place, target)
         own.give_back()
-        if not self._is_outer:
-            self._sums.copy_(self._sums_now())
+        self._note_sums()
 
     def _at_rest(self, gradient: Tensor) -> Sequence[int]:
         """Return the numbers of the parameters that no rank has moved; all ranks of a combination find the same."""
@@ -270,4 +273,4 @@ class OuterSegment:
                     kept[key].copy_(value)
         if not self._is_outer:  # parameters are as they were saved
             self._had_moved.copy_(self._moved_share > 0)
-            self._sums.copy_(self._sums_now())
+            self._note_sums()
