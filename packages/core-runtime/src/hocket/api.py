@@ -1,4 +1,4 @@
-"""Everything that a plugin may import, besides `hocket` itself and `hocket.testing`.
+"""The names that a plugin may import, besides `hocket` itself and `hocket.testing`.
 
 Each name is imported when it is first used, so that a plugin's `plugin.py` imports no torch. What a plugin needs and
 does not find here is added here: a name for type checkers and its module for Python.

@@ -11,17 +11,17 @@ __all__ = ["Array", "Buffer", "MixingRows", "as_bytes", "is_same_memory"]
 
 Array = NDArray[Any]
 
-#: What a lane sends and receives: C-contiguous, where `Peer.device` says. On "cpu" that is a NumPy array, elsewhere a
+#: The memory that a lane sends and receives: C-contiguous, on `Peer.device`. On "cpu" it is a NumPy array, elsewhere a
 #: torch tensor, which is written down as one: hosts' lanes and kernels see none.
 Buffer = Array
 
 
 class MixingRows(NamedTuple):
-    """The rows of a mixing matrix without its zeros: what each rank of a lane adds up, in the order of addition.
+    """The rows of a mixing matrix without its zeros, one for each rank of a lane, in the order of addition.
 
     Attributes:
         starts: int64 [ranks + 1]; row i has the entries from starts[i] up to starts[i + 1], at least one.
-        sources: int64 [entries], whose vector it is.
+        sources: int64 [entries], the rank whose vector is added.
         weights: float64 [entries], rounded to the vectors' dtype before they are used.
     """
 

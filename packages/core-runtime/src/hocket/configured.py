@@ -67,7 +67,7 @@ def _enums(hint: object) -> list[type[Enum]]:
 
 
 def _parts(hint: object) -> list[type]:
-    """Return the classes of which a type is the union, or the type itself; not those with arguments of their own."""
+    """Return the classes in a union, or the type itself; generic ones with arguments are left out."""
     return [part for part in typing.get_args(hint) or (hint,) if isinstance(part, type)]
 
 

@@ -18,16 +18,16 @@ __all__ = ["BUSY", "LOCK", "UNFINISHED", "locked", "naming", "sync_folder", "wri
 #: The name of the file that is locked while a job writes into its folder.
 LOCK = ".hocket-lock"
 
-#: What the name of a file ends in that is being written.
+#: The suffix of a file's name while it is being written.
 UNFINISHED = ".hocket-tmp"
 
-#: What is said of a folder that is locked.
+#: The message about a locked folder.
 BUSY = (
     "another job is saving into {folder} ({holder}): a folder takes the checkpoints of one job. Save to another "
     "folder, or end the other job"
 )
 
-#: What a file system answers that cannot lock files.
+#: The errors of file systems that cannot lock files.
 _CANNOT = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
 
 
@@ -36,15 +36,15 @@ def locked(folder: Path, run: str, busy: str = BUSY) -> Iterator[bool]:
     """Keep other jobs from writing into `folder` in a `with` statement; the lock ends with its process.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         run: the holder's id, for others' messages.
-        busy: what is said where another one holds it, with `{folder}` and `{holder}` in it.
+        busy: the message if another job holds it, with `{folder}` and `{holder}` in it.
 
     Yields:
         Whether the folder is locked: some file systems cannot lock files.
 
     Raises:
-        CheckpointError: a living job holds it; names that one.
+        CheckpointError: another job, still alive, holds the lock; names that job.
         OSError: the folder cannot be written.
     """
     path = folder / LOCK
@@ -79,8 +79,8 @@ def _lock(descriptor: int, path: Path, busy: str) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = os.read(descriptor, 1000).decode(errors="replace")
-        told = busy.format(folder=path.parent, holder=holder or "it has just begun")
-        raise CheckpointError(told) from error
+        text = busy.format(folder=path.parent, holder=holder or "it has just begun")
+        raise CheckpointError(text) from error
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
@@ -97,10 +97,10 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name what cannot be written in a `with` statement.
+    """Turn OSErrors of a `with` statement into WriteErrors that name the file.
 
     Args:
-        path: of what is written, where the system names nothing.
+        path: the file named if the system's error names none.
 
     Raises:
         WriteError: in place of an OSError.
@@ -112,7 +112,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
-    """Write a file under another name, wait until it is on the disk, and give it its name.
+    """Write a file under another name, wait until it is on the disk, and rename it.
 
     Args:
         path: replaced if it exists.
@@ -130,12 +130,12 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> int:
 
 
 def write_text(path: Path, text: str, *, sync: bool = True) -> None:
-    """Write a small file under another name, and give it its name: it is as it was, or whole.
+    """Write a small file under another name and rename it, so that readers find the old content or the new.
 
     Args:
         path: replaced if it exists.
         text: its content.
-        sync: whether the content is waited for, so that it is whole after a power cut, too: some milliseconds.
+        sync: wait until the content is on the disk, some milliseconds, so that it outlives a power cut.
 
     Raises:
         OSError: the file cannot be written.

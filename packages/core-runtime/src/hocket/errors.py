@@ -101,43 +101,43 @@ class ReplacedError(UserError):
 
 
 class SessionError(UserError):
-    """A session that was asked for what it cannot do where it is: closed, broken by an error, or within `consensus`."""
+    """A call that the session's state does not allow: it is closed, broken by an error, or within `consensus`."""
 
 
 class WriteError(HocketError):
-    """A file of a run's results that the system does not let be written; a full disk, most often."""
+    """A file of a run's results that the system cannot write, most often because the disk is full."""
 
 
 class NonFiniteError(HocketError):
-    """NaN or Inf in what was about to be sent."""
+    """NaN or Inf in data about to be sent."""
 
 
 class NonFiniteElsewhereError(NonFiniteError):
-    """NaN or Inf in what another rank sent, which says more about it."""
+    """NaN or Inf in data from another rank, whose own error says more."""
 
 
 class TransportError(HocketError):
-    """The transport cannot do what was asked of it."""
+    """A failed operation of the transport."""
 
 
 class ExchangeTimeoutError(TransportError):
-    """An exchange that did not finish in time; the message says who waited for whom."""
+    """An exchange that did not finish in time; the message says which rank waited for which."""
 
 
 class DeadlockError(ExchangeTimeoutError):
-    """Virtual ranks that all wait, with nothing under way that could wake one."""
+    """A deadlock of virtual ranks: all wait, and nothing under way could wake one."""
 
 
 class PeerLostError(TransportError):
-    """A rank that is gone while others still need it."""
+    """A rank that has died or left while others still need it."""
 
 
 class SessionLeftError(PeerLostError):
-    """A session that another rank has left, by an error of its own that this one awaits nothing from any more."""
+    """A session that another rank has left because of an error of its own."""
 
 
 class RankKilledError(BaseException):
-    """Ends a virtual rank that a fault has killed; no `except Exception` keeps it alive."""
+    """The end of a virtual rank that a fault has killed; no `except Exception` keeps it alive."""
 
 
 def suggest(given: str, allowed: Iterable[str]) -> str:
@@ -146,7 +146,7 @@ def suggest(given: str, allowed: Iterable[str]) -> str:
 
 
 def near_words(given: str, allowed: Iterable[str]) -> list[str]:
-    """Return the three allowed words that are nearest to `given`, the nearest first, or those that are near at all."""
+    """Return up to three allowed words that are near to `given`, the nearest first."""
     words = list(allowed)
     near = difflib.get_close_matches(given, words, n=3, cutoff=0.6)
     if not near:  # bandwidth stands for bandwidth_bits_per_s
@@ -169,7 +169,7 @@ def shortened(text: str, most: int = 100) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system says of an error, in words, and where a link leads nowhere, that."""
+    """Return the system's text for an error, or that a link leads nowhere."""
     path = error.filename
     if isinstance(path, str) and os.path.islink(path) and not os.path.exists(path):
         return f"it is a link to {os.readlink(path)}, which is not there"

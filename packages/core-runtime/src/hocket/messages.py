@@ -1,6 +1,6 @@
 """Nested values, such as batches and activations, as messages between ranks: tensors, and the rest as JSON; no pickle.
 
-What a rank receives is data: whoever could send it something of their own could not make it run anything.
+A message cannot make the rank that receives it run any code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER_BYTES = 8
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a tensor is besides its numbers."""
+    """The metadata of a tensor: name, dtype, shape and whether it requires gradients."""
 
     name: str
     dtype: torch.dtype
@@ -34,28 +34,28 @@ class TensorForm:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its numbers take."""
+        """The size of its data in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def empty(self) -> Tensor:
-        """Return memory for its numbers."""
+        """Return an uninitialised tensor of this form, in host memory."""
         return torch.empty(self.shape, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a value is besides its tensors' numbers.
+    """The form of a nested value: its structure, and its tensors' metadata.
 
     Attributes:
-        structure: as `hocket.checkpoint.tree` describes it, in JSON.
-        tensors: in the order in which they travel.
+        structure: the value's structure as `hocket.checkpoint.tree` describes it, in JSON.
+        tensors: the metadata of its tensors, in the order in which they travel.
     """
 
     structure: str
     tensors: tuple[TensorForm, ...]
 
     def encode(self) -> bytes:
-        """Return it as a message."""
+        """Return the form as a message."""
         tensors = [
             [t.name, str(t.dtype).removeprefix("torch."), list(t.shape), t.requires_grad]
             for t in self.tensors
@@ -64,7 +64,7 @@ class Form:
 
     @classmethod
     def decode(cls, message: bytes) -> Form:
-        """Return what was encoded."""
+        """Return the form that was encoded."""
         structure, tensors = json.loads(message)
         return cls(
             structure,
@@ -75,10 +75,10 @@ class Form:
 
 
 def take_apart(value: object) -> tuple[Form, list[Tensor]]:
-    """Return a value's form, and its tensors, in their own memory.
+    """Return a value's form and its tensors, which are not copied.
 
     Raises:
-        UserError: it holds something that would come back as something else; names its place.
+        UserError: it holds something that would come back as another type; names its place.
     """
     structure, tensors = flatten(value, exactly=True)
     forms = tuple(TensorForm(name, t.dtype, tuple(t.shape), t.requires_grad) for name, t in tensors.items())
@@ -86,7 +86,7 @@ def take_apart(value: object) -> tuple[Form, list[Tensor]]:
 
 
 def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
-    """Return the value of that form; it holds the given tensors, which require gradients where the sender's did."""
+    """Return the value of a form with the given tensors, which require gradients if the sender's did."""
     named = {
         of_tensor.name: tensor.requires_grad_(of_tensor.requires_grad)
         for of_tensor, tensor in zip(form.tensors, tensors, strict=True)
@@ -95,7 +95,7 @@ def put_together(form: Form, tensors: Sequence[Tensor]) -> Any:
 
 
 def as_bytes(tensor: Tensor) -> Array:
-    """Return a tensor's numbers as uint8 [nbytes]: its own memory where that is the host's and contiguous."""
+    """Return a tensor's data as uint8 [nbytes]: its own memory if that is contiguous host memory, else a copy."""
     data: Array = (
         tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
     )
@@ -106,7 +106,7 @@ def pack(value: object) -> bytes:
     """Return a value as one message.
 
     Raises:
-        UserError: it holds something that would come back as something else; names its place.
+        UserError: it holds something that would come back as another type; names its place.
     """
     form, tensors = take_apart(value)
     head = form.encode()

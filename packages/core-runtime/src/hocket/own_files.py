@@ -1,4 +1,4 @@
-"""Which files of a folder Hocket has written: a note beside them says so, and nothing else is replaced."""
+"""The files of a folder that Hocket has written: a note beside them names them, and no others are replaced."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NOTE = ".hocket.json"
 
 @dataclass(frozen=True)
 class _Note:
-    """The note of a folder.
+    """The note in a folder that names the files Hocket has written.
 
     Attributes:
-        run: the id of the run that made it; empty where there is no note that can be read.
-        files: the names of what Hocket has written there, files and folders.
-        texts: by name, what a file that is read back may hold.
-        damage: what is wrong with it, in words.
+        run: the id of the run that made it; empty if there is no readable note.
+        files: the names of the files and folders that Hocket has written there.
+        texts: the allowed contents of files that are read back, by name.
+        damage: the problem with the note, in words; empty if there is none.
     """
 
     run: str = ""
@@ -47,26 +47,26 @@ class _Note:
 
 
 def is_marked(folder: Path) -> bool:
-    """Return whether a note that can be read says that the folder is Hocket's."""
+    """Return whether a folder has a readable note, and so is Hocket's."""
     return bool(_read(folder).run)
 
 
 def foreign(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return which of these names are there, in a folder, and not by Hocket."""
+    """Return those of `names` that a folder holds and Hocket has not written."""
     own = _read(folder).files
     return [name for name in dict.fromkeys(names) if name not in own and _holds(folder / name)]
 
 
 def refuse_foreign(folder: Path, names: Iterable[str], option: str = "") -> None:
-    """Refuse a folder in which something stands in the way.
+    """Refuse a folder that holds something of these names which Hocket has not written.
 
     Args:
-        folder: to be written into.
-        names: of what is to be written there.
-        option: that named it, for the message.
+        folder: the folder to write into.
+        names: the files and folders to be written there.
+        option: the command's option that named the folder, for the message.
 
     Raises:
-        UserError: names what Hocket has not written there.
+        UserError: names the files that Hocket has not written.
     """
     others = foreign(folder, names)
     if others:
@@ -74,18 +74,18 @@ def refuse_foreign(folder: Path, names: Iterable[str], option: str = "") -> None
         lost = (
             f" ({folder / NOTE}, which names what it has, is damaged: {note.damage})" if note.damage else ""
         )
-        told = [f"{name}{_leading_nowhere(folder / name)}" for name in others]
+        found = [f"{name}{_leading_nowhere(folder / name)}" for name in others]
         raise UserError(
-            f"{option}{' ' * bool(option)}{folder} holds {some(told)}, which Hocket has not written there and does "
+            f"{option}{' ' * bool(option)}{folder} holds {some(found)}, which Hocket has not written there and does "
             f"not replace{lost}: name another folder, or move {'them' if len(others) > 1 else 'it'} away"
         )
 
 
 def claim(folder: Path, *names: str) -> None:
-    """Note that Hocket writes these into a folder, before it does.
+    """Note, before they are written, that these files of a folder are Hocket's.
 
     Raises:
-        UserError: one of them is there already, and not by Hocket.
+        UserError: one of them is there already, and Hocket has not written it.
         OSError: the note cannot be written.
     """
     refuse_foreign(folder, names)
@@ -93,7 +93,7 @@ def claim(folder: Path, *names: str) -> None:
 
 
 def adopt(folder: Path, names: Collection[str]) -> None:
-    """Note that these are Hocket's, as something else has shown."""
+    """Note that these existing files are Hocket's; the caller knows it from something else."""
     note = _read(folder)
     if note.damage:
         set_aside(folder / NOTE)
@@ -102,19 +102,19 @@ def adopt(folder: Path, names: Collection[str]) -> None:
 
 
 def remember(folder: Path, name: str, texts: Iterable[str]) -> None:
-    """Note what a file may hold that is read back, before it is written; the folder is Hocket's."""
+    """Note the allowed contents of a file before it is written, in a folder of Hocket's."""
     note, kept = _read(folder), list(dict.fromkeys(texts))
     if note.run and note.texts.get(name) != kept:
         _write(folder, replace(note, texts={**note.texts, name: kept}))
 
 
 def remembered(folder: Path, name: str) -> Sequence[str]:
-    """Return what a file may hold; nothing where no note that can be read says so."""
+    """Return the allowed contents of a file; none without a readable note."""
     return _read(folder).texts.get(name, ())
 
 
 def release(folder: Path) -> None:
-    """Forget what has not been written after all; where that is everything, there is no note."""
+    """Take files that were never written out of the note; remove the note if none is left."""
     note = _read(folder)
     if not note.run:
         return
@@ -126,7 +126,7 @@ def release(folder: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Give what cannot be read another name beside its own, so that nothing of it is lost; return that."""
+    """Rename an unreadable file, so that nothing of it is lost, and return the new path."""
     place = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.damaged-{place}")):
         place += 1

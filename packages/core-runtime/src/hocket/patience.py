@@ -1,4 +1,4 @@
-"""A word where something takes long, so that nobody takes it for stuck."""
+"""Messages about work that takes long, so that it does not look stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AFTER_S = 10.0
 
 @contextlib.contextmanager
 def speaking_after(seconds: float, speak: Callable[[], None]) -> Iterator[None]:
-    """Surround what may take long, and call `speak()`, from another thread, when it does."""
+    """Surround work, and call `speak()`, from another thread, if it takes longer than `seconds`."""
     timer = threading.Timer(seconds, speak)
     timer.daemon = True
     timer.start()
@@ -25,6 +25,6 @@ def speaking_after(seconds: float, speak: Callable[[], None]) -> Iterator[None]:
 
 
 def saying_it_goes_on(what: str) -> contextlib.AbstractContextManager[None]:
-    """Surround what may take long for many ranks, and say so on standard error when it does."""
-    told = f"hocket: {what} goes on: the more ranks, the longer it takes"
-    return speaking_after(_AFTER_S, lambda: print(told, file=sys.stderr, flush=True))
+    """Surround work that may take long for many ranks, and say so on standard error if it does."""
+    text = f"hocket: {what} goes on: the more ranks, the longer it takes"
+    return speaking_after(_AFTER_S, lambda: print(text, file=sys.stderr, flush=True))

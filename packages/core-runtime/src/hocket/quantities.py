@@ -14,25 +14,25 @@ _NUMBER = r"(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
-#: A number without a unit that means more seconds than these is one of ms or us, more likely.
+#: A number without a unit above this many seconds was more likely meant in ms or us.
 _LONGEST_S = 60.0
-#: More than any model has, and what its bytes can still be counted of.
+#: A bound on counts: more than any model has, and few enough to count its bytes.
 _MOST = 1e18
 
-#: What is written, for errors.
+#: The allowed forms, for errors.
 SECONDS = "a number with s, ms or us, such as 200ms"
 BITS = "a number with kbit, mbit, gbit or tbit, such as 1gbit"
 
 
 def seconds(text: str, longest_s: float = _LONGEST_S) -> float:
-    """Return the seconds that a text such as `200ms` means; a number without a unit is of seconds.
+    """Return the seconds that a text such as `200ms` means; a number without a unit is in seconds.
 
     Args:
-        text: what was written.
+        text: a number with or without a unit.
         longest_s: the most seconds that a number without a unit may mean.
 
     Raises:
-        ValueError: it means none, or has no unit and is longer than `longest_s`; says what to write.
+        ValueError: the text is no such number, or has no unit and is above `longest_s`; says what to write.
     """
     found = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|)", text.strip())
     if found is None or float(found[1]) == math.inf:
@@ -46,10 +46,10 @@ def seconds(text: str, longest_s: float = _LONGEST_S) -> float:
 
 
 def bits_per_second(text: str) -> float:
-    """Return the bits a second that a text such as `1gbit` means.
+    """Return the bits per second that a text such as `1gbit` means.
 
     Raises:
-        ValueError: it means none, or has no unit; says what to write.
+        ValueError: the text is no such number, or has no unit; says what to write.
     """
     found = re.fullmatch(_NUMBER + r"\s*([kmgt]?bit)(?:/s)?", text.strip().lower())
     bits = 0.0 if found is None else float(found[1]) * _BITS[found[2]]
@@ -62,7 +62,7 @@ def count(text: str) -> float:
     """Return the number that a text such as `25M` means.
 
     Raises:
-        ValueError: it means none; says what to write.
+        ValueError: the text is no such number; says what to write.
     """
     found = re.fullmatch(_NUMBER + "([kmbg]?)", text.strip().lower())
     number = 0.0 if found is None else float(found[1]) * _COUNTS[found[2]]
@@ -75,12 +75,12 @@ def read(option: str, parse: Callable[[str], float], text: str) -> float:
     """Return the number that the text of a command's option means.
 
     Args:
-        option: as it is written, such as `--step`.
+        option: the option's name, such as `--step`.
         parse: one of this module's functions.
-        text: what was written.
+        text: the option's value.
 
     Raises:
-        UserError: it means none; names the option.
+        UserError: `parse` refuses the text; names the option.
     """
     try:
         return parse(text)
@@ -89,7 +89,7 @@ def read(option: str, parse: Callable[[str], float], text: str) -> float:
 
 
 def unit_of_key(key: str) -> str:
-    """Return how else a number may be written at a key, by the unit that its name ends with; empty for no way."""
+    """Return the units that a number may have at a key, by the end of the key's name; empty for none."""
     if key.endswith("_bits_per_s"):
         return BITS
     return SECONDS if key == "seconds" or key.endswith("_s") else ""

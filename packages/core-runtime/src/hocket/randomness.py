@@ -29,7 +29,7 @@ class _NumpyState(NamedTuple):
 
 
 class RandomState(NamedTuple):
-    """Everything that a process draws from."""
+    """The states of all generators that a process draws from."""
 
     python: tuple[Any, ...]
     numpy: _NumpyState
@@ -38,22 +38,22 @@ class RandomState(NamedTuple):
 
 
 def read(previous: RandomState | None = None, *, cuda: bool = False) -> RandomState:
-    """Return the states that are in force; 10 us with `previous`, else 40.
+    """Return the current states; takes 10 us with `previous`, else 40 us.
 
     Args:
-        previous: states read or written before, of which what has not changed since is kept.
-        cuda: also that of the current CUDA device.
+        previous: states read or written before; those that have not changed since are reused.
+        cuda: read that of the current CUDA device, too.
     """
     numpy = _read_numpy(None if previous is None else previous.numpy)
     return RandomState(random.getstate(), numpy, _read_torch(), _read_cuda() if cuda else None)
 
 
 def write(state: RandomState, current: RandomState | None = None) -> None:
-    """Put states in force.
+    """Set the generators' states.
 
     Args:
-        state: what `read` or `from_plain` has returned.
-        current: what is in force, if the caller has just read it: what is the same is not written again.
+        state: states from `read` or `from_plain`.
+        current: the current states, if the caller has just read them: equal ones are not written again.
     """
     random.setstate(state.python)
     if current is None or not _is_same(state.numpy, current.numpy):

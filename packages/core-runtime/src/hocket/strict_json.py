@@ -1,4 +1,4 @@
-"""JSON as others read it: it has no NaN, so each stands as null with a text beside it, and comes back as a number."""
+"""Strict JSON, which has no NaN: a NaN is written as null with a text beside it, and read back as NaN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["dumps", "loads", "without_nan"]
 
-#: What follows the name of a value whose text stands beside it.
+#: The suffix of the name under which a value's text stands beside it.
 _TEXT = "_text"
 
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -21,10 +21,10 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return what `dumps` was given; NaN and infinities as other programs write them are read, too.
+    """Return the value that `dumps` has written; reads NaN and infinities of other programs, too.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is no JSON.
     """
     try:
         return _restored(json.loads(text))
@@ -33,26 +33,26 @@ def loads(text: str | bytes) -> Any:
 
 
 def without_nan(value: Any) -> Any:
-    """Return a value whose NaN and infinities are None, each with its text beside it in the mapping around it."""
+    """Return a value with None in place of NaN and infinities, and their texts beside them in the mapping."""
     if isinstance(value, Mapping):
         found = {}
         for name, each in value.items():
             found[name] = without_nan(each)
-            told = _told(each)
-            if told is not None:
-                found[f"{name}{_TEXT}"] = told
+            text = _text_of(each)
+            if text is not None:
+                found[f"{name}{_TEXT}"] = text
         return found
     if isinstance(value, list | tuple):
         return [without_nan(each) for each in value]
-    return None if _told(value) is not None else value
+    return None if _text_of(value) is not None else value
 
 
-def _told(value: Any) -> Any:
-    """Return the text of a number that JSON lacks, or of a list the texts of those in it; None where it has all."""
+def _text_of(value: Any) -> Any:
+    """Return the text of NaN or an infinity, or a list's texts; None for everything that JSON can express."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple):
-        texts = [_told(each) if isinstance(each, float) else None for each in value]
+        texts = [_text_of(each) if isinstance(each, float) else None for each in value]
         return texts if any(texts) else None
     return None
 
@@ -71,18 +71,18 @@ def _restored(value: Any) -> Any:
     return found
 
 
-def _holds_texts_of(value: Any, told: Any) -> bool:
-    """Return whether `told` is what stands beside a value that JSON lacks."""
+def _holds_texts_of(value: Any, texts: Any) -> bool:
+    """Return whether `texts` holds the texts of numbers that JSON lacks, in place of which `value` has None."""
     if value is None:
-        return isinstance(told, str) and told in _NUMBERS
-    if not (isinstance(value, list) and isinstance(told, list) and len(value) == len(told) and any(told)):
+        return isinstance(texts, str) and texts in _NUMBERS
+    if not (isinstance(value, list) and isinstance(texts, list) and len(value) == len(texts) and any(texts)):
         return False
-    return all(text is None or _holds_texts_of(each, text) for each, text in zip(value, told, strict=True))
+    return all(text is None or _holds_texts_of(each, text) for each, text in zip(value, texts, strict=True))
 
 
-def _number(value: Any, told: Any) -> Any:
-    if not _holds_texts_of(value, told):
+def _number(value: Any, texts: Any) -> Any:
+    if not _holds_texts_of(value, texts):
         return value
     if value is None:
-        return _NUMBERS[told]
-    return [_number(each, text) for each, text in zip(value, told, strict=True)]
+        return _NUMBERS[texts]
+    return [_number(each, text) for each, text in zip(value, texts, strict=True)]

@@ -130,7 +130,7 @@ def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
         "<td>strategy.parameters.0.collective.name</td><td>gossip</td><td>-</td>",
     ):
         assert row in text
-    in_common = text.partition("What all have in common")[2]
+    in_common = text.partition("Shared settings")[2]
     assert "\nbatch_size: 32\n" in in_common
     assert "seed: 0, 1\n" in in_common
 

@@ -160,13 +160,13 @@ def test_the_ranks_spread(hocket_run: Callable[..., int]) -> None:
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        ("Loss", "what torchmetrics() of task Loss returns: a metric is named 'loss', as the task's loss is"),
+        ("Loss", "torchmetrics() of task Loss: a metric is named 'loss', as the task's loss is"),
         ("Twice", "metrics() of task Twice: 'confidence' is one of its torchmetrics objects already"),
         (
             "Single",
-            "what torchmetrics() of task Single returns is MulticlassF1Score(); allowed: torchmetrics objects",
+            "torchmetrics() of task Single returned MulticlassF1Score(); allowed: torchmetrics objects",
         ),
-        ("Number", "what torchmetrics() of task Number returns: 'f1' is 0.5; allowed: a torchmetrics object"),
+        ("Number", "torchmetrics() of task Number: 'f1' is 0.5; allowed: a torchmetrics object"),
         ("Bare", "metrics() of task Bare returned Tensor; allowed: a mapping of names to numbers"),
         ("Wide", "metrics() of task Wide: 'wide' is Tensor of shape [10]; allowed: one number, the sum over"),
     ],

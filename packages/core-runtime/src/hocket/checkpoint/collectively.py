@@ -1,4 +1,4 @@
-"""Actions of every rank, or of rank 0 alone, whose failure is an error on all ranks."""
+"""Actions of every rank, or of rank 0 alone, whose failure raises on all ranks."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ T = TypeVar("T")
 
 
 def collectively(peer: Peer, act: Callable[[], T]) -> list[T]:
-    """Run `act` on this rank, and return what it returned (JSON-able) on each; collective.
+    """Run `act` on each rank, and return the results (JSON-able) of all ranks; collective.
 
     Raises:
-        CheckpointError: on every rank, where it raised this, OSError or an error that is not Hocket's on any; names
-            the ranks and the causes.
+        CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's on any rank;
+            names the ranks and the causes.
     """
-    told: dict[str, Any]
+    own: dict[str, Any]
     cause = None
     try:
-        told = {"result": act()}
+        own = {"result": act()}
     except Exception as error:
-        cause, told = error, {"error": _described(error)}
-    everyone = gather(peer, told)
+        cause, own = error, {"error": _described(error)}
+    everyone = gather(peer, own)
     errors = of_ranks([of_rank.get("error", "") for of_rank in everyone])
     if errors:
         raise CheckpointError("\n".join(errors)) from cause
     return [of_rank["result"] for of_rank in everyone]
 
 
-def of_ranks(told: Sequence[str]) -> list[str]:
-    """Return the different texts of all ranks, each with the ranks that told it, but for those that told nothing."""
+def of_ranks(reported: Sequence[str]) -> list[str]:
+    """Return the different texts of all ranks, each with the ranks that reported it; empty ones are left out."""
     ranks_by_text: dict[str, list[str]] = {}
-    for rank, text in enumerate(told):
+    for rank, text in enumerate(reported):
         if text:
             ranks_by_text.setdefault(text, []).append(str(rank))
     return [
-        text if len(ranks) == len(told) else f"rank {', '.join(ranks)}: {text}"
+        text if len(ranks) == len(reported) else f"rank {', '.join(ranks)}: {text}"
         for text, ranks in ranks_by_text.items()
     ]
 
 
 def on_rank_0(peer: Peer, act: Callable[[], T]) -> T:
-    """Run `act` on rank 0, and return what it returned (JSON-able) on every rank; collective.
+    """Run `act` on rank 0, and return its result (JSON-able) on every rank; collective.
 
     Raises:
-        CheckpointError: on every rank, where it raised this, OSError or an error that is not Hocket's.
+        CheckpointError: on every rank, if `act` raised this, OSError or an error that is not Hocket's.
     """
-    told: list[Any] = [None, None]
+    own: list[Any] = [None, None]
     cause = None
     if peer.rank == 0:
         try:
-            told = [act(), None]
+            own = [act(), None]
         except Exception as error:
-            cause, told = error, [None, _described(error)]
+            cause, own = error, [None, _described(error)]
     result: T
-    result, error_of_0 = gather(peer, told)[0]
+    result, error_of_0 = gather(peer, own)[0]
     if error_of_0 is not None:
         raise CheckpointError(error_of_0) from cause
     return result
 
 
 def _described(error: Exception) -> str:
-    """Return what the other ranks are told of an error; raises it where they meet it by themselves."""
+    """Return the text of an error for the other ranks, or raise it if they meet it by themselves."""
     if isinstance(error, HocketError) and not isinstance(error, CheckpointError):
         raise error
     if isinstance(error, OSError) and error.filename:

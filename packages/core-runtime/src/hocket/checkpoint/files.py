@@ -66,7 +66,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 class Written(NamedTuple):
-    """What tells a file that was written from one that is damaged.
+    """The size and checksum of a written file, by which damage is noticed.
 
     Attributes:
         size: in bytes.
@@ -83,7 +83,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
-    """Write nested state into a file, durably, and look whether it reads back; copies a tensor at a time, if at all.
+    """Write nested state into a file, durably, and check that it reads back; copies one tensor at a time, if any.
 
     Args:
         state: sections of what `flatten` takes, by name.
@@ -293,9 +293,10 @@ def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
 
 
 def mean_of_mappings(files: Sequence[StateFile], path: str) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors below a path, by the two keys that lead to each: the mean over those files that have it.
+    """Return the mean of each tensor below a path, over the files that have it, by the tensor's two last keys.
 
     Args:
+        files: the ranks' files.
         path: the keys from the section on, with slashes between them.
     """
     having: dict[str, list[StateFile]] = {}
@@ -310,7 +311,7 @@ def mean_of_mappings(files: Sequence[StateFile], path: str) -> dict[str, dict[st
 
 
 def why_no_mean(files: Sequence[StateFile], section: str) -> str:
-    """Return why a section does not hold the same tensors in all files; an empty string where it does."""
+    """Return the reason why a section's tensors differ in name or shape between files, or an empty string."""
     first = files[0]
     for file in files[1:]:
         if _in_order(file.structure(section)) != _in_order(first.structure(section)):
@@ -323,7 +324,7 @@ def why_no_mean(files: Sequence[StateFile], section: str) -> str:
 
 
 def _in_order(structure: Any) -> Any:
-    """Return a structure whose mappings have their keys in one order: optimizers keep that of their first gradients."""
+    """Return a structure with its mappings' keys sorted: optimizers order them by their first gradients."""
     if isinstance(structure, list):
         return [_in_order(item) for item in structure]
     if not isinstance(structure, dict):

@@ -1,4 +1,4 @@
-"""A checkpoint's manifest, written last: its presence says that everything else is there."""
+"""A checkpoint's manifest, written last: a checkpoint that has one is complete."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint: its run, step, ranks, versions and files.
 
     Attributes:
-        run: the id of whoever has saved, which every rank's file repeats.
-        step: the session's, when it was saved.
-        ranks: how many have saved.
-        replicas_equal: whether all ranks' models and optimizers are the same, to the bit.
-        optimizer: the class's name.
+        run: the id of the run that saved it, which every rank's file repeats.
+        step: the session's step when it was saved.
+        ranks: the number of ranks that saved.
+        replicas_equal: True if all ranks' models and optimizers are the same, bit for bit.
+        optimizer: the name of the optimizer's class.
         strategy: as `Strategy.resolved` gives it.
-        versions: of hocket-core, torch and the plugins that were loaded, by package.
+        versions: the versions of hocket-core, torch and the loaded plugins, by package.
         files: the size of each rank's file in bytes, by name.
-        checksums: of each rank's file, by name.
-        format: of all this.
+        checksums: the CRC-32 of each rank's file, by name.
+        format: the version of this format.
     """
 
     run: str
@@ -99,7 +99,7 @@ class Manifest:
                 raise MissingFileError(f"{path}: expected {size} bytes, {is_there}; {hint}")
 
 
-#: What each field is, in words, and the check of it.
+#: The description of each field, and its check.
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "run": ("text", lambda value: isinstance(value, str) and value != ""),
     "step": ("a number of steps, 0 or more", lambda value: type(value) is int and value >= 0),

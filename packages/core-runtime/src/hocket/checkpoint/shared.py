@@ -1,4 +1,4 @@
-"""Folders that all ranks share, and those that they do not: disks may also show late what other hosts have written."""
+"""Folders that all ranks have to share. A shared disk may show files of other hosts late."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LOOK_EVERY_S = 0.1
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """Return what `act` returns, once the files are there that it looks for.
+    """Return the result of `act`, repeated until the files that it reads are there.
 
     Raises:
-        MissingFileError: they are not after some seconds; names this host.
+        MissingFileError: a file is still missing after `LATE_S` seconds; names this host.
     """
     end_s = time.monotonic() + LATE_S
     while True:
@@ -43,10 +43,10 @@ def patiently(act: Callable[[], T]) -> T:
 
 
 def require_folder(path: Path) -> None:
-    """Wait until a folder is seen here that rank 0 has made.
+    """Wait until this rank sees a folder that rank 0 has made.
 
     Raises:
-        MissingFileError: it is not.
+        MissingFileError: it does not, after `LATE_S` seconds.
     """
 
     def look() -> None:
@@ -60,7 +60,7 @@ def require_folder(path: Path) -> None:
 
 
 def require_shared(peer: Peer, folder: Path) -> None:
-    """Find out whether all ranks see what rank 0 writes into a folder for checkpoints; collective.
+    """Check that all ranks see what rank 0 writes into a folder for checkpoints; collective.
 
     Raises:
         CheckpointError: on all ranks: some do not, or rank 0 cannot write there.
@@ -74,13 +74,15 @@ def require_shared(peer: Peer, folder: Path) -> None:
         end_s = time.monotonic() + LATE_S
         while not (seen := _is_seen(folder / name)) and time.monotonic() < end_s:
             time.sleep(_LOOK_EVERY_S)
-        told = gather(peer, [seen, socket.gethostname(), str(folder.absolute())])
+        gathered = gather(peer, [seen, socket.gethostname(), str(folder.absolute())])
     finally:
         if peer.rank == 0:
             for remove in (probe.unlink, *(path.rmdir for path in made)):
                 with contextlib.suppress(OSError):
                     remove()
-    blind = [f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(told) if not sees]
+    blind = [
+        f"rank {rank} in {place} on {host}" for rank, (sees, host, place) in enumerate(gathered) if not sees
+    ]
     if blind:
         raise CheckpointError(
             f"what rank 0 writes into {where} is not seen by {', '.join(blind[:3])}"

@@ -360,7 +360,7 @@ def _is_named(kind: type, module: str, name: str) -> bool:
 
 
 def _numbers(values: Sequence[object]) -> tuple[str, Array] | None:
-    """Return a list of numbers of one kind as an array, with the kind; None where it is no such list."""
+    """Return a list of numbers of one kind as the kind and an array, or None if it is no such list."""
     found = set(map(type, values))
     for kind, (types, dtype) in _NUMBERS.items():
         if all(

@@ -126,8 +126,8 @@ def _analyse(exchange: Exchange, others: Sequence[Topology], size: int) -> dict[
 
 def _title(topology: Topology) -> str:
     fields = {key: value for key, value in telling_fields(topology).items() if key != "seed"}
-    told = ", ".join(f"{key}: {value}" for key, value in fields.items())
-    return component_name(topology) + (f" {{{told}}}" if told else "")
+    settings = ", ".join(f"{key}: {value}" for key, value in fields.items())
+    return component_name(topology) + (f" {{{settings}}}" if settings else "")
 
 
 def _show(exchange: Exchange, size: int, found: Mapping[str, Mixing]) -> None:

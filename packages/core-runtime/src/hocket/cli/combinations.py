@@ -154,14 +154,14 @@ def _words(text: str) -> list[str]:
 
 
 def _name(chosen: dict[str, str]) -> str:
-    told = []
+    parts = []
     for key, value in chosen.items():
         if key == _STRATEGY and _names_recipe(value):
             recipe, *own = _words(value)
-            told += [recipe.removesuffix(".yaml").removesuffix(".yml"), *own]
+            parts += [recipe.removesuffix(".yaml").removesuffix(".yml"), *own]
         else:
-            told.append(f"{key}={value}")
-    return re.sub(r"[^\w.,=+-]+", "-", ",".join(told)).strip("-.") or _UNNAMED
+            parts.append(f"{key}={value}")
+    return re.sub(r"[^\w.,=+-]+", "-", ",".join(parts)).strip("-.") or _UNNAMED
 
 
 def _distinct(name: str, taken: dict[str, Combination]) -> str:

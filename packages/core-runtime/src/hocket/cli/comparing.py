@@ -115,20 +115,20 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
     notes = []
     tasks = _by(records, lambda record: json.dumps(record.task, sort_keys=True))
     if len(tasks) > 1:
-        told = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
-        notes.append(f"the runs are of different tasks, whose metrics do not compare ({told})")
+        listed = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
+        notes.append(f"the runs are of different tasks, whose metrics do not compare ({listed})")
     clocks = _by(records, lambda record: str(record.transport == "virtual"))
     if len(clocks) > 1:
-        told = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
-        notes.append(f"seconds on the virtual clock do not compare with those of others ({told})")
+        listed = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
+        notes.append(f"seconds on the virtual clock do not compare with those of others ({listed})")
     versions: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         for module, contents in kept_modules(record.folder).items():
             versions.setdefault(module, {}).setdefault(str(sorted(contents)), []).append(record)
     for module, by_contents in sorted(versions.items()):
         if len(by_contents) > 1:
-            told = "; ".join(map(_labels, by_contents.values()))
-            notes.append(f"the runs are of different code: {module} is another in each of: {told}")
+            listed = "; ".join(map(_labels, by_contents.values()))
+            notes.append(f"the runs are of different code: {module} is another in each of: {listed}")
     for group in groups:
         by_seed = _by(group.records, lambda record: str(record.config["seed"]))
         same = [f"{_labels(each)} (seed {each[0].config['seed']})" for each in by_seed if len(each) > 1]

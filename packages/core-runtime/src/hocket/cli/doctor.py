@@ -99,8 +99,8 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    told = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
-    total, available = (int(told[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    read = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
+    total, available = (int(read[key]) * 1024 for key in ("MemTotal", "MemAvailable"))
     text = f"{_gib(available)} of {_gib(total)} available; a rank that imports torch takes about 0.25 GiB"
     return (
         Finding.ok("memory", text)
@@ -130,7 +130,7 @@ def query_mpi(python: str = sys.executable) -> dict[str, str]:
         with shared_job_folder() as variables:
             if SEGMENTS_VARIABLE in variables:
                 environment["OMPI_MCA_btl_sm_backing_directory"] = variables[SEGMENTS_VARIABLE]
-            told = subprocess.run(
+            process = subprocess.run(
                 [python, "-P", "-c", _QUERY_MPI],
                 env=environment,
                 capture_output=True,
@@ -140,11 +140,13 @@ def query_mpi(python: str = sys.executable) -> dict[str, str]:
             )
     except subprocess.TimeoutExpired:
         return {"error": f"MPI did not start within {_QUERY_TIMEOUT_S:g} s"}
-    lines = told.stdout.splitlines()
-    if told.returncode == 0 and lines:
+    lines = process.stdout.splitlines()
+    if process.returncode == 0 and lines:
         answer: dict[str, str] = json.loads(lines[-1])
         return answer
-    words = (told.stderr.strip() or told.stdout.strip() or f"exit status {told.returncode}").splitlines()
+    words = (
+        process.stderr.strip() or process.stdout.strip() or f"exit status {process.returncode}"
+    ).splitlines()
     return {"error": words[-1]}
 
 
@@ -155,8 +157,8 @@ def mpi_finding(mpi: dict[str, str]) -> Finding:
             return Finding.note(
                 "mpi", f"mpi4py is not installed, so ranks meet over transport torch: {_INSTALL_MPI}"
             )
-        told = f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}"
-        return Finding.problem("mpi", f"{told}; or use --transport torch, which needs none")
+        text = f"mpi4py does not start MPI: {mpi['error']}. Reinstall both: {_INSTALL_MPI}"
+        return Finding.problem("mpi", f"{text}; or use --transport torch, which needs none")
     library = _library(mpi["library"])
     text = f"mpi4py {mpi['mpi4py']} over {library}, threads: {mpi['threads']}"
     if mpi["threads"] != "multiple":

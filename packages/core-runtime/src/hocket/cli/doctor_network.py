@@ -30,8 +30,8 @@ def interfaces() -> dict[str, str]:
 
     room = array.array("B", bytes(_ENTRY.size * _MOST_ENTRIES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        told = fcntl.ioctl(asked, _SIOCGIFCONF, struct.pack("iL", len(room), room.buffer_info()[0]))
-    used: int = struct.unpack("iL", told)[0]
+        received = fcntl.ioctl(asked, _SIOCGIFCONF, struct.pack("iL", len(room), room.buffer_info()[0]))
+    used: int = struct.unpack("iL", received)[0]
     entries = _ENTRY.iter_unpack(room.tobytes()[: used - used % _ENTRY.size])
     return {name.rstrip(b"\0").decode(): socket.inet_ntoa(address[4:8]) for name, address in entries}
 

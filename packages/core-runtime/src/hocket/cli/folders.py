@@ -109,12 +109,12 @@ def _is_new(folder: Path, make: bool) -> bool:
     return True
 
 
-def refuse_unwritable(folder: Path, told: str) -> None:
+def refuse_unwritable(folder: Path, label: str) -> None:
     """Refuse a folder that cannot be made or written, as whoever makes it would find.
 
     Args:
         folder: for results.
-        told: how the message names it.
+        label: how the message names it.
 
     Raises:
         UserError: says why.
@@ -125,9 +125,11 @@ def refuse_unwritable(folder: Path, told: str) -> None:
     if not there.is_dir():
         lost = there.is_symlink() and not there.exists()
         what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
-        raise UserError(f"{told}: cannot be written: {there} is {what}: name another one by --out")
+        raise UserError(f"{label}: cannot be written: {there} is {what}: name another one by --out")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"{told}: cannot be written: {there} is another user's: name another folder by --out")
+        raise UserError(
+            f"{label}: cannot be written: {there} is another user's: name another folder by --out"
+        )
 
 
 def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
@@ -150,9 +152,9 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
-        told = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
+        keys = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
         raise UserError(
-            f"{path}: {told}: a run is resumed with what it was begun with, but for its length, its ranks and what it "
+            f"{path}: {keys}: a run is resumed with what it was begun with, but for its length, its ranks and what it "
             "reports"
         )
     return run
@@ -162,9 +164,9 @@ def _refuse_changed(path: Path) -> None:
     """Refuse a run's configuration that somebody, or a disk, has changed since the run wrote it."""
     changed = changed_keys(path, read_config(path))
     if changed:
-        told = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        keys = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
         raise UserError(
-            f"{path} was changed since the run wrote it: {told}. Put it back; what may change is given as KEY=VALUE to "
+            f"{path} was changed since the run wrote it: {keys}. Put it back; what may change is given as KEY=VALUE to "
             f"`hocket resume {path.parent}`, and `hocket run {path} --out OTHER` begins another run with it as it is"
         )
 

@@ -246,17 +246,17 @@ def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
     held_up_s = held_up(run, plan)
     share = computing_share(plan, step_s, held_up_s=held_up_s)
     bandwidths = least_bandwidths(planned, step_s, _SHARES, held_up_s=held_up_s)
-    told = []
+    parts = []
     for bandwidth, shares in groupby(zip(bandwidths, _SHARES, strict=True), key=lambda pair: pair[0]):
         least, *_, most = 2 * [share for _, share in shares]
         further = "or less" if bandwidth == BANDWIDTHS[0] else "on"
-        told.append(
+        parts.append(
             f"{most:.0%} from {bandwidth / 1e9:.3g} Gbit/s {further}" if bandwidth else f"{least:.0%} never"
         )
     late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     return [
         f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time, a step of "
-        f"{format_seconds(step_s / share)}{late}; {', '.join(told)}, per rank. Hidden are, "
+        f"{format_seconds(step_s / share)}{late}; {', '.join(parts)}, per rank. Hidden are, "
         "of all segments but the last, what two thirds of a step can by overlap backward, a third by forward, and as "
         "many steps as a delay has."
     ]

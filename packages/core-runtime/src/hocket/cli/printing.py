@@ -26,5 +26,7 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     characters = error.object[error.start : error.end]
-    told = [_IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters]
-    return "".join(told), error.end
+    written = [
+        _IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters
+    ]
+    return "".join(written), error.end

@@ -212,8 +212,8 @@ def _announce(
     where, each = f"{run.ranks} ranks over {transport}", " each"
     if run.ranks == 1:
         where, each = "one rank", ""
-    told = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
-    threads = str(told or threads_per_rank(local))
+    wanted = 1 if run.transport is TransportName.VIRTUAL else os.environ.get("OMP_NUM_THREADS")
+    threads = str(wanted or threads_per_rank(local))
     print(
         f"{'would start' if options.dry_run else 'starting'} {run.strategy.name or 'own strategy'}: "
         f"task {run.task.name}, {where}, on {device.value}, "
@@ -234,8 +234,8 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
     replicas = build_engine(run).data_size(run.ranks)
     per_epoch = steps_per_epoch(run, samples, replicas)
     steps = min(run.steps or per_epoch * run.epochs, per_epoch * run.epochs)
-    for told in unreached(run.strategy, steps, replicas):
-        _log.warning(told)
+    for text in unreached(run.strategy, steps, replicas):
+        _log.warning(text)
     print(
         f"{samples:,} samples to train on: {steps:,} steps of {run.batch_size * run.accumulate * replicas:,} samples, "
         f"{per_epoch:,} in an epoch; everything was checked, and nothing was started"

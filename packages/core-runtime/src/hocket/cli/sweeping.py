@@ -175,8 +175,8 @@ class _Run:
         keys = [key for key in asked if key not in _NOT_COMPARED]
         differing = differing_keys(resolved(load_run(str(path))), asked, keys)
         if differing:
-            told = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
-            raise UserError(f"{self.folder} holds another run: {told}. Name another folder with --out")
+            differences = some([f"{key} is {was}, and {new} is asked for" for key, was, new in differing])
+            raise UserError(f"{self.folder} holds another run: {differences}. Name another folder with --out")
         if not (self.has_ended or self.goes_on):
             return
         changed = changed_modules(asked, self.folder)
@@ -227,7 +227,7 @@ class _Run:
             if self._process is not None:
                 self._process.terminate()
 
-    def told(self, status: int) -> str:
+    def outcome(self, status: int) -> str:
         """Return in one line what became of it."""
         if status == 0 and self.has_ended:
             summary = read_summary(self.folder / SUMMARY)
@@ -263,15 +263,15 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, b
             if not changed:
                 changed.extend(changed_since(code))
                 if changed:
-                    told = f"{some(changed)} changed since the sweep began: no further run is started"
-                    print(f"hocket: {told}", file=sys.stderr, flush=True)
+                    text = f"{some(changed)} changed since the sweep began: no further run is started"
+                    print(f"hocket: {text}", file=sys.stderr, flush=True)
         if changed:
             run.end()
         status = run.carry_out(lock, jobs)
         if run.is_ended:
             return False
         with telling:  # here, so that a run's result stands before the run that takes its place begins
-            print(f"[{next(places)}/{len(runs)}] {run.folder.name}: {run.told(status)}", flush=True)
+            print(f"[{next(places)}/{len(runs)}] {run.folder.name}: {run.outcome(status)}", flush=True)
         return status == 0 and run.has_ended
 
     with _terminated_as_interrupted(), ThreadPoolExecutor(jobs) as pool:

@@ -25,10 +25,10 @@ __all__ = [
     "written",
 ]
 
-#: What a group's numbers are.
+#: The meaning of a group's numbers.
 MEANING = "mean ± standard deviation (n - 1) over runs that differ by their seeds only"
 
-#: What does not change a run's numbers, as keys of its configuration.
+#: The keys of a configuration that do not change a run's numbers.
 _REPORTING = (
     "seed",
     *DESCRIPTIVE,
@@ -41,18 +41,18 @@ _REPORTING = (
 
 _STRATEGY = ("strategy", "phases")
 
-# What is left of names such as `agd-seed=0` and `agd-seed=1` when their ends are taken away.
+# The end to cut off the common start of names such as `agd-seed=0` and `agd-seed=1`.
 _LOOSE_END = re.compile(r"[\s,;/_.=-]*(seed)?[\s,;/_.=-]*$")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of several runs.
+    """The mean and deviation of a number over several runs.
 
     Attributes:
-        mean: over those that have it.
-        deviation: the standard deviation of a sample; 0 where one run has it.
-        count: how many have it.
+        mean: the mean over the runs that have the number.
+        deviation: the sample standard deviation (n - 1); 0 for a single run.
+        count: the number of runs that have the number.
     """
 
     mean: float
@@ -62,7 +62,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over steps, seconds or bytes: means, and where the runs (or the ranks of one run) lie."""
+    """A metric over steps, seconds or bytes: means, and a band of the runs (or the ranks of one run)."""
 
     x: list[float]
     mean: list[float]
@@ -72,22 +72,22 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seeds only, one at least."""
+    """One run or more that differ by their seeds only."""
 
     label: str
     records: Sequence[Record]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the runs were made with, without what changes no number; `seed` is all of theirs.
+        """The runs' shared settings, without those that change no number; `seed` lists all seeds.
 
-        `transport` is what moved bytes, also where the configuration leaves it open.
+        `transport` is the one that was used, also if the configuration leaves it open.
         """
         seeds = ", ".join(str(record.config["seed"]) for record in self.records)
         return {**_settings(self.records[0]), "seed": seeds}
 
     def spread(self, measure: Callable[[Record], float | None]) -> Spread | None:
-        """Return a measure's mean and spread over the runs; None where no run has it."""
+        """Return a measure's mean and deviation over the runs, or None if no run has it."""
         values = [value for value in map(measure, self.records) if value is not None]
         if not values:
             return None
@@ -97,8 +97,8 @@ class Group:
         """Return a metric's mean over the runs, and one standard deviation to both sides.
 
         Args:
-            name: as `Record.series` takes it.
-            over: `step`, `seconds` or `bytes_sent`; the runs' mean, too.
+            name: the metric, as `Record.series` takes it.
+            over: the x-axis: `step`, `seconds` or `bytes_sent`, as a mean over the runs, too.
         """
         runs = [{row["step"]: (row[over], value) for row, value in r.series(name)} for r in self.records]
         steps = [step for step in runs[0] if all(step in run for run in runs)]
@@ -111,7 +111,7 @@ class Group:
         )
 
     def ranks_curve(self, name: str, over: str) -> Curve:
-        """Return a metric of a run over its ranks: their mean, the smallest and the largest."""
+        """Return a metric of one run over its ranks: their mean, smallest and largest value."""
         [record] = self.records
         mean, low, high = (
             {row["step"]: (row[over], value) for row, value in record.series(name + end)}
@@ -125,7 +125,7 @@ class Group:
 
 
 def group_by_seed(records: Sequence[Record]) -> list[Group]:
-    """Put runs together that have ended and differ by their seeds only, in the order in which they are given."""
+    """Group ended runs that differ by their seeds only, in the order given; an unended run stays alone."""
     found: dict[str, list[Record]] = {}
     for record in records:
         # A mean over a whole run and a part of one would be the mean of nothing.
@@ -138,13 +138,13 @@ def group_by_seed(records: Sequence[Record]) -> list[Group]:
 def differing_settings(
     runs: Sequence[tuple[str, Mapping[str, Any]]], chosen: Sequence[str] = ()
 ) -> list[str]:
-    """Return a line for each setting in which runs differ, besides strategy, seed and what changes no number.
+    """Return a line for each differing setting, but for strategy, seed and settings that change no number.
 
-    Of components of different kinds, such as two optimizers, those settings are compared that all of them have.
+    Of components of different kinds, such as two optimizers, only the settings that all have are compared.
 
     Args:
         runs: labels, which may repeat, and complete configurations.
-        chosen: keys that are meant to differ, and those below them.
+        chosen: keys that are meant to differ, with all keys below them.
     """
     configs = [
         {key: value for key, value in config.items() if key not in (*_REPORTING, *_STRATEGY)}
@@ -157,8 +157,8 @@ def differing_settings(
         having: dict[str, list[str]] = {}
         for (label, _), value in zip(runs, values, strict=True):
             having.setdefault(written(value), []).append(label)
-        told = (f"{value} in {some(list(dict.fromkeys(labels)))}" for value, labels in having.items())
-        lines.append(f"runs differ in {key}: {'; '.join(told)}")
+        differing = (f"{value} in {some(list(dict.fromkeys(labels)))}" for value, labels in having.items())
+        lines.append(f"runs differ in {key}: {'; '.join(differing)}")
     return lines
 
 
@@ -168,7 +168,7 @@ def written(value: object) -> str:
 
 
 def _differing(path: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield what differs within configurations: the keys that lead there, and each one's value; None where none is."""
+    """Yield the differences between configurations: the path, and the value of each, None where it has none."""
     if all(isinstance(value, dict) for value in values):
         is_one_kind = all(value.get("name") == values[0].get("name") for value in values)
         for key in dict.fromkeys(key for value in values for key in value):
@@ -179,7 +179,7 @@ def _differing(path: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean and deviation of one value or more, which may be NaN or infinite, as of a run that diverged."""
+    """Return mean and deviation of one value or more; a run that diverged gives NaN or infinities."""
     mean = sum(values) / len(values)
     squares = sum((value - mean) * (value - mean) for value in values)
     return Spread(mean, math.sqrt(squares / max(1, len(values) - 1)), len(values))

@@ -17,7 +17,7 @@ __all__ = ["Measure", "Target", "measures", "parse_targets"]
 _TARGET = re.compile(r"(?P<name>[^<>=]+)(?P<relation><=|>=|=)(?P<value>.+)")
 
 
-#: Units, from the largest on, with what they are worth.
+#: Units, the largest first, with their sizes.
 _Units = Sequence[tuple[str, float]]
 
 _PLAIN: _Units = (("", 1.0),)
@@ -33,13 +33,13 @@ _SMALLEST, _LARGEST = 1e-4, 1e7
 
 @dataclass(frozen=True)
 class Measure:
-    """A column.
+    """A column of a comparison.
 
     Attributes:
-        name: its header.
-        of: a run's number; None where it has none.
-        units: what it is written in.
-        absent: what is written of a group of which no run has a number.
+        name: the column's header.
+        of: returns a run's number, or None if it has none.
+        units: the units of the column.
+        absent: returns the text for a group in which no run has a number.
     """
 
     name: str
@@ -53,18 +53,18 @@ class Measure:
         if found is None:
             return self.absent(group)
         of = len(group.records)
-        told = [found.mean] if found.count == 1 else [found.mean, found.deviation]
-        text = self.written(told, abs(found.mean), _DIGITS)
+        values = [found.mean] if found.count == 1 else [found.mean, found.deviation]
+        text = self.written(values, abs(found.mean), _DIGITS)
         return text + ("" if found.count == of else f" ({found.count} of {of})")
 
     def written(self, values: Sequence[float], largest: float, digits: int, sign: str = "") -> str:
         """Return values as text with ± between them, in the same unit and to the same place.
 
         Args:
-            values: of the column.
-            largest: a number, not negative, that chooses the unit.
-            digits: how many of that number are written.
-            sign: `+` writes the first value's sign where it is positive, too.
+            values: numbers of the column.
+            largest: the number, 0 or more, by which the unit is chosen.
+            digits: the number of digits of `largest`.
+            sign: `+` to write the sign of a positive first value, too.
         """
         unit, size = next((u for u in self.units if largest >= u[1]), self.units[-1])
         ending = f".{digits}g"
@@ -80,10 +80,10 @@ class Target:
     """A value of a metric that runs are to reach.
 
     Attributes:
-        name: the metric's.
-        value: what is to be reached.
-        rising: whether larger values are better.
-        label: what columns and figures call it.
+        name: the metric's name.
+        value: the value to reach.
+        rising: True if larger values are better.
+        label: the target's name in columns and figures.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Target:
         return f"{self.name} of {self.value:g} or {'more' if self.rising else 'less'}"
 
     def first(self, record: Record, key: str) -> float | None:
-        """Return the number `key` in the first row of a run that reaches the target; None where none does."""
+        """Return the number `key` of the first row of a run that reaches the target, or None if none does."""
         for row, value in record.series(self.name):
             if value >= self.value if self.rising else value <= self.value:
                 return float(row[key]) if is_number(row.get(key)) else None
@@ -111,10 +111,12 @@ class Target:
 
 
 def parse_targets(texts: Sequence[str], records: Sequence[Record]) -> list[Target]:
-    """Read targets `NAME=VALUE`; where larger values are better, is seen from what most runs do; `>=` or `<=` say it.
+    """Read targets `NAME=VALUE`, `NAME>=VALUE` or `NAME<=VALUE`.
+
+    For `=`, the direction in which most runs' values move counts as better.
 
     Raises:
-        UserError: one has another form, or a run has no such metric.
+        UserError: a target has another form, or a run has no such metric.
     """
     labels = ["target"] if len(texts) == 1 else [f"target {place}" for place in range(1, len(texts) + 1)]
     return [_parse_target(text, records, label) for text, label in zip(texts, labels, strict=True)]

@@ -91,18 +91,18 @@ def comparison_page(
     """Return a page that compares runs.
 
     Args:
-        groups: runs that differ by their seeds only are one.
-        columns: of the table.
-        targets: what times and bytes are counted to.
-        notes: what a reader has to know.
+        groups: the runs, grouped by `group_by_seed`.
+        columns: the table's columns.
+        targets: the values up to which times and bytes are counted.
+        notes: remarks that the reader has to see.
     """
     records = [record for group in groups for record in group.records]
-    told = [
+    sentences = [
         f"{target.label.capitalize()}: {target}; time and bytes are those of the first line of metrics that reaches it."
         for target in targets
     ]
     if len(records) > len(groups):
-        told.append(
+        sentences.append(
             f"In the table {MEANING}; lines in figures are these means, and bands reach one deviation to both sides."
         )
 
@@ -111,11 +111,11 @@ def comparison_page(
 
     figures = _figures(records, lines, "step", targets)
     table = _table(groups, columns) + _difference_table(groups, columns)
-    return _page("Comparison of runs", told, table, figures, _settings(groups), notes)
+    return _page("Comparison of runs", sentences, table, figures, _settings(groups), notes)
 
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
-    """Return the page of one run: its cost, its metrics, and how far its ranks are apart."""
+    """Return the page of one run: its cost, its metrics, and their spread over its ranks."""
     group = Group(record.label, [record])
 
     def lines(name: str, over: str) -> list[_Line]:
@@ -123,11 +123,13 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
         return [_Line(record.label, 0, of_ranks if of_ranks.x else group.curve(name, over))]
 
     figures = [*_figures([record], lines, "seconds"), *_by_rank(record)]
-    told = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
+    sentences = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
     if record.ranks > 1:
-        told.append("Bands reach from the smallest rank's value to the largest rank's.")
+        sentences.append("Bands reach from the smallest rank's value to the largest rank's.")
     config = escape(yaml.safe_dump(record.config, sort_keys=False))
-    return _page(title, told, _table([group], columns), figures, f"<h2>Configuration</h2><pre>{config}</pre>")
+    return _page(
+        title, sentences, _table([group], columns), figures, f"<h2>Configuration</h2><pre>{config}</pre>"
+    )
 
 
 def _figures(
@@ -251,7 +253,7 @@ def _table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
 
 
 def _difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
-    """Return what groups differ from the first by; empty where no two share two seeds."""
+    """Return the table of differences as HTML; empty if no two groups share two seeds."""
     found = difference_table(groups, columns)
     if found is None:
         return ""
@@ -268,14 +270,14 @@ def _cell(text: str) -> str:
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """Return what the groups' runs were made with: a row for each key in which they differ, and all other keys."""
+    """Return the groups' settings as HTML: a row for each differing key, and a list of the others."""
     made_with = [flattened(group.settings) for group in groups]
     keys = sorted({key for settings in made_with for key in settings}, key=lambda key: (key != "seed", key))
     differing = [key for key in keys if any(each.get(key) != made_with[0].get(key) for each in made_with)]
     rows = [[key, *(escape(_plain(settings, key)) for settings in made_with)] for key in differing]
     table = _wide(["", *(group.label for group in groups)], rows)
     shared = "\n".join(f"{key}: {_plain(made_with[0], key)}" for key in keys if key not in differing)
-    title = "What all have in common" if rows else "All"
+    title = "Shared settings" if rows else "All settings"
     return (
         f"<h2>Settings</h2>{table if rows else ''}"
         f"<details><summary>{title}</summary><pre>{escape(shared)}</pre></details>"
@@ -289,7 +291,7 @@ def _plain(settings: Mapping[str, object], key: str) -> str:
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that can be scrolled where it is too wide; cells of `rows` are HTML, their first ones text."""
+    """Return a table that scrolls if it is too wide; cells of `rows` are HTML, the first of each row text."""
     lines = [
         ("th", list(map(escape, head))),
         *(("td", [_BREAK_AFTER.sub(r"\1<wbr>", escape(row[0])), *row[1:]]) for row in rows),
@@ -301,14 +303,14 @@ def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _page(
     title: str,
-    told: Sequence[str],
+    sentences: Sequence[str],
     table: str,
     figures: Sequence[go.Figure],
     details: str = "",
     notes: Sequence[str] = (),
 ) -> str:
     head = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    head += "".join(f"<p>{escape(text)}</p>" for text in told)
+    head += "".join(f"<p>{escape(text)}</p>" for text in sentences)
     drawn = "\n".join(
         f'<div class="wide"><div class="figure">{to_html(figure, **_HTML)}</div></div>' for figure in figures
     )

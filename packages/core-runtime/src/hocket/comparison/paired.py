@@ -12,7 +12,7 @@ from hocket.comparison.record import Record
 
 __all__ = ["DifferenceTable", "Paired", "difference_table", "paired"]
 
-#: Student's t that is exceeded to both sides with a probability of 5 % altogether, for 1 to 30 degrees of freedom.
+#: The two-sided 95 % quantile of Student's t, for 1 to 30 degrees of freedom.
 #: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, column 0.975.
 _T_95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -20,7 +20,7 @@ _T_95 = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 _FEWEST_SEEDS = 2
-# Numbers that differ by a smaller part of themselves differ by rounding.
+# A smaller relative difference of two numbers counts as rounding.
 _ROUNDING = 1e-9
 _DIGITS = 3
 _BEYOND_CHANCE = " *"
@@ -28,12 +28,12 @@ _BEYOND_CHANCE = " *"
 
 @dataclass(frozen=True)
 class Paired:
-    """What two groups differ by in a measure, seed by seed.
+    """The difference of two groups in a measure, paired by seed.
 
     Attributes:
-        mean: over seeds.
-        margin: the 95 % confidence interval reaches so far to both sides of the mean.
-        seeds: how many both groups have a number of; two at least.
+        mean: the mean difference over the seeds.
+        margin: half of the width of the 95 % confidence interval around the mean.
+        seeds: the number of seeds for which both groups have a number, at least two.
     """
 
     mean: float
@@ -42,18 +42,18 @@ class Paired:
 
     @property
     def leaves_out_zero(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """True if zero lies outside of the confidence interval."""
         return abs(self.mean) > self.margin
 
 
 @dataclass(frozen=True)
 class DifferenceTable:
-    """Differences of groups from one of them, as text.
+    """The differences of groups from one of them, as text.
 
     Attributes:
-        meaning: what the cells are.
+        meaning: the meaning of the cells.
         head: the columns' names.
-        rows: one for each other group that shares two seeds with it.
+        rows: one for each other group that shares two seeds or more with it.
     """
 
     meaning: str
@@ -62,7 +62,7 @@ class DifferenceTable:
 
 
 def paired(group: Group, base: Group, measure: Callable[[Record], float | None]) -> Paired | None:
-    """Return what a group differs from another by; None where they share fewer than two seeds with numbers.
+    """Return the difference of a group from another; None if they share fewer than two seeds with numbers.
 
     Several runs of a seed count as their mean.
     """
@@ -77,7 +77,7 @@ def paired(group: Group, base: Group, measure: Callable[[Record], float | None])
 
 
 def difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> DifferenceTable | None:
-    """Return the differences from the first group that shares two seeds with another; None where none does."""
+    """Return the differences from the first group that shares two seeds with another, or None if none does."""
     for base in groups:
         others = [each for each in groups if each is not base and _shared(each, base) >= _FEWEST_SEEDS]
         if others:
@@ -105,13 +105,13 @@ def _cell(column: Measure, group: Group, base: Group) -> str:
 
 
 def _shared(one: Group, other: Group) -> int:
-    """Return how many seeds two groups share."""
+    """Return the number of seeds that two groups share."""
     first, second = ({record.config["seed"] for record in group.records} for group in (one, other))
     return len(first & second)
 
 
 def _by_seed(group: Group, measure: Callable[[Record], float | None]) -> Mapping[int, float]:
-    """Return the numbers that a group has, by seed; of several runs of a seed their mean."""
+    """Return a group's numbers by seed; several runs of a seed count as their mean."""
     found: dict[int, list[float]] = {}
     for record in group.records:
         value = measure(record)
@@ -121,6 +121,6 @@ def _by_seed(group: Group, measure: Callable[[Record], float | None]) -> Mapping
 
 
 def _difference(one: float, other: float) -> float:
-    """Return one number less another, and 0 where that is rounding; NaN where one is NaN, or both are infinite."""
+    """Return one number less another: 0 for rounding, NaN if one is NaN or both are infinite."""
     found = one - other
     return 0.0 if abs(found) < _ROUNDING * max(abs(one), abs(other)) else found

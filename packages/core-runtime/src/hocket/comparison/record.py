@@ -1,4 +1,4 @@
-"""A run's folder, read."""
+"""The content of a run's folder."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["Record", "read_record", "read_records", "runs_within"]
 
 _log = logging.getLogger("hocket")
 
-#: What to do with a folder of which a part is gone.
+#: The advice for a folder from which a file is missing.
 _AGAIN = "put the file back, or delete the folder and start the run again"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run's folder holds.
+    """The content of a run's folder: configuration, metrics and summary.
 
     Attributes:
-        folder: where it lies.
-        label: what tables and figures call the run.
+        folder: the folder's path.
+        label: the run's name in tables and figures.
         config: its complete configuration.
-        rows: the lines of its metrics, one at least.
-        summary: None where the run has not ended.
+        rows: the lines of its metrics, at least one.
+        summary: the run's summary; None if the run has not ended.
     """
 
     folder: Path
@@ -55,14 +55,14 @@ class Record:
 
     @property
     def ranks(self) -> int:
-        """How many ranks trained."""
+        """The number of ranks that trained."""
         return int(self.config["ranks"])
 
     @property
     def transport(self) -> str:
-        """What moved bytes; empty where the configuration leaves it open and the run has not ended."""
-        told: str = (self.summary or self.config).get("transport") or ""
-        return told
+        """The transport; empty if the configuration leaves it open and the run has not ended."""
+        name: str = (self.summary or self.config).get("transport") or ""
+        return name
 
     @property
     def task(self) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class Record:
         return points(self.rows, name)
 
     def last(self, name: str) -> float | None:
-        """Return a metric's last value; None where there is none."""
+        """Return a metric's last value, or None if it has none."""
         found = points([*self.rows, self.summary or {}], name)
         return found[-1][1] if found else None
 
     def resolve(self, name: str) -> str:
-        """Return a metric's full name, for one that leaves out `valid_`.
+        """Return a metric's full name for one with or without `valid_`.
 
         Raises:
-            UserError: the run has no such metric; says which it has.
+            UserError: the run has no such metric; lists those that it has.
         """
         for full in (name, VALID + name):
             if full in self.names:
@@ -100,10 +100,10 @@ class Record:
 
 
 def read_records(folders: Sequence[Path]) -> tuple[list[Record], list[Path]]:
-    """Read runs, and label each by what its path does not have in common with the others'.
+    """Read runs, and label each by the part of its path that the others do not share.
 
     Args:
-        folders: of runs, or folders with runs in them.
+        folders: runs' folders, or folders with runs in them.
 
     Returns:
         The runs, and the folders of those that have no metrics yet.
@@ -127,7 +127,7 @@ def read_records(folders: Sequence[Path]) -> tuple[list[Record], list[Path]]:
 
 
 def runs_within(folder: Path) -> list[Path]:
-    """Return the folders of runs that lie in a folder, by name; none where there is no such folder."""
+    """Return the runs' folders in a folder, sorted by name; none if it does not exist."""
     return [each for each in sorted(folder.iterdir()) if _was_started(each)] if folder.is_dir() else []
 
 
@@ -144,10 +144,10 @@ def read_record(folder: Path, label: str) -> Record:
 
 
 def _read(folder: Path, label: str) -> Record | None:
-    """Read a run's folder; return None where the run has no metrics yet.
+    """Read a run's folder; return None if the run has no metrics yet.
 
     Raises:
-        UserError: it holds no run, or what is there cannot be read.
+        UserError: it holds no run, or one of its files cannot be read.
     """
     if not _was_started(folder):
         raise UserError(f"{folder} holds no run: {_reason(folder)}")
@@ -162,11 +162,11 @@ def _read(folder: Path, label: str) -> Record | None:
         config = read_config(path := folder / CONFIG)
         summary = read_summary(path := folder / SUMMARY) if ended else None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        told = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read: {told}") from error
+        text = reason(error) if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read: {text}") from error
     if changed := changed_keys(folder / CONFIG, config):
-        told = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
-        _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, told)
+        text = some([f"{key} is {now}, and was {was}" for key, was, now in changed])
+        _log.warning("%s was changed since the run wrote it: %s", folder / CONFIG, text)
     if summary and (rows[-1]["step"] if rows else 0) < summary["steps"]:
         raise UserError(
             f"{folder}: the run has ended after {summary['steps']} steps, and {METRICS} ends before: {_AGAIN}"
@@ -179,7 +179,7 @@ def _without_metrics(folder: Path) -> str:
 
 
 def _was_started(folder: Path) -> bool:
-    """Say whether a folder holds a run, though nothing may have come of it yet."""
+    """Return whether a folder holds a run, be it one that has written no results yet."""
     return any((folder / name).is_file() for name in (CONFIG, NEXT_CONFIG, SWEPT_CONFIG))
 
 

@@ -173,14 +173,14 @@ def telling_fields(component: object) -> dict[str, Any]:
         Plain configuration by field, as of `describe`.
     """
     plain = describe(component)
-    told = {}
+    shown = {}
     for field in dataclasses.fields(component):  # type: ignore[arg-type]
         value = getattr(component, field.name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         made = field.default_factory is not dataclasses.MISSING and value == field.default_factory()
         if field.init and (is_number or not (made or value == field.default)):
-            told[field.name] = plain[field.name]
-    return told
+            shown[field.name] = plain[field.name]
+    return shown
 
 
 def _read_field(hint: object, where: Location, registry: Registry) -> Any:

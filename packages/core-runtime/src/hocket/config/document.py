@@ -1,4 +1,4 @@
-"""A configuration being merged: a tree of plain values, and where each of them came from."""
+"""A configuration being merged: a tree of plain values, and the source of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hocket.errors import ConfigError, suggest
 
 __all__ = ["Document", "Location", "Origin", "Path"]
 
-#: How alike two keys are of which one is a slip of the other, and not looked for elsewhere; 0 to 1.
+#: The least similarity, 0 to 1, at which an unknown key counts as misspelt and is not looked for elsewhere.
 _SLIP = 0.8
 
 #: The way from the root to a value: keys of mappings and indices of lists.
@@ -24,11 +24,11 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from.
+    """The source of a value.
 
     Attributes:
-        label: how errors name it: a file, `recipe sgd`, `override 'epochs=3'`, `mapping`.
-        bare: whether it was written as a strategy alone, so that its keys lack the leading `strategy`.
+        label: the source's name in errors: a file, `recipe sgd`, `override 'epochs=3'`, `mapping`.
+        bare: True if the source holds a strategy alone, so that its keys lack the leading `strategy`.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Document:
         return Location(self, (), self.tree)
 
     def lay(self, layer: Mapping[str, Any], origin: Origin) -> None:
-        """Lay a mapping of plain values over the tree; a key with dots at its root is a path, as for `assign`.
+        """Lay a mapping of plain values over the tree; a root key with dots is a path, as for `assign`.
 
         Raises:
             ConfigError: a path that leads nowhere, as in `assign`.
@@ -168,7 +168,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a document, with what stands there; None where nothing does."""
+    """A place in a document, with its value; None where there is none."""
 
     document: Document
     path: Path
@@ -176,12 +176,12 @@ class Location:
 
     @property
     def source(self) -> str:
-        """How errors name where this place's value came from."""
+        """The name, in errors, of the source of this place's value."""
         return self.document.origin_of(self.path).label
 
     @property
     def key(self) -> str:
-        """The way to this place, as its source writes it."""
+        """The path to this place, as its source writes it."""
         return _written(self.path, self.document.origin_of(self.path))
 
     @property
@@ -191,7 +191,7 @@ class Location:
 
     @property
     def given(self) -> str:
-        """What stands here, as YAML writes it."""
+        """The value, as YAML writes it."""
         words = {None: "null", True: "true", False: "false"}
         return words[self.value] if self.value is None or isinstance(self.value, bool) else repr(self.value)
 

@@ -27,7 +27,7 @@ __all__ = [
     "TransportName",
 ]
 
-#: Keys that tell of a strategy in words, and change nothing.
+#: Keys that describe a strategy in words and change nothing.
 DESCRIPTIVE = (
     "name",
     "description",
@@ -41,7 +41,7 @@ DESCRIPTIVE = (
 
 
 class TransportName(StrEnum):
-    """What moves bytes between ranks."""
+    """The transport, which moves bytes between ranks."""
 
     MPI = "mpi"
     TORCH = "torch"
@@ -49,7 +49,7 @@ class TransportName(StrEnum):
 
 
 class Device(StrEnum):
-    """Where a model is trained; `auto`: on CUDA where torch finds it and the run can use it, else on the CPU."""
+    """The device that a model is trained on; `auto`: CUDA if torch finds it and the run can use it, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -57,14 +57,14 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
-    """In which dtype a model computes; `bf16`: torch.autocast, and parameters and gradients stay float32."""
+    """The dtype in which a model computes; `bf16`: torch.autocast, and parameters and gradients stay float32."""
 
     FLOAT32 = "float32"
     BF16 = "bf16"
 
 
 class Lanes(StrEnum):
-    """What carries exchanges: the transport, in host memory, or torch's backends, from where the model lies.
+    """The carrier of exchanges: the transport, in host memory, or a backend of torch, in the model's memory.
 
     `nccl` (experimental) does so on CUDA, `gloo` on the CPU.
     """
@@ -75,7 +75,7 @@ class Lanes(StrEnum):
 
 
 class OnNonfinite(StrEnum):
-    """What to do about NaN or Inf in what is about to be sent: end the run, or skip the step and count it."""
+    """The reaction to NaN or Inf in data to be sent: end the run, or skip the step and count it."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -83,7 +83,7 @@ class OnNonfinite(StrEnum):
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When a run is saved, so that `hocket resume` can continue it.
+    """The times at which a run is saved, so that `hocket resume` can continue it.
 
     Attributes:
         every: steps between two checkpoints, 1 or more, and one at the end; null for none.
@@ -105,7 +105,7 @@ LARGEST_SEED = 2**63 - 1
 #: More processes of one rank than any host has use for.
 MOST_WORKERS = 1024
 
-#: What threads can wait for, and nobody waits for.
+#: The longest wait that threads can express; nobody waits so long.
 LONGEST_TIMEOUT_S = 1e9
 
 
@@ -233,12 +233,12 @@ class RunSettings:
 
     @property
     def trace_window(self) -> tuple[int, int] | None:
-        """Which steps are in the trace: the first, and the one after the last; None for all."""
+        """The steps in the trace, as the first and the one after the last; None for all."""
         return None if self.trace_steps is None else (self.trace_steps[0], self.trace_steps[1])
 
 
 def _no_number(given: Any, path: str) -> str:
-    """Return what is wrong with a number among a component's arguments; empty where nothing is."""
+    """Return the problem with a number among a component's arguments, or an empty string."""
     if isinstance(given, Reference):
         given = given.arguments
     items = (
@@ -258,7 +258,7 @@ def _no_number(given: Any, path: str) -> str:
     return ""
 
 
-#: What a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.
+#: The components that a run's file may change in part, such as `optimizer: {lr: 0.05}`, as configuration.
 DEFAULTS = {name: getattr(RunSettings(), name).plain() for name in ("task", "optimizer", "engine")}
 
 #: The keys at the root of a run's file.

@@ -1,4 +1,4 @@
-"""Where rows of metrics go: files, TensorBoard, Weights & Biases; several at once, on rank 0."""
+"""Loggers, which write rows of metrics: to files, TensorBoard, Weights & Biases; several at once, on rank 0."""
 
 from hocket.loggers.api import Log, Logger
 from hocket.loggers.files import Csv, JsonLines, read_lines

@@ -20,7 +20,7 @@ class Log(ABC):
 
     @abstractmethod
     def write(self, row: Row) -> None:
-        """Add a row; whoever looks at once finds it."""
+        """Add a row, which readers find at once."""
 
     @abstractmethod
     def close(self) -> None:
@@ -28,20 +28,20 @@ class Log(ABC):
 
 
 class Logger(Configured, ABC):
-    """Where rows of metrics go; a frozen dataclass whose fields are its configuration.
+    """A destination of rows of metrics; a frozen dataclass whose fields are its configuration.
 
     Attributes:
-        files: the names of what it writes into the folder of the results; where somebody else has put such a file
-            there, nothing is written.
+        files: the names of the files that it writes into the folder of the results. If that holds such a file
+            which Hocket has not written, nothing is written.
     """
 
     files: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:
-        """Refuse, before anything is trained, what cannot be written.
+        """Refuse, before training begins, a logger that cannot write.
 
         Raises:
-            UserError: a library that it needs is not installed; says how it is.
+            UserError: a library that it needs is not installed; says how to install it.
         """
 
     @abstractmethod

@@ -53,9 +53,9 @@ class _JsonLog(Log):
 
 
 def read_lines(path: Path) -> tuple[list[tuple[str, Row]], int]:
-    """Return the lines of a file of rows with what they hold, and how many lines are damaged, which are left out.
+    """Return the lines of a file with their rows, and the number of damaged lines, which are left out.
 
-    The last line of an interrupted run may be a part of one, which is no damage.
+    An incomplete last line, as an interrupted run leaves it, does not count as damaged.
     """
     lines: list[tuple[str, Row]] = []
     damaged = 0

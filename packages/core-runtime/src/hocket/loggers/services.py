@@ -112,7 +112,7 @@ class _TensorBoardLog(Log):
 
 
 class WandbMode(StrEnum):
-    """Whether rows are sent as they come, or kept in the folder until `wandb sync`."""
+    """The time at which rows are sent: as they come, or by `wandb sync`, which finds them in the folder."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -147,26 +147,26 @@ class Wandb(Logger):
         import wandb
 
         note = folder / "wandb.json"
-        told = _read_note(note) if resumed_after is not None and note.exists() else {}
+        noted = _read_note(note) if resumed_after is not None and note.exists() else {}
         run = wandb.init(
             project=self.project,
             name=config.get("name"),
-            id=told.get("id"),
-            resume="allow" if told else None,
+            id=noted.get("id"),
+            resume="allow" if noted else None,
             dir=folder,
             mode=None if self.mode is None else self.mode.value,
             config=dict(config),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        return _WandbLog(run, note, told.get("step", -1))
+        return _WandbLog(run, note, noted.get("step", -1))
 
 
 def _read_note(note: Path) -> dict[str, Any]:
     """Return which run there goes on, and after which step; nothing where the note is damaged."""
     try:
-        told = json.loads(note.read_bytes())
-        if isinstance(told["id"], str) and type(told["step"]) is int:
-            return dict(told)
+        noted = json.loads(note.read_bytes())
+        if isinstance(noted["id"], str) and type(noted["step"]) is int:
+            return dict(noted)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass
     _log.warning("%s is damaged: a new run of wandb begins; it is kept as %s", note, set_aside(note).name)

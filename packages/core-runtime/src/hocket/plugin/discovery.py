@@ -38,7 +38,7 @@ TASKS = "tasks"
 _CORE_PACKAGE = "hocket-core"
 _log = logging.getLogger("hocket")
 
-#: After so many seconds it is said that a plugin is still being imported.
+#: Seconds after which a message says that a plugin is still being imported.
 LONG_S = 10.0
 
 FindEntryPoints = Callable[[], Iterable[EntryPoint]]
@@ -46,7 +46,7 @@ FindEntryPoints = Callable[[], Iterable[EntryPoint]]
 
 @dataclass(frozen=True)
 class Plugin:
-    """Who provides a component.
+    """The provider of components: a plugin's package, or core.
 
     Attributes:
         word: the entry point's name; empty for core.
@@ -60,7 +60,7 @@ class Plugin:
 
     @property
     def prefix(self) -> str:
-        """What stands before the names of its components."""
+        """The prefix of its components' names, such as `eager.`."""
         return "" if self.word in ("", TASKS) else f"{self.word}."
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def _readable() -> list[EntryPoint]:
-    """Return the entry points of the packages whose files can be read, and say of which they cannot."""
+    """Return the entry points of all packages whose files can be read, and warn of the others."""
     found: list[EntryPoint] = []
     for distribution in importlib.metadata.distributions():
         try:

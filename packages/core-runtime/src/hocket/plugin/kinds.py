@@ -12,7 +12,7 @@ __all__ = ["Kind", "check_component", "import_object", "kind_of_hint"]
 
 
 class Kind(StrEnum):
-    """What a plugin may provide."""
+    """A kind of component that a plugin may provide."""
 
     TOPOLOGY = "topology"
     COLLECTIVE = "collective"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 
     @property
     def interface_path(self) -> str:
-        """Where the kind's abstract class is, as `module:Class`."""
+        """The path of the kind's abstract class, as `module:Class`."""
         return _INTERFACES[self]
 
     @property
@@ -57,7 +57,7 @@ _INTERFACES = {
 
 
 def import_object(path: str) -> Any:
-    """Return what `module:name` names.
+    """Return the object that `module:name` names.
 
     Raises:
         ValueError: `path` is not of that form.
@@ -72,10 +72,10 @@ def import_object(path: str) -> Any:
 
 @cache
 def check_component(kind: Kind, component: Any) -> None:
-    """Refuse what is not a concrete frozen dataclass that implements the interface of `kind`.
+    """Refuse a component that is not a concrete frozen dataclass that implements the interface of `kind`.
 
     Raises:
-        ValueError: what `component` lacks, as the end of a sentence that begins with its name.
+        ValueError: names what `component` lacks, as the end of a sentence that begins with its name.
     """
     interface = kind.interface
     if not (isinstance(component, type) and issubclass(component, interface)):

@@ -53,14 +53,14 @@ class Benchmark:
 
 @dataclass
 class Tables:
-    """Everything that is registered, of all plugins."""
+    """The tables of all registered components, recipes and benchmarks."""
 
     components: dict[tuple[Kind, str], Registration] = field(default_factory=dict)
     recipes: dict[str, RecipeFile] = field(default_factory=dict)
     benchmarks: dict[str, Benchmark] = field(default_factory=dict)
 
     def forget(self, plugin: Plugin) -> None:
-        """Remove what `plugin` registered."""
+        """Remove everything that `plugin` registered."""
         self.components = {key: c for key, c in self.components.items() if c.plugin != plugin}
         self.recipes = {name: r for name, r in self.recipes.items() if r.plugin != plugin}
         self.benchmarks = {name: b for name, b in self.benchmarks.items() if b.plugin != plugin}

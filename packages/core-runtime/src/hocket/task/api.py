@@ -20,12 +20,12 @@ __all__ = ["Task", "TaskData"]
 class TaskData:
     """The samples of a task: map-style datasets of `(inputs, target)` pairs, or of mappings that are both.
 
-    A batch is what `torch.utils.data.default_collate` makes of samples. Inputs that are a mapping are given to the
-    model by name, `model(**inputs)`, those of a tuple one after the other, anything else as it is.
+    `torch.utils.data.default_collate` makes batches of samples. The model gets a mapping of inputs by name,
+    `model(**inputs)`, a tuple's elements one after the other, and anything else as it is.
 
     Attributes:
-        train: what the model learns from.
-        valid: what is held out; the same samples on every rank and in every run.
+        train: the samples to train on.
+        valid: the held-out samples, the same on every rank and in every run.
 
     Raises:
         ConfigError: one of them is empty.
@@ -59,7 +59,7 @@ class Task(Configured, ABC):
                 depend on it.
 
         Raises:
-            UserError: the samples are not on this machine, or not what they should be.
+            UserError: the samples are not on this machine, or are damaged.
         """
 
     @abstractmethod
@@ -71,28 +71,28 @@ class Task(Configured, ABC):
         """Return the mean loss over a batch.
 
         Args:
-            output: what the model returned, [batch, ...].
-            target: the batch's targets, [batch, ...]; the whole batch where a sample is a mapping.
+            output: the model's output, [batch, ...].
+            target: the batch's targets, [batch, ...]; the whole batch if samples are mappings.
 
         Returns:
             A scalar of the output's dtype, differentiable.
         """
 
     def metrics(self, output: Any, target: Any) -> dict[str, Tensor]:
-        """Return each metric's sum over a batch; over all samples, divided by their number, it is the mean.
+        """Return each metric's sum over a batch. The mean over all samples is what results report.
 
         Args:
             output: as in `loss`.
             target: as in `loss`.
 
         Returns:
-            Scalars by name, such as `{"accuracy": number of correct answers}`; empty where, as in a
-            regression, the loss says it all. Results call them `valid_accuracy` and the like.
+            Scalars by name, such as `{"accuracy": number of correct answers}`; empty if, as in a
+            regression, the loss is enough. Results call them `valid_accuracy` and the like.
         """
         return {}
 
     def torchmetrics(self) -> Mapping[str, Any]:
-        """Return the metrics that are no means over samples: torchmetrics objects by name, or a MetricCollection.
+        """Return metrics other than means over samples: torchmetrics objects by name, or a MetricCollection.
 
         Each evaluation takes copies of them, which see the outputs and targets of all ranks.
         """

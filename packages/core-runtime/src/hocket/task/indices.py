@@ -1,6 +1,7 @@
-"""In which order samples are read, by their indices, and which of them a rank reads; the same for `hocket.loader`.
+"""The order of samples, by their indices, and each rank's share of them, for `hocket.loader`.
 
-Symbols: n ranks (`size`), b samples per rank and batch (`batch_size`). A global batch is what all ranks read in a step.
+Symbols: n ranks (`size`), b samples per rank and batch (`batch_size`). A global batch is the samples that all ranks
+read in a step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 
 
 class Indices(ABC):
-    """Which samples each rank reads in an epoch, and how much each of its batches counts."""
+    """The indices of the samples that each rank reads in an epoch, and the weight of each batch."""
 
     @abstractmethod
     def batches(
@@ -43,15 +44,15 @@ class Indices(ABC):
         """Yield a rank's batches of indices, and the weight of each relative to 1.
 
         Args:
-            rank, size: whose, and of how many.
-            epoch: from 0.
-            start: how many batches are left out.
-            facts: where something is put in, when the first batch is yielded, in which all ranks have to agree.
+            rank, size: the rank that reads, and the number of ranks.
+            epoch: counted from 0.
+            start: the number of batches to skip.
+            facts: takes, when the first batch is yielded, values in which all ranks have to agree.
         """
 
     @abstractmethod
     def num_steps(self, size: int) -> int:
-        """Return how many batches the rank with most of them has.
+        """Return the number of batches of the rank that has most.
 
         Raises:
             TypeError: a sampler has no length.
@@ -62,8 +63,8 @@ class Shuffled(Indices):
     """All samples, in an order of Hocket's own.
 
     Args:
-        num_samples: how many there are.
-        lengths: of each, where batches are made of samples of like length.
+        num_samples: the number of samples.
+        lengths: the samples' lengths, int64 [num_samples], to make batches of samples of like length; else None.
         batch_size, seed, shuffle, drop_last: as `hocket.loader`'s.
     """
 
@@ -109,7 +110,7 @@ class Shuffled(Indices):
 
 
 class DealtSamples(Indices):
-    """The indices of a sampler: each rank reads a share of every n x b of them.
+    """The indices of a sampler, of which each rank reads a share of every n x b.
 
     Args:
         sampler: yields indices, the same ones on all ranks.
@@ -140,7 +141,7 @@ class DealtSamples(Indices):
 class DealtBatches(Indices):
     """The batches of a batch sampler, dealt out to the ranks in turn.
 
-    A batch counts as it is larger or smaller than the mean of those that ranks read in the same step.
+    A batch's weight is its size relative to the mean of the batches that ranks read in the same step.
 
     Args:
         sampler: yields lists of indices, the same ones on all ranks.
@@ -168,9 +169,9 @@ class Alone(Indices):
     """The batches of a sampler that shards by itself, a DistributedSampler.
 
     Args:
-        batches: lists of indices: this rank's.
+        batches: yields this rank's lists of indices.
         distributed: the sampler.
-        batch_size: how many samples a batch has that counts 1.
+        batch_size: the number of samples of a batch of weight 1.
     """
 
     def __init__(self, batches: Any, distributed: DistributedSampler[Any], batch_size: int) -> None:
@@ -193,13 +194,13 @@ class Alone(Indices):
 
 
 def distributed_sampler_of(sampler: object) -> DistributedSampler[Any] | None:
-    """Return the DistributedSampler that a sampler, or a batch sampler's, is."""
+    """Return a sampler, or the sampler of a batch sampler, if it is a DistributedSampler; else None."""
     inner = getattr(sampler, "sampler", None) if isinstance(sampler, BatchSampler) else sampler
     return inner if isinstance(inner, DistributedSampler) else None
 
 
 def _drawn(sampler: Iterable[Any], num: int, seed: int, epoch: int) -> Iterator[list[Any]]:
-    """Yield what a sampler yields, `num` at a time, drawn from global generators that all ranks seed alike."""
+    """Yield a sampler's items, `num` at a time, drawn from global generators that all ranks seed alike."""
     outside = randomness.read()
     word = int(draws.words(1, "sampler", seed, epoch)[0])
     random.seed(word)

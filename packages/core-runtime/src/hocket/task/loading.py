@@ -38,10 +38,10 @@ from hocket.transport import join
 
 __all__ = ["Loader", "Split", "loader"]
 
-#: Of an IterableDataset the samples of one part: called with it, the number of the part, from 0, and that of all parts.
+#: Returns one part's samples of an IterableDataset: called with the dataset, the part, from 0, and the number of parts.
 Split = Callable[[Any, int, int], Iterable[Any]]
 
-#: A batch, and how much it counts; None where nobody knows.
+#: A batch and its weight; None if the weight is not known.
 _Weighted = tuple[Any, float | None]
 
 
@@ -61,24 +61,24 @@ def loader(
 
     The order is drawn from `seed` and the epoch, the number of passes that have ended: n ranks with batches of b
     samples read in each step what one rank would with batches of n * b, and a resumed run goes on in the middle of an
-    epoch. Batches count by their samples where `session.data` is not told otherwise. All ranks give the same arguments.
+    epoch. Batches count by their samples unless `session.data` gets a `weight`. All ranks give the same arguments.
 
     Args:
         dataset: map-style; or an IterableDataset, with `split`.
-        batch_size: samples per rank and batch, 1 or more; None with `batch_sampler`, or where an IterableDataset yields
+        batch_size: samples per rank and batch, 1 or more; None with `batch_sampler`, or if an IterableDataset yields
             batches.
-        shuffle: a new order in each epoch, which is the default; else the samples' own.
-        seed: of the order and of what workers draw, 0 to 2**64 - 1.
-        drop_last: whether the last batches are left out where they are smaller.
-        sampler: yields indices, all ranks', which are shared out; what it draws from global generators is made the same
-            on all ranks. A DistributedSampler is left as it is.
-        batch_sampler: likewise, yields lists of indices, which are dealt out whole.
+        shuffle: draw a new order in each epoch, the default; False keeps the samples' own order.
+        seed: the seed of the order and of workers' draws, 0 to 2**64 - 1.
+        drop_last: leave out the last batches if they are smaller.
+        sampler: yields the indices of all ranks, which are shared out; its draws from global generators are made the
+            same on all ranks. A DistributedSampler is left as it is.
+        batch_sampler: yields lists of indices likewise, which are dealt out whole.
         split: `split(dataset, part, parts)` returns the samples of a part; there are as many parts as ranks, times
             workers: `lambda samples, part, parts: itertools.islice(samples, part, None, parts)`.
         options: as torch.utils.data.DataLoader's: `num_workers`, `collate_fn`, `pin_memory`, ...
 
     Raises:
-        UserError: arguments that do not go together; says which.
+        UserError: arguments that exclude each other; names them.
     """
     _refuse_what_shards_otherwise(dataset, options)
     if isinstance(dataset, IterableDataset):
@@ -97,7 +97,7 @@ def loader(
 
 
 class Loader(DataLoader[Any]):
-    """What `hocket.loader` returns.
+    """The DataLoader that `hocket.loader` returns.
 
     Its length is the number of steps of an epoch, the same on all ranks.
     """
@@ -135,7 +135,7 @@ class Loader(DataLoader[Any]):
         return self._read(rank, size, epoch, facts)
 
     def _bound(self, reading: LoaderReading | None) -> tuple[int, int]:
-        """Return which share this rank reads, and of how many."""
+        """Return the number of the share that this rank reads, and the number of shares."""
         if reading is not None:
             share = (reading.rank, reading.size)
         elif self._share is None:
@@ -161,7 +161,7 @@ class Loader(DataLoader[Any]):
 
 
 class _Lists(Sampler[list[Any]]):
-    """The batches of indices of the pass that is begun next."""
+    """The batches of indices of the next pass."""
 
     def __init__(self) -> None:
         self.following: Iterator[list[Any]] = iter(())
@@ -272,7 +272,7 @@ class _StreamLoader(Loader):
 
 
 class _Part(IterableDataset[Any]):
-    """What one rank, or a worker of it, reads of an IterableDataset."""
+    """The part of an IterableDataset that one rank, or one of its workers, reads."""
 
     def __init__(self, dataset: IterableDataset[Any], split: Split) -> None:
         self.share = (0, 1)
@@ -286,7 +286,7 @@ class _Part(IterableDataset[Any]):
 
 
 class _Counted:
-    """Makes a batch of samples, and says how many they are."""
+    """A collate function that returns the number of samples with the batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
@@ -330,7 +330,7 @@ def _indices(
     sampler: Iterable[Any] | None,
     batch_sampler: Iterable[list[Any]] | None,
 ) -> Indices:
-    """Return which samples of a map-style dataset ranks read."""
+    """Return the indices of a map-style dataset's samples, as the arguments share them out."""
     draws.check_seed(seed)
     if batch_sampler is not None:
         others = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last, "sampler": sampler}

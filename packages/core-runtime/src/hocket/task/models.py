@@ -130,7 +130,7 @@ class ResNet20(nn.Sequential):
 
 
 class _Block(nn.Module):
-    """Two convolutions and a shortcut: [N, C, H, W] to the same, or to [N, 2 C, ceil(H / 2), ceil(W / 2)]."""
+    """A residual block of two convolutions: [N, C, H, W] to the same, or to [N, 2 C, ⌈H/2⌉, ⌈W/2⌉]."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Block(nn.Module):
         return F.relu(self.residual(x) + self._shortcut(x))
 
     def _shortcut(self, x: Tensor) -> Tensor:
-        """Return `x`; where the block halves, its every second pixel, and zeros for the new channels."""
+        """Return `x`, or, if the block halves it, every second pixel, with zeros for the new channels."""
         if self.stride == 1:
             return x
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))

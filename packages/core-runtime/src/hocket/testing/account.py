@@ -1,6 +1,6 @@
-"""The account of an exchange of gradients as a test: what was contributed is what was applied and what is remembered.
+"""The account of an exchange of gradients as a test: contributed = applied + remembered.
 
-It holds whatever a loop does between steps. A plugin's test draws a loop, and says what is exchanged and who steps:
+It holds whatever a loop does between steps. A plugin's test draws a loop, and names the strategy and the optimizer:
 
     @settings(max_examples=5, deadline=None)
     @given(moves=MOVES, optimizer=st.sampled_from(["plain", "adam"]))
@@ -45,12 +45,12 @@ Move = tuple[str, tuple[int, ...], int]
 _USED = st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda used: tuple(sorted(used)))
 _NAMES = ["backward"] * 4 + ["step"] * 4 + ["accumulate", "drop", "zero", "freeze", "thaw", "probe"]
 
-#: Loops; "zero" is followed by a backward, as nobody steps by zeros.
+#: Strategies that draw loops; "zero" is followed by a backward, as nobody steps by zeros.
 MOVES = st.lists(st.tuples(st.sampled_from(_NAMES), _USED, st.integers(0, _LAST)), min_size=4, max_size=14)
 
 _ALL = (0, 1, 2)
 
-#: What people's loops do, by what it is.
+#: Loops as people write them, by name.
 LOOPS: Mapping[str, list[Move]] = {
     "twice": [
         ("backward", _ALL, 1),

@@ -200,9 +200,9 @@ class CompressorConformance:
             self.device,
         )
         received = Message(message.payload.copy(), own, 5, message.known)
-        told, read = dense(compressor, message), dense(compressor, received)
-        assert torch.equal(read, told), (
-            f"another rank reads {_places(read != told)} differently from the same bytes: what accumulate needs "
+        expected, read = dense(compressor, message), dense(compressor, received)
+        assert torch.equal(read, expected), (
+            f"another rank reads {_places(read != expected)} differently from the same bytes: what accumulate needs "
             "beside them must follow from segment and round"
         )
 

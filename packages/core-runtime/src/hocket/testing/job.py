@@ -26,13 +26,13 @@ from hocket.transport.peer import Peer, gather
 
 __all__ = ["Job"]
 
-# A rank whose neighbour failed gives up, so that the failure can be told.
+# A rank whose neighbour failed gives up after this, so that the failure is reported.
 _TIMEOUT_S = 20.0
 _BETWEEN_S = 600.0
 
 
 class Job:
-    """Ranks that wait for something to do.
+    """A job of ranks that wait for something to do.
 
     Args:
         size: how many.
@@ -127,9 +127,9 @@ def _serve(peer: Peer) -> None:
         if not command.strip():
             return
         module, name, args = json.loads(command)
-        told = gather(peer, _carry_out(peer, module, name, args), _BETWEEN_S)
+        results = gather(peer, _carry_out(peer, module, name, args), _BETWEEN_S)
         if peer.rank == 0:
-            print(json.dumps(told), flush=True)
+            print(json.dumps(results), flush=True)
 
 
 def _carry_out(peer: Peer, module: str, name: str, args: list[Any]) -> dict[str, Any]:

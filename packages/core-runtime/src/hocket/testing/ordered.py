@@ -71,8 +71,8 @@ class OrderedHost(WrapperPeer):
 
     Args:
         held: this rank's endpoint.
-        begun: where each rank notes what it begins.
-        says_so: whether a session is told that all ranks have to begin in one order.
+        begun: takes, by rank, notes of the operations that the rank begins.
+        says_so: whether its lanes say that all ranks have to begin operations in one order.
     """
 
     def __init__(self, held: Peer, begun: Begun, *, says_so: bool = True) -> None:

@@ -53,7 +53,7 @@ class OuterConformance:
 
     @_DTYPES
     def test_equal_ranks_stay_equal_and_pieces_change_no_bit(self, dtype: torch.dtype) -> None:
-        """A segment that is cut in two takes the same steps as one, as phases and other ranks cut it otherwise."""
+        """A segment cut in two takes the same steps as a whole one: phases and other ranks cut it otherwise."""
         for outer in self.outers:
             whole, state = _drawn(1, dtype), _state(outer, dtype)
             again, other = whole.clone(), _state(outer, dtype)

@@ -123,13 +123,13 @@ class SamplesConformance:
     def test_a_resumed_stream_goes_on_where_it_was_saved(
         self, exchange: SampleShuffle, counts: tuple[int, ...]
     ) -> None:
-        """With a loader that begins anew, before, in and at the end of an epoch."""
+        """A loader that begins anew goes on before, in and at the end of an epoch."""
         cases = [(0, k) for k in range(max(counts) + 2)] + [(1, k) for k in range(1, max(counts) + 2)]
         for done, k in cases:
             self._check_resumption(exchange, counts, done, k)
 
     def _check_resumption(self, exchange: SampleShuffle, counts: tuple[int, ...], done: int, k: int) -> None:
-        """Save after `done` epochs and k batches, or all that a rank has, and compare what follows."""
+        """Save after `done` epochs and k batches, or all that a rank has, and compare the batches that follow."""
 
         def whole(stream: SampleStream) -> tuple[dict[str, Any], list[list[Any]]]:
             for _ in range(done):
@@ -143,9 +143,9 @@ class SamplesConformance:
             stream.load_state_dict(states[hocket.join().rank])
             return [list(stream), list(stream)]
 
-        told = _on_ranks(exchange, _data(counts), whole)
-        states = [_saved(state) for state, _ in told]
-        for (_, expected), given in zip(told, _on_ranks(exchange, _data(counts), resumed), strict=True):
+        unbroken = _on_ranks(exchange, _data(counts), whole)
+        states = [_saved(state) for state, _ in unbroken]
+        for (_, expected), given in zip(unbroken, _on_ranks(exchange, _data(counts), resumed), strict=True):
             assert [_bits(epoch) for epoch in given] == [_bits(epoch) for epoch in expected]
 
     def test_an_epoch_that_all_leave_early_disturbs_no_other_stream(
@@ -311,7 +311,7 @@ def _trained(
 
 
 def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return all samples of all ranks, sorted: a sample is the bytes of its row in each of its batch's tensors."""
+    """Return all samples of all ranks, sorted, each as the bytes of its row in its batch's tensors."""
     found = []
     for batches in of_ranks:
         for batch in batches:
@@ -321,7 +321,7 @@ def _samples(of_ranks: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def _bits(batches: Iterable[Any]) -> list[Any]:
-    """Return what batches hold, to the last bit, in their order."""
+    """Return the content of batches, to the last bit, in their order."""
     return [(_description(batch), [_bytes(tensor) for tensor in tree_flatten(batch)[0]]) for batch in batches]
 
 

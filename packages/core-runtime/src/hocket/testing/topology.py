@@ -125,11 +125,11 @@ class TopologyConformance:
         for size in self.possible_sizes():
             _check_neighbours(topology, size, round, segment)
             terms = topology.mixing_rows(size, round, segment)
-            for told, followed in zip(
+            for stored, followed in zip(
                 terms, Topology.mixing_rows(topology, size, round, segment), strict=True
             ):
-                assert told.dtype == followed.dtype
-                np.testing.assert_array_equal(told, followed, _case(size, round, segment))
+                assert stored.dtype == followed.dtype
+                np.testing.assert_array_equal(stored, followed, _case(size, round, segment))
             matrix = np.zeros((size, size))
             for rank in range(size):
                 own = slice(terms.starts[rank], terms.starts[rank + 1])
@@ -175,7 +175,7 @@ class TopologyConformance:
             again[size] = copy.deepcopy(topology).neighbours(size - 1, size, round, segment)
         for size, answer in zip(sizes, first, strict=True):
             assert answer == again[size], (
-                f"{_case(size, round, segment)}: rank {size - 1} is first told {answer}, and then {again[size]}"
+                f"{_case(size, round, segment)}: rank {size - 1} first gets {answer}, and then {again[size]}"
             )
         assert random.getstate() == python_state
         assert repr(np.random.get_state()) == repr(numpy_state)

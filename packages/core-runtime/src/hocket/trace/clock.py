@@ -1,4 +1,4 @@
-"""One clock for all ranks: measures how far each rank's clock is behind that of rank 0.
+"""One clock for all ranks: the offset of each rank's clock from that of rank 0.
 
 Source: D. Mills, "Internet time synchronization: the network time protocol" (1991): of several round trips, the
 shortest one bounds the offset best.
@@ -23,8 +23,8 @@ class ClockReading:
     """A comparison of this rank's clock with that of rank 0.
 
     Attributes:
-        local_s: when, on this rank's clock.
-        offset_s: what must be added to it to give the clock of rank 0; exact to half of the shortest round trip.
+        local_s: the time of the comparison on this rank's clock, in seconds.
+        offset_s: seconds to add to it for the clock of rank 0; exact to half of the shortest round trip.
     """
 
     local_s: float
@@ -34,28 +34,28 @@ class ClockReading:
 def compare(lane: Lane, now: Callable[[], float]) -> ClockReading:
     """Compare the clocks of all ranks with that of rank 0; collective.
 
-    An offset that cannot be told from 0 is 0: ranks of one host read the same clock (CLOCK_MONOTONIC, which
-    `time.perf_counter` reads on Linux, is the host's), and the virtual clock is one.
+    An offset within the measurement's error is 0: ranks of one host read the same clock (CLOCK_MONOTONIC, which
+    `time.perf_counter` reads on Linux, is the host's), and so do virtual ranks.
 
     Args:
-        lane: over all ranks, with nothing under way.
-        now: this rank's clock, in seconds.
+        lane: a lane over all ranks, with nothing under way.
+        now: returns the time of this rank's clock, in seconds.
     """
-    told = np.empty(1)
+    offset = np.empty(1)
     if lane.rank == 0:
         for other in range(1, lane.size):
-            told[0] = _offset(lane, now, other)
-            lane.isend(told, other, _ROUND_TRIPS).wait()
+            offset[0] = _offset(lane, now, other)
+            lane.isend(offset, other, _ROUND_TRIPS).wait()
         return ClockReading(now(), 0.0)
     for number in range(_ROUND_TRIPS):
-        lane.irecv(told, 0, number).wait()
+        lane.irecv(offset, 0, number).wait()
         lane.isend(np.array([now()]), 0, number).wait()
-    lane.irecv(told, 0, _ROUND_TRIPS).wait()
-    return ClockReading(now(), float(told[0]))
+    lane.irecv(offset, 0, _ROUND_TRIPS).wait()
+    return ClockReading(now(), float(offset[0]))
 
 
 def _offset(lane: Lane, now: Callable[[], float], other: int) -> float:
-    """Return by how much rank 0's clock, which is this one's, is ahead of the other rank's."""
+    """Return the seconds by which rank 0's clock, which is this one's, is ahead of the other rank's."""
     theirs = np.empty(1)
     shortest_s, offset_s = float("inf"), 0.0
     for number in range(_ROUND_TRIPS):
@@ -70,9 +70,9 @@ def _offset(lane: Lane, now: Callable[[], float], other: int) -> float:
 
 
 def to_rank_0(local_s: Sequence[float], readings: Sequence[ClockReading]) -> list[float]:
-    """Translate times of a rank's clock into times of rank 0's.
+    """Translate times of a rank's clock into times of rank 0's, both in seconds.
 
-    Between two readings the offset is taken to change at a constant rate, outside of them to stay what it was.
+    The offset is assumed to change at a constant rate between two readings, and to be constant outside of them.
     """
     if not readings:
         return list(local_s)  # the rank was ended before the first one

@@ -91,14 +91,14 @@ class Observer:
 
 @dataclass
 class OverlapClock:
-    """How long a rank's exchanges were under way, and how long its training thread waited for them.
+    """A counter of the seconds a rank's exchanges were under way, and its training thread waited for them.
 
     Time in which several exchanges are under way counts once. An exchange is under way from its start until the
     training thread finds that it is over: in a wait, or when a gradient arrives.
 
     Attributes:
-        under_way_s: seconds in which at least one exchange was under way, up to the last time that none was.
-        exposed_wait_s: seconds of these in which the training thread waited.
+        under_way_s: seconds in which at least one exchange was under way, up to the last moment when none was.
+        exposed_wait_s: the part of these seconds in which the training thread waited.
     """
 
     under_way_s: float = 0.0
@@ -113,14 +113,14 @@ class OverlapClock:
         self._num_under_way += 1
 
     def end(self, now_s: float) -> None:
-        """Count it no longer."""
+        """Count one exchange less as under way."""
         self._num_under_way -= 1
         if self._num_under_way == 0:
             self.under_way_s += now_s - self._since_s
 
 
 class ObservedRequest(Request):
-    """Notes when the exchange of a request starts, ends and is waited for.
+    """A request that notes the start, the end and the waits of another one's exchange.
 
     The notes cost about a microsecond for each exchange; events are made only for an observer.
     """
@@ -140,16 +140,16 @@ class ObservedRequest(Request):
         """Start the exchange.
 
         Args:
-            start: starts it.
-            now: the peer's clock.
-            clock: of the session.
-            observer: is told of it, if any.
-            name: the segment's.
-            round: the exchange's.
-            num_bytes: what this rank sends.
+            start: starts the exchange and returns its request.
+            now: returns the time of the peer's clock, in seconds.
+            clock: the session's counter.
+            observer: gets the exchange's events; None for nobody.
+            name: the segment's name.
+            round: the exchange's round.
+            num_bytes: the bytes that this rank sends.
 
         Raises:
-            Exception: what `start` raises.
+            Exception: any error of `start`.
         """
         self._now = now
         self._clock = clock
@@ -200,7 +200,7 @@ class ObservedRequest(Request):
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._over:
-            return  # what a wait advances besides may have found this done, too
+            return  # an operation that the wait advanced may have found this done, too
         self._over = True
         end_s = self._now()
         self._clock.end(end_s)

@@ -58,19 +58,19 @@ OPERATIONS = (Kind.SEND, Kind.RECEIVE, Kind.COLLECTIVE)
 
 
 class Recorder:
-    """Writes this rank's recording; any thread of the rank may call it.
+    """The writer of this rank's recording; any thread of the rank may call it.
 
     A beginning or an end costs one to two microseconds.
 
     Attributes:
-        recording: whether what begins now is written down; what has been, gets its end in any case.
+        recording: whether spans that begin now are recorded; the end of a recorded span always is.
     """
 
     def __init__(self, path: Path, rank: int, size: int, transport: str, now: Callable[[], float]) -> None:
-        """Begin a recording, over an older one.
+        """Begin a recording; an older one at `path` is replaced.
 
         Raises:
-            OSError: it cannot be written there.
+            OSError: the file cannot be written.
         """
         self.path = path
         self.now = now
@@ -83,7 +83,7 @@ class Recorder:
 
     @property
     def in_training_thread(self) -> bool:
-        """Whether the thread that calls is the one that began the recording."""
+        """True in the thread that began the recording."""
         return threading.get_ident() == self._training_thread
 
     def begin(
@@ -96,15 +96,15 @@ class Recorder:
         receiver: int = NOBODY,
         at_s: float | None = None,
     ) -> int:
-        """Note that something begins, now or at `at_s`, and return the span's number, also where it is not recorded.
+        """Note that a span begins, now or at `at_s`, and return its number, also if it is not recorded.
 
         Args:
-            kind: what.
-            name: its own.
-            round: of the exchange or the message.
-            num_bytes: how much is sent.
-            sender, receiver: of a message, as ranks of the recording.
-            at_s: on this rank's clock.
+            kind: the span's kind.
+            name: the span's name.
+            round: the round of the exchange or message.
+            num_bytes: the bytes that are sent.
+            sender, receiver: a message's ranks, as numbered in the recording.
+            at_s: the time of the beginning on this rank's clock, in seconds; None for now.
         """
         if not self.recording:
             return _UNSEEN

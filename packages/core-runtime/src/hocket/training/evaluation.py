@@ -28,11 +28,11 @@ _BATCH = 512
 
 @dataclass
 class Evaluation:
-    """Sums over samples, so that parts can be added, and torchmetrics objects that have seen the samples.
+    """Sums over samples, which can be added, and torchmetrics objects that have seen the samples.
 
     Attributes:
-        samples: how many.
-        loss: sum over samples.
+        samples: the number of samples.
+        loss: the sum of the samples' losses.
         metrics: sums over samples, by name.
         meters: the task's torchmetrics objects, by name.
     """
@@ -43,9 +43,9 @@ class Evaluation:
     meters: dict[str, Meter] = field(default_factory=dict)
 
     def values(self) -> dict[str, Value]:
-        """Return loss and metrics, by name: means over samples, and what torchmetrics computes.
+        """Return loss and metrics by name: means over samples, and torchmetrics' values.
 
-        Collective where the meters are.
+        Collective if the meters gather over ranks.
         """
         sums = {"loss": self.loss, **self.metrics}
         means = {name: total / max(1, self.samples) for name, total in sums.items()}
@@ -63,10 +63,11 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate `model`, which is on `device`, on the samples at `indices`, in evaluation mode.
 
-    By meters of this rank, unless others are given.
+    Args:
+        meters: torchmetrics objects to use; None for copies of the task's own, over this rank's samples.
 
     Raises:
-        ConfigError: metrics are no numbers by name, or one has the name of the loss or of a torchmetrics object.
+        ConfigError: the task's metrics are no numbers by name, or one is named as the loss or a torchmetrics object.
     """
     training = model.training
     model.eval()
@@ -110,9 +111,11 @@ def evaluate_together(
 
 
 def _gather(session: TrainingSession, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors of all ranks that have seen samples: those of others are empty, and of any dtype."""
-    told = [unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))]
-    return [each for each in told if each.numel()] or told
+    """Return the tensors of all ranks that have seen samples; those of other ranks are empty, of any dtype."""
+    gathered = [
+        unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))
+    ]
+    return [each for each in gathered if each.numel()] or gathered
 
 
 def _sums(task: Task, output: Any, target: Any) -> dict[str, float]:

@@ -23,7 +23,7 @@ Point = tuple[Row, float]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the complete lines of a run's metrics; the last line of an interrupted run may be a part of one.
+    """Return the complete lines of a run's metrics, without an incomplete last one.
 
     Raises:
         ValueError: all lines are damaged.
@@ -54,7 +54,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def points(rows: Sequence[Row], name: str) -> list[Point]:
-    """Return the rows in which `name` is a number, with it."""
+    """Return the rows in which `name` is a number, each with that number."""
     return [(row, float(row[name])) for row in rows if is_number(row.get(name))]
 
 
@@ -65,5 +65,5 @@ def metric_names(rows: Sequence[Row]) -> list[str]:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a number, which true and false are not."""
+    """Return whether a value is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

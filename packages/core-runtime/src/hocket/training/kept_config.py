@@ -1,4 +1,4 @@
-"""A run's complete configuration, as it lies in the folder of its results: what was cut off or changed is noticed."""
+"""A run's complete configuration in the folder of its results. A file that was cut off or changed is noticed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hocket.own_files import remembered
 
 __all__ = ["changed_keys", "differing_keys", "read_config", "text_of_config"]
 
-#: What ends a document of YAML.
+#: The line that ends a YAML document.
 _END = "..."
 
-#: What no comparison can do without, and its type.
+#: The keys that every comparison needs, and their types.
 _NEEDED: Mapping[str, type | tuple[type, ...]] = {
     "task": dict,
     "optimizer": dict,
@@ -27,7 +27,7 @@ _NEEDED: Mapping[str, type | tuple[type, ...]] = {
 
 
 def text_of_config(config: Mapping[str, Any]) -> str:
-    """Return a run's complete configuration as it is written, with a last line that says that it is complete."""
+    """Return a run's complete configuration as YAML, whose last line marks it as complete."""
     return yaml.safe_dump(dict(config), sort_keys=False, explicit_end=True)
 
 
@@ -60,11 +60,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def changed_keys(path: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return in which keys a run's configuration is not what Hocket wrote, with both values.
+    """Return the keys in which a run's configuration is not as Hocket wrote it, with both values.
 
     Args:
-        path: its file, in the folder whose note holds what was written.
-        config: what the file holds.
+        path: the configuration's file, in the folder whose note holds what was written.
+        config: the file's content.
     """
     texts = remembered(path.parent, path.name)
     if not texts or text_of_config(config) in texts:

@@ -1,4 +1,4 @@
-"""Train a task as a run's file says, on this rank."""
+"""The training loop of a run, on this rank."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ __all__ = ["refuse_nothing_learned", "save_model", "steps_per_epoch", "train"]
 
 _log = logging.getLogger(__name__)
 
-#: Of so many ranks, from 0 on, the replicas are evaluated each on its own: a thousand take as long as the training.
+#: The number of ranks, from 0 on, whose replicas are evaluated one by one: a thousand take as long as the training.
 _MOST_REPLICAS = 64
 
 
 @dataclass
 class _SinceRow:
-    """What has come in on this rank since the last line of metrics.
+    """The loss and samples of this rank since the last row of metrics.
 
     Attributes:
-        loss: sum over samples.
-        samples: how many.
-        seconds: how many it had trained until then.
-        waited_s: how many of these it had waited.
+        loss: the sum of the samples' losses.
+        samples: the number of samples.
+        seconds: seconds of training up to the last row.
+        waited_s: the part of these seconds in which this rank waited.
     """
 
     loss: float = 0.0
@@ -73,25 +73,25 @@ class _SinceRow:
 
 
 def steps_per_epoch(run: RunConfig, samples: int, shares: int) -> int:
-    """Return in how many steps `shares` ranks or pipelines go once through so many samples."""
+    """Return the number of steps in which `shares` ranks or pipelines read each of `samples` samples once."""
     return -(-samples // (run.batch_size * run.accumulate * shares))
 
 
 def train(
     run: RunConfig, peer: Peer, out: Path, *, resume: bool = False, display: Display = Display.LINES
 ) -> dict[str, object]:
-    """Train, and return what goes into `summary.json`; collective.
+    """Train, and return the content of `summary.json`; collective.
 
     Args:
         run: the run's file.
-        peer: this rank's endpoint; the same number of ranks as the file says.
+        peer: this rank's endpoint, with as many ranks as the file says.
         out: an existing folder, in which rank 0 writes `metrics.jsonl`, the consensus as `model.safetensors`, and
             `trace.json.gz` if it is asked for, and all ranks their checkpoints.
         resume: continue from the newest checkpoint in `out`.
-        display: how rank 0 shows it.
+        display: how rank 0 shows the run's progress.
 
     Raises:
-        CheckpointError: there is none to continue from, or it is of another run.
+        CheckpointError: `out` has no checkpoint to continue from, or one of another run.
     """
     task = build_task(run)
     data = task.data(run.seed)
@@ -100,7 +100,7 @@ def train(
     device = device_of(run, peer)
     model = task.model().to(device)
     loss = in_precision(run, model, task.loss, device)
-    # What a task's metrics say wrongly is told before it has trained for long.
+    # A mistake in the task's metrics is found here, before hours of training.
     with torch.random.fork_rng():
         evaluate(model, task, loss, data.valid, [0], device)
     torch.manual_seed(run.seed + 1 + peer.rank)
@@ -137,10 +137,10 @@ def train(
 
 
 def refuse_nothing_learned(summary: Mapping[str, Any], peer: Peer) -> None:
-    """End a run with an error of which every step was skipped, once rank 0 has written what there is; collective.
+    """Refuse a run whose every step was skipped, once rank 0 has written its results; collective.
 
     Raises:
-        NonFiniteError: nothing was learned.
+        NonFiniteError: every step was skipped.
     """
     steps = summary["steps"]
     if steps and min(summary["skipped_steps_ranks"]) == steps:
@@ -189,7 +189,7 @@ class _Run:
         self._since_row = _SinceRow()
         self._time = TrainingTime(session)
         self._last_row: dict[str, Any] = {}
-        self._told_divergence = False
+        self._warned_of_divergence = False
         if resume:
             self._resume()
         epochs = run.epochs - session.epochs.ended
@@ -214,7 +214,7 @@ class _Run:
                 eval_every = self._run.eval_every
                 validate = last_of_epoch or (eval_every is not None and step % eval_every == 0)
                 if validate:
-                    self._session.receive()  # what training has sent is waited for in its time
+                    self._session.receive()  # waiting for what training has sent counts as training time
                 if step % self._run.log_every == 0 or validate:
                     self._time.pause()
                     self._write_row(epoch, validate)
@@ -234,7 +234,7 @@ class _Run:
             self._results.begin()
 
     def _batches(self) -> Iterator[tuple[int, bool]]:
-        """Train batch after batch; yield after each the epoch, from 1, and whether it ended the epoch or the run."""
+        """Train batch after batch; yield after each the epoch, from 1, and whether the epoch or run has ended."""
         session, per_step = self._session, self._per_step
         batches = loader(self._data.train, per_step, seed=self._run.seed, num_workers=self._run.num_workers)
         for epoch in range(session.epochs.ended, self._run.epochs):
@@ -253,7 +253,7 @@ class _Run:
             self._done_in_epoch = 0
 
     def _train_step(self, batch: Any) -> None:
-        """Make a step of a rank's samples, in batches whose gradients add up to the samples' mean."""
+        """Take a step with a rank's samples, in batches whose gradients add up to the samples' mean."""
         if self._run.accumulate == 1:
             self._train_batch(batch, self._loss)
             return
@@ -273,14 +273,14 @@ class _Run:
             self._since_row.add(float(result.loss) / share, num_samples(batch))
 
     def _clip(self) -> None:
-        """Clip the gradients that the optimizers get, once the session has made them what they are."""
+        """Clip the gradients that the optimizers get, after the session has exchanged them."""
         session, norm = self._session, self._run.clip_grad_norm
         if norm is not None:
-            assert isinstance(session, Session)  # of an engine that `build_engine` lets be clipped
+            assert isinstance(session, Session)  # `build_engine` refuses clipping with other engines
             session.optimizer.register_step_pre_hook(partial(_clip_before, session, norm))
 
     def _hold_up(self) -> None:
-        """Hold this rank up as the run's delays say."""
+        """Delay this rank by the seconds of the run's delays."""
         session, delays = self._session, self._run.delays
         if delays is not None:
             own = float(delays.of_step(session.step, session.size, self._run.seed)[session.rank])
@@ -326,35 +326,39 @@ class _Run:
             row |= self._validate()
             row["consensus_distance"] = session.consensus_distance()
         self._last_row = row
-        self._tell_divergence(row)
+        self._warn_of_divergence(row)
         self._schedules.after_row(row)
         if self._results:
             self._results.write(row)
         if self._observer:
             self._observer.row(row)
 
-    def _tell_divergence(self, row: Mapping[str, Any]) -> None:
-        """Warn, once, of a training loss that is no number: without an exchange nothing else looks at it."""
+    def _warn_of_divergence(self, row: Mapping[str, Any]) -> None:
+        """Warn once if the training loss is NaN or infinite: without an exchange nothing else checks it."""
         diverges = not math.isfinite(row[TRAIN_LOSS]) and self._run.on_nonfinite is OnNonfinite.ERROR
-        if diverges and not self._told_divergence and self._session.is_main:
+        if diverges and not self._warned_of_divergence and self._session.is_main:
             _log.warning(
                 "the training loss is %s, seen at step %d: lower optimizer.lr, or clip gradients (clip_grad_norm=1.0)",
                 row[TRAIN_LOSS],
                 row["step"],
             )
-        self._told_divergence |= diverges
+        self._warned_of_divergence |= diverges
 
     def _of_ranks(self) -> dict[str, float | None]:
-        """Seconds of the rank that took longest; training loss, bytes and waits: means over samples and over ranks, and
-        the smallest and largest rank's.
+        """Return a row's numbers over all ranks; collective.
+
+        Seconds are those of the slowest rank; the training loss is a mean over samples, bytes and waits are means over
+        ranks; the smallest and largest rank's stand beside them.
         """
         counters, own = self._session.counters, self._since_row
         seconds, waited_s = self._time.seconds, self._time.waited_s
         passed_s = seconds - own.seconds
         share = (waited_s - own.waited_s) / passed_s if passed_s > 0 else None
-        told = self._session.gather([seconds, own.loss, own.samples, counters.bytes_sent, waited_s, share])
+        gathered = self._session.gather(
+            [seconds, own.loss, own.samples, counters.bytes_sent, waited_s, share]
+        )
         self._begin_row()
-        times, losses, samples, sent, waits, shares = zip(*told, strict=True)
+        times, losses, samples, sent, waits, shares = zip(*gathered, strict=True)
         means = [loss / count for loss, count in zip(losses, samples, strict=True) if count]
         return {
             "seconds": max(times),
@@ -373,9 +377,9 @@ class _Run:
     def _summary(self) -> dict[str, object]:
         session, row = self._session, self._last_row
         seconds, counters = row["seconds"], session.counters
-        told = session.gather([self._time.waited_s, counters.under_way_s, counters.bytes_sent])
+        gathered = session.gather([self._time.waited_s, counters.under_way_s, counters.bytes_sent])
         exposed_s, under_way_s, bytes_sent = (
-            sum(of_rank) / session.size for of_rank in zip(*told, strict=True)
+            sum(of_rank) / session.size for of_rank in zip(*gathered, strict=True)
         )
         outcomes, active, staleness, skipped = zip(
             *session.gather(
@@ -401,7 +405,7 @@ class _Run:
             "bytes_sent_per_step": bytes_sent / max(1, session.step),
             "exposed_wait_fraction": exposed_s / seconds if seconds > 0 else None,
             "exposed_wait_fraction_ranks": [
-                waited_s / seconds if seconds > 0 else None for waited_s, _, _ in told
+                waited_s / seconds if seconds > 0 else None for waited_s, _, _ in gathered
             ],
             "overlap_share": 1 - exposed_s / under_way_s if under_way_s > 0 else None,
             "consensus_distance": row["consensus_distance"],
@@ -410,7 +414,7 @@ class _Run:
         }
 
     def _of_replicas(self, validated: dict[str, object]) -> dict[str, list[object]]:
-        """The first replicas' own loss and metrics on all held-out samples, by rank."""
+        """Return the first replicas' own loss and metrics on all held-out samples, by rank; collective."""
         own = validated
         if self._session.rank >= _MOST_REPLICAS:
             own = {}
@@ -421,17 +425,19 @@ class _Run:
                     self._session.model, self._task, self._loss, valid, range(len(valid)), self._device
                 )
             own = {f"{VALID}{name}": value for name, value in found.values().items()}
-        told = self._session.gather(own)
-        return {f"{name}_ranks": [of_rank[name] for of_rank in told[:_MOST_REPLICAS]] for name in told[0]}
+        gathered = self._session.gather(own)
+        return {
+            f"{name}_ranks": [of_rank[name] for of_rank in gathered[:_MOST_REPLICAS]] for name in gathered[0]
+        }
 
 
 def _num_elements(batch: Any) -> int:
-    """Return how many numbers a batch's inputs have, padding included."""
+    """Return the number of elements of a batch's inputs, padding included."""
     return sum(each.numel() for each in tree_leaves(parts_of(batch)[0]) if isinstance(each, torch.Tensor))
 
 
 def _share_of(loss: Loss, share: float, output: Any, target: Any) -> torch.Tensor:
-    """Return a batch's loss as a part of a step's."""
+    """Return a batch's part of a step's loss."""
     return loss(output, target) * share
 
 
@@ -441,7 +447,7 @@ def _clip_before(session: Session, norm: float, *step: object) -> None:
 
 
 def _spread(name: str, of_ranks: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean over ranks, and the smallest and the largest rank's; None where no rank has any."""
+    """Return the mean over ranks, the smallest and the largest; None for each if no rank has a value."""
     if not of_ranks:
         return dict.fromkeys((name, f"{name}_min", f"{name}_max"))
     return {

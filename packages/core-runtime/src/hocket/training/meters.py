@@ -13,7 +13,7 @@ from hocket.task import Task
 
 __all__ = ["Meter", "Value", "meters_of", "value_of"]
 
-#: What a metric is: a number, or several in lists and mappings.
+#: The value of a metric: a number, or several in lists and mappings.
 Value = float | list[Any] | dict[str, Any]
 
 #: Returns every rank's tensor, by rank.
@@ -26,13 +26,13 @@ class Meter(Protocol):
     """The part of `torchmetrics.Metric` that is used here."""
 
     def update(self, output: Any, target: Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
 
     def compute(self) -> Any:
-        """Return the metric of all that was taken in."""
+        """Return the metric over all batches added."""
 
     def reset(self) -> None:
-        """Forget what was taken in."""
+        """Forget all batches."""
 
     def to(self, device: torch.device) -> Meter:
         """Move to a device."""
@@ -41,32 +41,34 @@ class Meter(Protocol):
         """Return an equal one."""
 
     def modules(self) -> Iterable[Any]:
-        """Return it and those within it."""
+        """Return the metric and those within it."""
 
 
 def meters_of(task: Task, gather: Gather | None) -> dict[str, Meter]:
-    """Return copies of a task's torchmetrics objects that have seen nothing.
+    """Return fresh copies of a task's torchmetrics objects.
 
     Args:
-        task: whose.
-        gather: makes each one's value that of all ranks' samples; None for those of this rank alone.
+        task: the task.
+        gather: returns every rank's tensor, so that a metric covers all ranks' samples; None for this rank's alone.
 
     Raises:
-        ConfigError: the task gives something else, or takes the name of the loss.
+        ConfigError: the task returns something else, or names a metric `loss`.
     """
     given: Any = task.torchmetrics()
     if not callable(getattr(given, "items", None)):
-        raise ConfigError(f"{_told(task)} is {given!r}; allowed: torchmetrics objects by name, in a dict")
+        raise ConfigError(
+            f"{_source(task)} returned {given!r}; allowed: torchmetrics objects by name, in a dict"
+        )
     return {str(name): _prepared(task, str(name), meter, gather) for name, meter in given.items()}
 
 
 def _prepared(task: Task, name: str, given: Any, gather: Gather | None) -> Meter:
     if name == "loss":
         raise ConfigError(
-            f"{_told(task)}: a metric is named 'loss', as the task's loss is: give it another name"
+            f"{_source(task)}: a metric is named 'loss', as the task's loss is: give it another name"
         )
     if isinstance(given, type) or not all(callable(getattr(given, asked, None)) for asked in _ASKED):
-        raise ConfigError(f"{_told(task)}: {name!r} is {given!r}; allowed: a torchmetrics object")
+        raise ConfigError(f"{_source(task)}: {name!r} is {given!r}; allowed: a torchmetrics object")
     meter: Meter = given.clone()
     meter.reset()
     for each in meter.modules():
@@ -76,7 +78,7 @@ def _prepared(task: Task, name: str, given: Any, gather: Gather | None) -> Meter
 
 
 def value_of(computed: Any) -> Value:
-    """Return what a metric computed as plain numbers."""
+    """Return a metric's computed value as plain numbers."""
     if isinstance(computed, Tensor):
         value: Value = computed.tolist()
         return value
@@ -87,5 +89,5 @@ def value_of(computed: Any) -> Value:
     return float(computed)
 
 
-def _told(task: Task) -> str:
-    return f"what torchmetrics() of task {type(task).__name__} returns"
+def _source(task: Task) -> str:
+    return f"torchmetrics() of task {type(task).__name__}"

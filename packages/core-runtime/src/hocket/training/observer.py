@@ -15,7 +15,7 @@ __all__ = ["Display", "Lines", "ProgressBar", "observer_for", "text_of_metrics"]
 
 
 class Display(StrEnum):
-    """How a run is shown: errors alone, a bar on a terminal, a line of each row of metrics, or with more in each."""
+    """The display of a run: errors alone, a bar, a line for each row of metrics, or longer lines."""
 
     QUIET = "quiet"
     BAR = "bar"
@@ -24,7 +24,7 @@ class Display(StrEnum):
 
 
 class Lines:
-    """A line for each row of metrics; with `verbose` also what was sent and waited for."""
+    """A line for each row of metrics; with `verbose` also speed, bytes sent and the share of waiting."""
 
     def __init__(self, steps: int, *, verbose: bool = False) -> None:
         self._steps = steps
@@ -45,7 +45,7 @@ class Lines:
 
 
 class ProgressBar:
-    """A bar over all steps, with steps a second, the time left, and the last row's training loss."""
+    """A bar over all steps, with steps per second, the time left, and the last row's training loss."""
 
     def __init__(self, done: int, steps: int) -> None:
         from rich.console import Console
@@ -66,7 +66,7 @@ class ProgressBar:
         self._progress.start()
 
     def row(self, row: dict[str, Any]) -> None:
-        """Show a row of metrics; the ones with a validation stay on the screen."""
+        """Show a row of metrics; rows with a validation stay on the screen."""
         if row.get("valid_loss") is not None:
             self._progress.console.print(_text(row, self._steps))
         self._progress.update(self._task, description=f"loss {row['train_loss']:.4f}")
@@ -74,8 +74,8 @@ class ProgressBar:
     def step(self, step: int) -> None:
         """Move the bar."""
         speed = self._progress.tasks[0].speed
-        told = "" if speed is None else f"{speed:.3g} steps/s"
-        self._progress.update(self._task, completed=step, speed=told)
+        text = "" if speed is None else f"{speed:.3g} steps/s"
+        self._progress.update(self._task, completed=step, speed=text)
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -83,7 +83,7 @@ class ProgressBar:
 
 
 def observer_for(display: Display, done: int, steps: int) -> Lines | ProgressBar | None:
-    """Return what shows a run of `steps` steps, of which `done` have ended; None for nothing."""
+    """Return the display of a run of `steps` steps, of which `done` have ended; None for `QUIET`."""
     if display is Display.QUIET:
         return None
     return (
@@ -101,22 +101,22 @@ def _text(row: dict[str, Any], steps: int) -> str:
 
 
 def _costs(row: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Write what came since the row before: steps a second, bytes a step, and the share of the time that was waited."""
+    """Return steps per second, bytes per step and the share of waiting since the row before, as text."""
     steps, seconds, sent = (row[key] - before.get(key, 0) for key in ("step", "seconds", "bytes_sent"))
-    told = [f"{steps / seconds:.3g} steps/s"] if seconds > 0 else []
-    told += [f"{sent / steps / 1e3:,.4g} kB/step sent"] if steps else []
-    told += [f"{100 * row['wait_share']:.0f} % waited"] if row["wait_share"] is not None else []
-    return f"  {', '.join(told)}"
+    texts = [f"{steps / seconds:.3g} steps/s"] if seconds > 0 else []
+    texts += [f"{sent / steps / 1e3:,.4g} kB/step sent"] if steps else []
+    texts += [f"{100 * row['wait_share']:.0f} % waited"] if row["wait_share"] is not None else []
+    return f"  {', '.join(texts)}"
 
 
 def text_of_metrics(values: Mapping[str, Any]) -> str:
-    """Write loss and metrics on held-out samples, those that are numbers."""
+    """Return the loss and the metrics on held-out samples that are numbers, as text."""
     found = {
         name.removeprefix(VALID).replace("_", " "): value
         for name, value in values.items()
         if name.startswith(VALID) and is_number(value)
     }
-    told = [
+    texts = [
         f"{n} {100 * value:.2f} %" if n == "accuracy" else f"{n} {value:.4f}" for n, value in found.items()
     ]
-    return ", ".join(told)
+    return ", ".join(texts)

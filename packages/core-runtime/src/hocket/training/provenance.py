@@ -1,4 +1,4 @@
-"""Where a run comes from: what started it and on which hosts, as `run.json`, and the user's own modules beside it."""
+"""The provenance of a run: its starts, in `run.json`, and copies of the user's own modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _PACKAGES = (CORE.package, "torch", "numpy", "numba", "mpi4py")
-#: Of a run's configuration, where `module:attribute` may stand.
+#: The keys of a run's configuration that may hold `module:attribute`.
 _NAMING = ("task", "optimizer", "schedulers")
 _GIT_TIMEOUT_S = 10.0
 #: A larger module, such as one of tables, is copied only where a configuration names it.
@@ -49,10 +49,10 @@ _LARGEST_BYTES = 1 << 20
 
 
 def describe_start() -> dict[str, Any]:
-    """Return what is started here and with what: command, time, working directory, its git commit, versions.
+    """Return the command, time, working directory, git commit and versions of this start.
 
     `git` is None outside of a repository; its `dirty` says whether tracked files differ from the commit. `hocket` is
-    the same of Hocket's own source, and None where it was installed from a package index.
+    the same for Hocket's own source, and None if it was installed from a package index.
     """
     return {
         "command": shlex.join(["hocket", *sys.argv[1:]]),
@@ -67,12 +67,12 @@ def describe_start() -> dict[str, Any]:
 
 
 def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> None:
-    """Write a start to a folder's `run.json`, a list of all of them.
+    """Append a start to a folder's `run.json`, the list of all starts.
 
     Args:
-        folder: of a run or of a sweep.
-        start: as of `describe_start`, and what else is known.
-        anew: leave out earlier ones, which were another run's.
+        folder: the folder of a run or of a sweep.
+        start: the mapping of `describe_start`, with any further keys.
+        anew: leave out earlier starts, which were another run's.
     """
     path = folder / STARTS
     earlier = [] if anew else _starts(folder)
@@ -82,7 +82,7 @@ def add_start(folder: Path, start: Mapping[str, Any], *, anew: bool = False) -> 
 
 
 def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
-    """Return which ranks each host has, such as `0-3, 8`; host names by rank."""
+    """Return each host's ranks, such as `0-3, 8`, from the host names by rank."""
     return {
         host: _ranges(rank for rank, name in enumerate(host_names) if name == host)
         for host in dict.fromkeys(host_names)
@@ -90,15 +90,15 @@ def ranks_by_host(host_names: Sequence[str]) -> dict[str, str]:
 
 
 def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool = False) -> list[str]:
-    """Copy the user's own modules that a run is of to a folder's `source`, and return where they lie in the folder.
+    """Copy a run's own modules to a folder's `source`, and return the copies' paths within the folder.
 
-    They are found from there: `cd FOLDER/source; hocket run ../config.yaml`. What the task imports goes with it;
-    modules of installed packages are left out.
-    What the run was begun with is kept: where it goes on with other code, copies go to `source-2` and so on.
+    The copies can be run: `cd FOLDER/source; hocket run ../config.yaml`. Modules that the task imports are copied, too;
+    those of installed packages are left out. Earlier copies are kept: where a run goes on with other code, the new ones
+    go to `source-2` and so on.
 
     Args:
-        config: a run's, complete; what it names has been imported.
-        folder: of the run's results.
+        config: the run's complete configuration; the modules that it names have been imported.
+        folder: the folder of the run's results.
         resumed: whether the run in the folder goes on; a warning names the modules that have changed since.
     """
     name, starts = SOURCE, _starts(folder)
@@ -129,7 +129,7 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
 
 
 def _in_the_way(target: Path, module: Path, own: Collection[Path]) -> bool:
-    """Return whether something else than a copy of a module, of this run or an earlier one, is where it would lie."""
+    """Return whether a file that is no copy of a module, of this or an earlier run, stands at its path."""
     if target in own or not os.path.lexists(target):
         folder = next((each for each in target.parents if os.path.lexists(each)), target.parent)
         return not folder.is_dir()
@@ -137,10 +137,10 @@ def _in_the_way(target: Path, module: Path, own: Collection[Path]) -> bool:
 
 
 def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of the installed packages that the user's own modules import, by the packages' names.
+    """Return the versions of the installed packages that the user's own modules import, by package.
 
     Args:
-        config: a run's, complete; what it names has been imported.
+        config: the run's complete configuration; the modules that it names have been imported.
     """
     files = [file for file in _user_modules(config).values() if file.suffix == ".py"]
     names = set()
@@ -154,11 +154,11 @@ def imported_versions(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the user's own modules that are others than a folder's run had when it was last started.
+    """Return the user's own modules that have changed since a folder's run was last started.
 
     Args:
-        config: a run's, complete; what it names has been imported.
-        folder: of a run's results; without `run.json`, nothing is known to have changed.
+        config: the run's complete configuration; the modules that it names have been imported.
+        folder: the folder of the run's results; without `run.json`, nothing is known to have changed.
     """
     starts = _starts(folder)
     changed = []
@@ -176,21 +176,21 @@ def changed_modules(config: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def module_contents(config: Mapping[str, Any]) -> dict[Path, bytes]:
-    """Return what the files of the user's own modules hold now that a run would keep, by their paths.
+    """Return the present contents of the user's own modules that a run would copy, by path.
 
     Args:
-        config: a run's, complete; what it names has been imported.
+        config: the run's complete configuration; the modules that it names have been imported.
     """
     return {file: file.read_bytes() for file in _user_modules(config).values()}
 
 
 def changed_since(contents: Mapping[Path, bytes]) -> list[str]:
-    """Return which files hold something else than they did, as of `module_contents`, or are gone."""
+    """Return the files that have changed or gone since `module_contents`."""
     return [os.path.relpath(file) for file, held in contents.items() if _read(file) != held]
 
 
 def kept_modules(folder: Path) -> dict[str, set[bytes]]:
-    """Return the contents of the user's own modules that a folder's run was of, one for each that it went on with."""
+    """Return the contents of a run's own modules, by path: one for each version that it ran with."""
     found: dict[str, set[bytes]] = {}
     for start in _starts(folder):
         for kept in start.get("sources", ()):
@@ -200,9 +200,10 @@ def kept_modules(folder: Path) -> dict[str, set[bytes]]:
 
 
 def _user_modules(config: Mapping[str, Any]) -> dict[Path, Path]:
-    """Return the files of the user's own modules, by where they lie below a folder of modules.
+    """Return the files of the user's own modules, by their path below a folder of modules.
 
-    They are what a configuration names, and what has been imported from the working directory or beside that.
+    They are the modules that a configuration names, and those imported from the working directory or from the folders
+    of the named ones.
     """
     from hocket.task.user import user_file
 
@@ -241,7 +242,7 @@ def _path_of(module: str, file: Path) -> Path:
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
-    """Return what a folder's run was started by; nothing where that is damaged."""
+    """Return the starts in a folder's `run.json`; none if that is missing or damaged."""
     try:
         found = json.loads((folder / STARTS).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -294,7 +295,7 @@ def _git(folder: str) -> dict[str, Any] | None:
 
 
 def _git_says(*command: str) -> str | None:
-    """Return what git answers; None without git, outside of a repository, or where it takes too long."""
+    """Return git's output; None without git, outside of a repository, or if git takes too long."""
     try:
         done = subprocess.run(
             ["git", *command], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True
@@ -307,7 +308,7 @@ def _git_says(*command: str) -> str | None:
 def _versions() -> dict[str, str]:
     plugins = (entry.dist.name for entry in installed() if entry.dist is not None)
     found = {name: _version(name) for name in (*_PACKAGES, *sorted(plugins))}
-    return {name: told for name, told in found.items() if told is not None}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _version(package: str) -> str | None:
@@ -318,7 +319,7 @@ def _version(package: str) -> str | None:
 
 
 def _ranges(ranks: Iterable[int]) -> str:
-    """Write ascending numbers, those that follow each other as `first-last`."""
+    """Return ascending numbers as text, consecutive ones as `first-last`."""
     groups = groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])
     runs = ([rank for _, rank in group] for _, group in groups)
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

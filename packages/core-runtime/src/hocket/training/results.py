@@ -32,29 +32,29 @@ from hocket.training.provenance import add_start, imported_versions, keep_user_m
 
 __all__ = ["Results", "files_of"]
 
-#: What every run writes; the modules that it is of are kept where nothing else stands.
+#: The names that every run writes; copies of its modules go to folders that are free.
 _ALWAYS = (CONFIG, NEXT_CONFIG, STARTS, NEXT_START, SUMMARY, MODEL, PICTURE, CHECKPOINTS)
 
 
 def files_of(loggers: Sequence[Logger], *, trace: bool, report: bool) -> list[str]:
-    """Return the names of what a run writes into the folder of its results."""
+    """Return the names of the files and folders that a run writes into the folder of its results."""
     of_loggers = [name for each in (JsonLines(), *loggers) for name in each.files]
     traced = [TRACE_FILE, RECORDINGS] if trace else []
     return [*_ALWAYS, *([REPORT] if report else []), *traced, *of_loggers]
 
 
-#: Who removes the checkpoints of a run that is replaced, in their names meanwhile.
+#: The mark, in their names, of a replaced run's checkpoints while they are removed.
 _EARLIER = "replaced"
 
 
 class Results:
-    """What rank 0 writes of a run while it goes on; made when the task's modules have been imported.
+    """The results that rank 0 writes while a run goes on; made after the task's modules were imported.
 
     Args:
-        folder: of the results; with the run's configuration in it, under the name `NEXT_CONFIG`, and what started it,
-            as `NEXT_START`.
-        host_names: of all ranks.
-        loggers: to which rows of metrics go, besides `metrics.jsonl`.
+        folder: the folder of the results, with the run's configuration in it as `NEXT_CONFIG`, and its start as
+            `NEXT_START`.
+        host_names: the ranks' hosts, by rank.
+        loggers: the loggers that get rows of metrics, besides `metrics.jsonl`.
 
     Raises:
         UserError: a library that a logger needs is not installed.
@@ -67,7 +67,7 @@ class Results:
         for each in self._loggers:
             each.check()
         next_config = folder / NEXT_CONFIG
-        # Found here, as looking through what is installed takes too long while a step is timed.
+        # Found here: a look through all installed packages takes too long while a step is timed.
         self._packages = (
             imported_versions(yaml.safe_load(next_config.read_bytes())) if next_config.exists() else {}
         )
@@ -75,11 +75,11 @@ class Results:
         self._logs: list[Log] | None = None
 
     def resume_after(self, step: int) -> None:
-        """Keep the rows of metrics up to `step`, in place of beginning anew."""
+        """Keep the rows of metrics up to `step` instead of beginning anew."""
         self._resumed_after = step
 
     def begin(self) -> None:
-        """Put this run in the place of an earlier one, the first time; called when a step has ended.
+        """Replace an earlier run's results, at the first call; called when a step has ended.
 
         Raises:
             WriteError: a file cannot be written; names it.
@@ -92,12 +92,12 @@ class Results:
         folder, next_config = self._folder, self._folder / NEXT_CONFIG
         claim(folder, *_ALWAYS, *(name for each in self._loggers for name in each.files))
         found = next((path for path in (next_config, folder / CONFIG) if path.exists()), None)
-        told = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
-        self._tell_start(told)
-        self._logs = [logger.open(folder, told, self._resumed_after) for logger in self._loggers]
+        config = yaml.safe_load(found.read_text(encoding="utf-8")) if found else {}
+        self._write_start(config)
+        self._logs = [logger.open(folder, config, self._resumed_after) for logger in self._loggers]
         if next_config.exists():
             next_config.replace(folder / CONFIG)
-            remember(folder, CONFIG, [text_of_config(told)])
+            remember(folder, CONFIG, [text_of_config(config)])
         outdated = [SUMMARY, MODEL, PICTURE, REPORT, TRACE_FILE]
         for name in outdated:
             if not foreign(folder, [name]):
@@ -105,7 +105,7 @@ class Results:
         if self._resumed_after is None:
             keep_newest(folder / CHECKPOINTS, 0, _EARLIER)
 
-    def _tell_start(self, config: Mapping[str, Any]) -> None:
+    def _write_start(self, config: Mapping[str, Any]) -> None:
         path = self._folder / NEXT_START
         if not path.exists():
             return
@@ -123,7 +123,7 @@ class Results:
             log.write(row)
 
     def close(self) -> None:
-        """End the logs, each of them."""
+        """Close all logs."""
         with contextlib.ExitStack() as stack:
             for log in self._logs or ():
                 stack.callback(log.close)

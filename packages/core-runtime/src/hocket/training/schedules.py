@@ -80,8 +80,8 @@ class Schedules:
                     try:
                         scheduler.step() if metric is None else scheduler.step(1.0)
                     except Exception as error:
-                        told = f"{type(error).__name__}: {error}"
-                        raise reference.where.error(f"{reference.name} cannot step: {told}") from error
+                        text = f"{type(error).__name__}: {error}"
+                        raise reference.where.error(f"{reference.name} cannot step: {text}") from error
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
         """Return every scheduler's state."""

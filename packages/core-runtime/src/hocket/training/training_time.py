@@ -13,11 +13,11 @@ __all__ = ["TrainingTime"]
 
 @dataclass
 class _Reading:
-    """What a rank's clock and its counter of waits say.
+    """A reading of a rank's clock and of its counter of waits.
 
     Attributes:
-        seconds: of the clock.
-        waited_s: of the exposed waits.
+        seconds: the clock's seconds.
+        waited_s: the seconds of exposed waits.
     """
 
     seconds: float = 0.0
@@ -25,14 +25,14 @@ class _Reading:
 
 
 class TrainingTime:
-    """Counts seconds from `go_on` to `pause`, and the exposed waits within them.
+    """A counter of the seconds from `go_on` to `pause`, and of the exposed waits within them.
 
-    Where ranks meet to be measured, the early ones wait for the late ones; training alone would not have them meet. So
-    a pause counts on no rank. On the virtual clock ranks leave it as far apart as they came, so that a rank is as late
-    for the next exchange as without it; on the wall's they leave it together.
+    To be measured, early ranks wait for late ones, as they would not in training alone. So a pause counts on no rank.
+    On the virtual clock ranks leave a pause as far apart as they came, so that a rank is as late for the next exchange
+    as without it; on the wall clock they leave it together.
 
     Args:
-        session: whose clock and counters these are.
+        session: the session whose clock and counters are read.
     """
 
     def __init__(self, session: TrainingSession) -> None:
@@ -47,7 +47,7 @@ class TrainingTime:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of these in which this rank waited for an exchange."""
+        """The part of these seconds in which this rank waited for an exchange."""
         return self._read().waited_s
 
     def pause(self) -> None:
@@ -55,7 +55,7 @@ class TrainingTime:
         self._counted, self._since = self._read(), None
 
     def go_on(self) -> None:
-        """Count again; collective, but where there was no pause."""
+        """Count again; collective after a pause, else without effect."""
         if self._since is not None:
             return
         own_s = self._counted.seconds
@@ -63,11 +63,11 @@ class TrainingTime:
         self._since = self._now()
 
     def state_dict(self) -> dict[str, float]:
-        """Return what has been counted."""
+        """Return the counted seconds."""
         return vars(self._read())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned, paused."""
+        """Continue from a `state_dict`, paused."""
         self._counted, self._since = _Reading(**state), None
 
     def _read(self) -> _Reading:

@@ -166,12 +166,12 @@ def _cost(each: Candidate) -> str:
         measured = f"; measured: {recipe.accuracy}" if each.test and not each.loses_nothing else ""
         other = "" if each.name == recipe.name else f"as {recipe.name}: "
         return f"{each.name}: {other}{recipe.changes or 'see its paper'}{measured}"
-    told = [f"set {each.override}"] if each.override else []
+    parts = [f"set {each.override}"] if each.override else []
     if each.base is not None and each.base.changes:
-        told.append(f"the recipe that it is based on: {each.base.changes}")
+        parts.append(f"the recipe that it is based on: {each.base.changes}")
     if each.base is not None and each.base.measured_on:
-        told.append(f"measured of that: {each.base.accuracy} ({each.base.measured_on})")
-    return f"{each.name}: {'; '.join(told) or 'your own'}"
+        parts.append(f"measured of that: {each.base.accuracy} ({each.base.measured_on})")
+    return f"{each.name}: {'; '.join(parts) or 'your own'}"
 
 
 def absent(installed: Sequence[str]) -> list[str]:
@@ -202,11 +202,11 @@ def assumptions(
         )
     if any(each.synchronous_fraction for each in shown):
         fractions = {each.test: each.synchronous_fraction for each in shown if each.synchronous_fraction}
-        told = ", ".join(
+        begun = ", ".join(
             f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
         )
         lines.append(
-            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS}, {told}; this is a step "
+            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS}, {begun}; this is a step "
             "of such a run on average. docs/choosing.md has the lines of a file that begins so."
         )
     for each in shown:

@@ -150,11 +150,11 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
             "ranks=1",
         ]
         command = [*own_python(), "-m", "hocket", "run", *_target_words(asked, folder), *given, "-q"]
-        told = subprocess.run(
+        process = subprocess.run(
             [*command, "-n", "1", "--out", str(out)], check=False, capture_output=True, text=True
         )
-        if told.returncode:
-            raise UserError(f"--measure: a step cannot be measured: {told.stderr.strip()}")
+        if process.returncode:
+            raise UserError(f"--measure: a step cannot be measured: {process.stderr.strip()}")
         rows = read_rows(out / METRICS)
     taken = [later["seconds"] - before["seconds"] for before, later in pairwise(rows)]
     return float(median(taken))

@@ -55,14 +55,14 @@ _LONG = Shape(0, 400_000, 0, "float32")
 
 
 class CollectiveConformance(ABC):
-    """Subclass it, name the subclass `Test...`, name the collective, and say what it gives.
+    """The conformance tests of a collective, for subclasses named `Test...` that name it and its result.
 
     Attributes:
-        collective: what is tested; registered by core or by an installed plugin.
-        topology: the one that it asks, if it asks one.
-        compressor: in what form values travel, where it asks for one; such that all arrive.
-        slot: `gradients` or `parameters`, whichever the collective means something in.
-        sizes: the numbers of ranks that it is tested with, of those that it does not refuse.
+        collective: the collective to test, registered by core or by an installed plugin.
+        topology: the topology, for a collective that needs one.
+        compressor: the compressor, for a collective that needs one; it must send all values.
+        slot: `gradients` or `parameters`, in which the collective has a meaning.
+        sizes: the numbers of ranks to test with; those that the collective refuses are left out.
     """
 
     collective: ClassVar[Collective]
@@ -73,10 +73,10 @@ class CollectiveConformance(ABC):
 
     @abstractmethod
     def expected(self, values: Array, round: int, segment: int) -> Array:
-        """Return what the ranks end with.
+        """Return the ranks' results of a round.
 
         Args:
-            values: what they contribute, float64 [size, n], before it is multiplied by `contribution_scale`.
+            values: the ranks' contributions, float64 [size, n], before they are multiplied by `contribution_scale`.
             round: the exchange's counter.
             segment: the segment's index.
 
@@ -88,38 +88,40 @@ class CollectiveConformance(ABC):
         """Run `body(peer, *args)` on `size` ranks, virtual ones unless a subclass says otherwise.
 
         Args:
-            size: how many ranks.
+            size: the number of ranks.
             seed: chooses which of the virtual ranks goes first.
-            body: a function of a module of this package.
+            body: a function in a module of this package.
             args: JSON values.
 
         Returns:
-            What the ranks returned, by rank: JSON values.
+            The ranks' return values, by rank: JSON values.
         """
         return _run_on(World(size, seed=seed), body, *args)
 
     def check(self, size: int, shapes: list[Shape], rounds: int, **others: Any) -> None:
-        """Carry out rounds on `size` ranks, and compare what they end with.
+        """Carry out rounds on `size` ranks, and compare their results with `expected`.
 
         Args:
-            size: how many ranks.
-            shapes: the segments.
-            rounds: how many, from 0 on.
+            size: the number of ranks.
+            shapes: the shapes of the segments.
+            rounds: the number of rounds, counted from 0.
             others: fields of `Case`.
         """
         case = self._case(shapes, rounds, **others)
-        told = self.run(size, case.seed, exchange_rounds, case.to_json())
+        received = self.run(size, case.seed, exchange_rounds, case.to_json())
         for round in range(rounds):
             for place, shape in enumerate(shapes):
                 dtype = np.dtype("float64" if shape.dtype == "float64" else "float32")
                 values = np.stack([contribution(case, rank, round, shape) for rank in range(size)])
-                got = np.stack([np.frombuffer(bytes.fromhex(rank[round][place]), dtype) for rank in told])
+                got = np.stack([np.frombuffer(bytes.fromhex(rank[round][place]), dtype) for rank in received])
                 # Rounding of every addition, and of the scaling before them.
                 tolerance = 4 * (size + 1) * np.finfo(dtype).eps * np.abs(values).max(initial=0.0)
                 expected = self.expected(values, round, shape.index)
                 np.testing.assert_allclose(got, sample(expected), rtol=0, atol=tolerance)
                 if self.collective.traits.equal_result:
-                    assert len({rank[round][place] for rank in told}) == 1, "not the same bits on all ranks"
+                    assert len({rank[round][place] for rank in received}) == 1, (
+                        "not the same bits on all ranks"
+                    )
 
     @_EXAMPLES
     @given(
@@ -136,7 +138,7 @@ class CollectiveConformance(ABC):
         self.check(self._size(number), shapes, rounds, seed=seed, threaded=threaded, faulty=faulty)
 
     def test_late_ranks_are_answered(self) -> None:
-        """Ranks come to each round one after the other, and whoever is done with the last one closes."""
+        """Ranks come to each round one after the other, and each closes when its last round is done."""
         for size in self._sizes():
             self.check(size, [_SHAPE, replace(_SHAPE, index=3)], 3, lateness_s=0.01, resumed_at=2)
 
@@ -147,7 +149,7 @@ class CollectiveConformance(ABC):
     def test_goes_on_where_it_was_saved(
         self, number: int, shapes: list[Shape], seed: int, resumed_at: int
     ) -> None:
-        """On a resumed run's new channel, to the bit."""
+        """A resumed run's new channel gives the same bits."""
         size = self._size(number)
         whole, resumed = (
             self.run(size, seed, exchange_rounds, self._case(shapes, 4, seed=seed, resumed_at=at).to_json())
@@ -160,7 +162,7 @@ class CollectiveConformance(ABC):
     def test_bits_do_not_depend_on_time(
         self, number: int, shapes: list[Shape], seeds: tuple[int, int]
     ) -> None:
-        """Who comes first, and which way messages take, changes no bit."""
+        """The order of arrival and the ways of messages change no bit."""
         size = self._size(number)
         first, second = (
             self.run(size, seed, exchange_rounds, self._case(shapes, 2, threaded=late, faulty=late).to_json())
@@ -169,9 +171,9 @@ class CollectiveConformance(ABC):
         assert first == second
 
     def test_sends_as_many_bytes_as_it_says(self) -> None:
-        """On average over rounds; the transport's own collectives are not made of messages there.
+        """The mean over rounds; the transport's own collectives are not made of messages there.
 
-        Of two runs with more and with fewer rounds, so that what opening and closing take does not count.
+        Two runs with more and with fewer rounds are compared, so that opening and closing do not count.
         """
         few, rounds = 1, 2 if self.topology is None else 13
         for size in self._sizes()[::2]:
@@ -184,7 +186,7 @@ class CollectiveConformance(ABC):
                 assert sent / size / (rounds - few) == pytest.approx(said)
 
     def test_takes_as_long_as_it_says(self) -> None:
-        """Between the first rank that is done and the last, but for what polling takes."""
+        """The predicted time lies between the first rank's end and the last one's, but for polling."""
         case = self._case([_LONG], 1)
         for size in self._sizes()[1:5]:
             seconds = _run_on(World(size), time_round, case.to_json())
@@ -192,16 +194,16 @@ class CollectiveConformance(ABC):
             assert 0.95 * min(seconds) <= said <= 1.05 * max(seconds)
 
     def test_tokens_are_equal_where_results_are(self) -> None:
-        """What `results` tells the composition is what the ranks end with."""
+        """Ranks whose tokens in `results` are equal end with equal values."""
         case = self._case([_SHAPE], 1)
         for size in self._sizes():
-            told = self.run(size, 0, exchange_rounds, case.to_json())
+            received = self.run(size, 0, exchange_rounds, case.to_json())
             tokens = results(self.collective, range(size), leader=0)
             assert len(tokens) == size
             for one in range(size):
                 for other in range(size):
                     if tokens[one] == tokens[other]:
-                        assert told[one] == told[other]
+                        assert received[one] == received[other]
 
     def _case(self, shapes: list[Shape], rounds: int, **others: Any) -> Case:
         exchange = {"collective": describe(self.collective)}

@@ -50,17 +50,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """What is exchanged, and when.
+    """A case to test: an exchange, its segments, rounds, and faults.
 
     Attributes:
-        slot: gradients or parameters.
-        exchange: as a config writes it.
-        shapes: the channel's segments.
-        rounds: how many, from 0 on.
-        seed: of the values and of each rank's orders and delays.
-        threaded: whether schedules have a thread of their own, where the collective leaves it open.
+        slot: `gradients` or `parameters`.
+        exchange: the exchange, as a config writes it.
+        shapes: the shapes of the channel's segments.
+        rounds: the number of rounds, counted from 0.
+        seed: the seed of the values and of each rank's orders and delays.
+        threaded: whether schedules have a thread of their own, if the collective leaves it open.
         faulty: whether messages are delayed and overtake each other.
-        resumed_at: before this round the channel is closed, and another one goes on from its state; None for never.
+        resumed_at: the round before which a new channel takes over the old one's state; None for never.
         lateness_s: seconds by which each rank comes to every round after the rank before it.
     """
 
@@ -80,7 +80,7 @@ class Case:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Case:
-        """Return what `to_json` was called on."""
+        """Return the case that `to_json` was called on."""
         return cls(**{**plain, "shapes": [Shape(**shape) for shape in plain["shapes"]]})
 
 
@@ -101,7 +101,7 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
     threaded = case.threaded or exchange.collective.traits.needs_thread
     progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
     channel = exchange.collective.open(peer, segments, progress, exchange.choices)
-    told = []
+    received = []
     for round in range(case.rounds):
         if round == case.resumed_at:
             channel = _resumed(channel, peer, segments, progress, exchange, round)
@@ -110,10 +110,10 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
             segment.outgoing.copy_(torch.from_numpy(value * scale))
         peer.clock.elapse(case.lateness_s * peer.rank)
         _exchange(channel, peer, segments, progress, round, own)
-        told.append([sample(segment.incoming_array).tobytes().hex() for segment in segments])
+        received.append([sample(segment.incoming_array).tobytes().hex() for segment in segments])
     channel.close()
     progress.close()
-    return told
+    return received
 
 
 @dataclass(frozen=True)

@@ -182,18 +182,18 @@ def wait_too_long(peer: Peer) -> str:
 
 
 def receive_another_size(peer: Peer, sent: int, expected: int) -> str:
-    """Return what a rank is told that gets a message of another size than it expects; the others nothing."""
+    """Return the error of a rank that gets a message of another size than it expects; empty on the others."""
     lane = peer.lane("sizes")
-    told = ""
+    text = ""
     if peer.rank == 0:
         lane.isend(np.zeros(sent, np.uint8), 1, 4).wait()
     elif peer.rank == 1:
         try:
             lane.irecv(np.zeros(expected, np.uint8), 0, 4).wait()
         except TransportError as error:
-            told = str(error)
+            text = str(error)
     peer.allgather_bytes(b"")
-    return told
+    return text
 
 
 def _poll(requests: list[Request]) -> bool:
