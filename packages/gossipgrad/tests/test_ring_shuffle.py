@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.errors import HocketError
 from hocket.task import TensorSamples
 from hocket.testing.job import Job
 from hocket.testing.samples import SamplesConformance
@@ -140,16 +139,37 @@ def test_what_cannot_travel_is_named(batch: Any, what: str) -> None:
         pack(batch)
 
 
-def test_another_loader_is_refused() -> None:
-    def body() -> None:
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with hocket.attach(model, optimizer, "gossipgrad") as session:
-            session.data([torch.zeros(1, 1)])
-            session.data([torch.zeros(1, 1)])
+@pytest.mark.parametrize("left_early", [False, True])
+def test_a_loader_that_is_made_anew_for_each_epoch(left_early: bool) -> None:
+    """In epoch e rank r trains on what rank (r - e) mod p reads in that epoch, in its order."""
+    ranks, epochs = 3, 7
 
-    with pytest.raises(HocketError, match="make one loader before the loop over epochs"):
-        hocket.virtual(2).run(body)
+    def numbers(rank: int, epoch: int) -> list[list[int]]:
+        return [[100 * epoch + 10 * rank + k] for k in range(1 + (rank + epoch) % 3)]
+
+    def body() -> list[list[list[int]]]:
+        rank = hocket.join().rank
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        seen: list[list[list[int]]] = []
+        with hocket.attach(model, optimizer, "gossipgrad") as session:
+            for epoch in range(epochs):
+                seen.append([])
+                loader = DataLoader(torch.tensor(numbers(rank, epoch))[:, 0], batch_size=1)
+                for batch in session.data(loader):
+                    if session.weight:
+                        seen[-1].append(batch.tolist())
+                    optimizer.zero_grad()
+                    model(torch.ones(1, 1)).sum().backward()
+                    optimizer.step()
+                    if left_early:
+                        break
+        return seen
+
+    for rank, seen in enumerate(hocket.virtual(ranks).run(body)):
+        for epoch, batches in enumerate(seen):
+            read = numbers((rank - epoch) % ranks, epoch)
+            assert batches == (read[:1] if left_early else read)
 
 
 def test_a_data_loader_with_workers() -> None:

@@ -84,7 +84,7 @@ class RingStream(SampleStream):
 class FromTheRankBefore(SampleShuffle):
     stream: ClassVar[type[RingStream]] = RingStream
 
-    def wrap(self, loader: Any, peer: Peer) -> SampleStream:
+    def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
         return self.stream(loader, peer)
 
 
@@ -92,7 +92,7 @@ class FromTheRankBefore(SampleShuffle):
 class Nothing(SampleShuffle):
     """The trivial exchange, with the other way to keep a position: to count."""
 
-    def wrap(self, loader: Any, peer: Peer) -> SampleStream:
+    def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
         return CountingStream(loader)
 
 

@@ -27,9 +27,12 @@ class RingShuffle(SampleShuffle):
     The loader is read once, whole, when the first epoch begins: it must end, and what it draws (an order,
     augmentations) is drawn once. Its batches are tensors in host memory, or tuples, lists and dictionaries of such, of
     sizes that may differ, as may their number between ranks. A rank keeps what it has read, packed, in memory.
+
+    A loader whose first epoch is a later one, as others' batches travelled before, is read when that begins, and each
+    batch sent at once to the rank that trains on it: what rank r reads in epoch e is used by rank (r + e) mod p.
     """
 
-    def wrap(self, loader: Any, peer: Peer) -> SampleStream:
+    def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
         from hocket_gossipgrad.ring_stream import RingStream
 
-        return RingStream(loader, peer)
+        return RingStream(loader, peer, epoch)

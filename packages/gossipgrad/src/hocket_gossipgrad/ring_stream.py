@@ -25,13 +25,14 @@ class RingStream(SampleStream):
     Args:
         loader: this rank's batches; read whole when the first epoch begins.
         peer: all ranks; collective.
+        epoch: the first one's number.
 
     Attributes:
         waited_s: seconds, on the peer's clock, in which this rank waited for batches that had not come yet.
         bytes_sent: by this rank, to the next one.
     """
 
-    def __init__(self, loader: Any, peer: Peer) -> None:
+    def __init__(self, loader: Any, peer: Peer, epoch: int = 0) -> None:
         self.waited_s = 0.0
         self.bytes_sent = 0
         self._loader = loader
@@ -39,6 +40,7 @@ class RingStream(SampleStream):
         self._lane = peer.lane("samples")
         #: Of each rank's own batches, by rank; empty before the first epoch.
         self._forms: list[list[BatchForm]] = []
+        self._first_epoch = epoch
         self._epoch = -1
         self._position = 0  # how many batches of this epoch have been handed out
         self._num_sent = 0  # and sent on
@@ -102,13 +104,12 @@ class RingStream(SampleStream):
         told = self._peer.allgather_bytes(_told([form for form, _ in packed]))
         self._forms = [_forms_told(of_rank) for of_rank in told]
         memories = [memory for _, memory in packed]
-        if self._epoch > 0:
-            memories = self._dealt(memories)
-        self._current = [_Batch(memory) for memory in memories]
-        self._epoch = max(0, self._epoch)
+        if self._epoch < 0:
+            self._epoch = self._first_epoch
+        self._current = [_Batch(memory) for memory in self._dealt(memories)]
 
     def _dealt(self, own: list[Array]) -> list[Array]:
-        """Give each rank what it has in a later epoch than the first; collective."""
+        """Give each rank what it has in the epoch that begins; collective."""
         rank, size, hops = self._peer.rank, self._peer.size, self._epoch % self._peer.size
         if hops == 0:
             return own

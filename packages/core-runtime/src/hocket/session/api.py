@@ -151,24 +151,14 @@ class TrainingSession(SessionCore):
             same_batches: whether ranks are meant to read the same batches; else a warning says so, where the first
                 ones are equal.
 
-        With an exchange of samples batches travel from rank to rank, and the loader is the same one in every epoch; the
-        first call is collective then.
-
-        Raises:
-            HocketError: samples travel, and this is another loader than the first.
+        With an exchange of samples batches travel from rank to rank. A pass over another loader than the last one's
+        goes on with that one's batches; what has not been trained on yet of the last one's is dropped.
         """
         self.require("session.data")
         exchange = self.strategy.samples
-        if exchange is None:
-            return SessionData(self, loader, weight, same_batches)
-        if self._streamed is None:
-            self._streamed = StreamedSamples(exchange, loader, self.peer, self.data_rank, self.data_size)
-        elif loader is not self._streamed.loader:
-            raise HocketError(
-                "session.data was given another loader than before, and with samples in the strategy the first one's "
-                "batches travel from epoch to epoch: make one loader before the loop over epochs"
-            )
-        return SessionData(self, self._streamed, weight, same_batches)
+        if exchange is not None and self._streamed is None:
+            self._streamed = StreamedSamples(exchange, self.peer, self.data_rank, self.data_size)
+        return SessionData(self, loader, weight, same_batches, self._streamed)
 
     @abstractmethod
     def delay(self, seconds: float) -> None:

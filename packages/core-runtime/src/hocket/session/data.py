@@ -47,24 +47,27 @@ class SessionData:
 
     Args:
         session: takes part in the exchanges of batches that were skipped.
-        loader: any iterable of batches, or samples that travel; with a length on every rank, the ranks agree at an
-            iteration's begin and when so many batches are over, else before each batch. It is read to its end.
+        loader: any iterable of batches; with a length on every rank, the ranks agree at an iteration's begin and when
+            so many batches are over, else before each batch. It is read to its end.
         weight: how much a batch counts in the step's means, relative to 1; where None as the loader says, if it is
             hocket's, and else 1.
         same_batches: whether ranks are meant to read the same batches.
+        streamed: the session's samples, where they travel.
     """
 
     def __init__(
         self,
         session: SessionCore,
-        loader: Iterable[Any] | StreamedSamples,
+        loader: Iterable[Any],
         weight: Callable[[Any], float] | None,
         same_batches: bool = False,
+        streamed: StreamedSamples | None = None,
     ) -> None:
         self._session = session
         self._loader = loader
         self._weight = weight
         self._same_batches = same_batches
+        self._streamed = streamed
         self._borrowed: Any = None
 
     def __len__(self) -> int:
@@ -73,6 +76,8 @@ class SessionData:
         Raises:
             TypeError: the loader has no length.
         """
+        if self._streamed is not None:
+            return self._streamed.length(self._loader, self._session.epochs.ended)
         with LoaderReading(self._session.data_rank, self._session.data_size, self._session.epochs.ended):
             return len(self._loader)  # type: ignore[arg-type]
 
@@ -102,8 +107,8 @@ class SessionData:
 
     def _begin(self) -> Cursor:
         session = self._session
-        if isinstance(self._loader, StreamedSamples):
-            return session.epochs.begin_streamed(self._loader)
+        if self._streamed is not None:
+            return session.epochs.begin_streamed(self._streamed, self._loader)
         return session.epochs.begin(self._loader, session.data_rank, session.data_size)
 
     def _weigh(self, batch: Any, current: Cursor) -> float:

@@ -71,15 +71,15 @@ class Epochs:
         )
         return begun
 
-    def begin_streamed(self, samples: StreamedSamples) -> StreamCursor:
+    def begin_streamed(self, samples: StreamedSamples, loader: Iterable[Any]) -> StreamCursor:
         """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
         self._supersede()
         self._streamed = samples
         if self._to_continue is None:
-            begun = samples.begin()
+            begun = samples.begin(loader, self.ended)
         else:
             (saved, now), self._to_continue = self._to_continue, None
-            begun = samples.resume(saved["streamed"], saved["current"], now)
+            begun = samples.resume(loader, self.ended, saved["streamed"], saved["current"], now)
         self._current = begun
         return begun
 

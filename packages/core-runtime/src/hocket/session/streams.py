@@ -15,7 +15,7 @@ from hocket import randomness
 from hocket.randomness import RandomState
 from hocket.session.loader import END, Cursor, LoaderReading, own_generators
 from hocket.strategy.samples import SampleShuffle, SampleStream
-from hocket.transport.peer import Peer
+from hocket.transport.peer import Peer, gather
 
 __all__ = ["StreamCursor", "StreamedSamples"]
 
@@ -79,62 +79,105 @@ class StreamedSamples:
 
     Args:
         exchange: moves the samples.
-        loader: this rank's batches; read as the exchange does.
-        peer: all ranks; collective.
-        rank, size: which share of the samples the loader reads, and of how many.
+        peer: all ranks.
+        rank, size: which share of the samples loaders read, and of how many.
     """
 
-    def __init__(self, exchange: SampleShuffle, loader: object, peer: Peer, rank: int, size: int) -> None:
-        self.loader = loader
-        # A loader is read in its first epoch, and again, as it was then, when a run is resumed.
+    def __init__(self, exchange: SampleShuffle, peer: Peer, rank: int, size: int) -> None:
+        self._exchange, self._peer = exchange, peer
+        self._rank, self._size = rank, size
+        #: Whose batches travel; None before the first pass.
+        self._loader: Any = None
+        self._stream: SampleStream | None = None
+        #: Of the first epoch of this loader: read then, and again, as it was then, when a run is resumed.
         self._reading = LoaderReading(rank, size, epoch=0)
-        self._stream = exchange.wrap(loader, peer)
         self._start: RandomState | None = None
         self._generators: list[torch.Tensor] = []
+        #: Whether the last pass had another loader than the one before it.
+        self._renewed = False
 
-    def __len__(self) -> int:
-        with self._reading:
-            return len(self._stream)
+    def length(self, loader: Any, epoch: int) -> int:
+        """Return how many batches a pass over `loader` has that is, or would be, epoch number `epoch`."""
+        if self._stream is not None and loader is self._loader:
+            with self._reading:
+                return len(self._stream)
+        with LoaderReading(self._rank, self._size, epoch):
+            return len(loader)
 
-    def begin(self) -> StreamCursor:
-        """Begin a pass."""
-        if self._start is None:
-            self._start = randomness.read(cuda=True)
-            self._generators = [generator.get_state() for generator in own_generators(self.loader)]
-        return StreamCursor(self._stream, self._reading)
-
-    def resume(
-        self, state: Mapping[str, Any], current: Mapping[str, Any] | None, now: RandomState
-    ) -> StreamCursor:
-        """Continue a pass, or begin the next one.
+    def begin(self, loader: Any, epoch: int) -> StreamCursor:
+        """Begin a pass; collective. A loader that is another one, on any rank, is read by all.
 
         Args:
+            loader: this rank's batches.
+            epoch: the number of the pass.
+        """
+        if self._stream is not None:
+            self._renewed = any(
+                gather(self._peer, loader is not self._loader, what="a pass over session.data")
+            )
+        if self._stream is None or self._renewed:
+            self._wrap(loader, epoch)
+            self._start = randomness.read(cuda=True)
+            self._generators = [generator.get_state() for generator in own_generators(loader)]
+        assert self._stream is not None
+        return StreamCursor(self._stream, self._reading)
+
+    def _wrap(self, loader: Any, epoch: int) -> SampleStream:
+        """Let the batches of `loader` travel from now on, in place of others'; collective."""
+        self.close()
+        self._loader = loader
+        self._reading = LoaderReading(self._rank, self._size, epoch)
+        self._stream = self._exchange.wrap(loader, self._peer, epoch)
+        return self._stream
+
+    def resume(
+        self,
+        loader: Any,
+        epoch: int,
+        state: Mapping[str, Any],
+        current: Mapping[str, Any] | None,
+        now: RandomState,
+    ) -> StreamCursor:
+        """Continue a pass, or begin the next one; collective.
+
+        Args:
+            loader: this rank's batches.
+            epoch: the number of the pass.
             state: what `state_dict` returned.
             current: what that of the pass under way returned; None where none was.
             now: the random states that training goes on from.
         """
+        self._renewed = state["renewed"]
+        if current is None and self._renewed:
+            return self.begin(loader, epoch)  # each pass had its own
+        stream = self._wrap(loader, state["epoch"])
         self._start, self._generators = randomness.from_plain(state["start"]), state["generators"]
         randomness.write(self._start)
-        for generator, saved in zip(own_generators(self.loader), self._generators, strict=True):
+        for generator, saved in zip(own_generators(loader), self._generators, strict=True):
             generator.set_state(saved)
         if current is None:
-            self._stream.load_state_dict(state["stream"])
+            stream.load_state_dict(state["stream"])
             with self._reading:
-                for _ in self._stream:
+                for _ in stream:
                     pass  # at an epoch's end, or left early
-        resumed = StreamCursor(self._stream, self._reading, current)
+        resumed = StreamCursor(stream, self._reading, current)
         randomness.write(now)
         return resumed
 
     def state_dict(self) -> dict[str, object]:
         """Return what is needed to go on, beside the state of a pass under way."""
+        assert self._stream is not None
         assert self._start is not None
         return {
             "stream": self._stream.state_dict(),
+            "epoch": self._reading.epoch,
+            "renewed": self._renewed,
             "start": randomness.to_plain(self._start),
             "generators": self._generators,
         }
 
     def close(self) -> None:
-        """Give the stream back; collective."""
-        self._stream.close()
+        """Give back the stream, where there is one, and what travels in it; collective."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

@@ -53,10 +53,11 @@ class SampleShuffle(Configured, ABC):
     """How samples move between ranks; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
-    def wrap(self, loader: Any, peer: Peer) -> SampleStream:
+    def wrap(self, loader: Any, peer: Peer, epoch: int = 0) -> SampleStream:
         """Return the loader's batches, exchanged among ranks; collective.
 
         Args:
             loader: any iterable of batches, of this rank's share.
             peer: this rank's endpoint, among all that exchange samples.
+            epoch: the first one's number; more than 0 where earlier epochs had other loaders, whose streams are closed.
         """

@@ -213,6 +213,38 @@ class SamplesConformance:
                 list(map(_bits, of_rank)) for of_rank in expected
             ]
 
+    def test_another_loader_goes_on_with_its_own_samples(
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
+    ) -> None:
+        """One that is made anew for each epoch, of other samples and another number of batches."""
+        data = _data_of_epochs(counts)
+        given = _trained(exchange, data[0], of_epochs=data)
+        for epoch in range(_EPOCHS):
+            assert _samples(of_rank[epoch] for of_rank in given) == _samples(data[epoch])
+
+    def test_so_does_one_that_only_some_ranks_have_made_anew(
+        self, exchange: SampleShuffle, counts: tuple[int, ...]
+    ) -> None:
+        data = _data(counts)
+        others = [data, [list(own) if rank else own for rank, own in enumerate(data)], data]
+        given = _trained(exchange, data, of_epochs=others)
+        for epoch in range(_EPOCHS):
+            assert _samples(of_rank[epoch] for of_rank in given) == _samples(data)
+
+    def test_a_resumed_session_whose_loaders_are_made_anew(
+        self, exchange: SampleShuffle, counts: tuple[int, ...], tmp_path: Path
+    ) -> None:
+        """Saved in the middle of an epoch, or at the end of one after the first."""
+        data = _data_of_epochs(counts)
+        expected = _trained(exchange, data[0], of_epochs=data)
+        ends = [sum(max(map(len, epoch)) for epoch in data[:number]) for number in range(1, _EPOCHS)]
+        for step in sorted({1, *(end + more for end in ends for more in (-1, 0, 1))} - {0, ends[0]}):
+            if step >= 1 and max(counts):
+                given = _trained(exchange, data[0], tmp_path / str(step), step, of_epochs=data)
+                assert [list(map(_bits, of_rank)) for of_rank in given] == [
+                    list(map(_bits, of_rank)) for of_rank in expected
+                ]
+
     def test_an_error_of_the_loader_reaches_the_caller(self, exchange: SampleShuffle) -> None:
         mistake = ArithmeticError("the second batch of rank 1 cannot be read")
         data: list[Iterable[Any]] = [*_data((3, 3, 3))]
@@ -253,6 +285,14 @@ def _data(counts: Sequence[int], form: str = "tensor") -> list[list[Any]]:
     ]
 
 
+def _data_of_epochs(counts: Sequence[int]) -> list[list[list[Any]]]:
+    """Return each epoch's batches by rank: other ones, as many as another rank has had."""
+    turned = [[*counts[epoch % len(counts) :], *counts[: epoch % len(counts)]] for epoch in range(_EPOCHS)]
+    return [
+        [[batch + 1000 * epoch for batch in own] for own in _data(turned[epoch])] for epoch in range(_EPOCHS)
+    ]
+
+
 def _on_ranks(
     exchange: SampleShuffle,
     loaders: Sequence[Iterable[Any]],
@@ -272,13 +312,18 @@ def _on_ranks(
 
 
 def _trained(
-    exchange: SampleShuffle, data: Sequence[Sequence[Any]], folder: Path | None = None, stop: int = 0
+    exchange: SampleShuffle,
+    data: Sequence[Sequence[Any]],
+    folder: Path | None = None,
+    stop: int = 0,
+    of_epochs: Sequence[Sequence[Sequence[Any]]] = (),
 ) -> list[list[list[Any]]]:
     """Return the batches of each epoch that count in a session, by rank.
 
     Args:
         folder: where a session that ends after step `stop` saves itself, for another one to continue.
         stop: used with a folder only.
+        of_epochs: each epoch's own loaders; the same in all epochs where none are given.
     """
 
     def session_body(stop: int | None, resumed: bool) -> list[list[Any]]:
@@ -290,7 +335,7 @@ def _trained(
         with hocket.attach(model, optimizer, strategy) as session:
             first = session.load(folder).epoch if resumed and folder is not None else 0
             for epoch in range(first, _EPOCHS):
-                for numbers in session.data(own):
+                for numbers in session.data(of_epochs[epoch][hocket.join().rank] if of_epochs else own):
                     if session.weight:
                         epochs[epoch].append(numbers)
                     optimizer.zero_grad()
