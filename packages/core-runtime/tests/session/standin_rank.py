@@ -17,7 +17,7 @@ import hocket
 from hocket.errors import ExchangeTimeoutError, NonFiniteError, SessionError
 from hocket.session.autograd import is_nested_backward
 from hocket.strategy import Strategy
-from hocket.transport.torch.process_group import BACKENDS, Backend
+from hocket.transport.device.groups import BACKENDS, Backend
 
 STEPS = 4
 

@@ -13,10 +13,10 @@ import numpy as np
 from hocket.errors import ExchangeTimeoutError, PeerLostError
 from hocket.testing.transport import collectives, gathering, messages, peers
 from hocket.transport.meeting import Rendezvous
-from hocket.transport.torch import TorchPeer, join
+from hocket.transport.tcp import TcpPeer, join
 
 
-def wait_for_the_last(peer: TorchPeer) -> str:
+def wait_for_the_last(peer: TcpPeer) -> str:
     """Return what is said of the last rank, which computes for 4 s where the others wait."""
     lane = peer.lane("gradients.0[0]")
     peer.status.note_step(7)
@@ -33,7 +33,7 @@ def wait_for_the_last(peer: TorchPeer) -> str:
     return "nothing"
 
 
-def lose_the_last(peer: TorchPeer) -> str:
+def lose_the_last(peer: TcpPeer) -> str:
     """Return what is said when the last rank is killed."""
     total = np.zeros(10)
     if peer.rank == peer.size - 1:

@@ -17,8 +17,8 @@ from hocket.session.optimizers import is_attached, stepped_by
 from hocket.strategy.exchange import Exchange, Progress
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
+from hocket.transport.device.groups import BACKENDS
 from hocket.transport.peer import Peer
-from hocket.transport.torch.process_group import BACKENDS
 
 __all__ = [
     "check",

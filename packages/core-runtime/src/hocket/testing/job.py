@@ -113,7 +113,7 @@ def _join(size: str = "", port: str = "") -> Peer:
     import torch  # noqa: F401 (once for all ranks)
 
     from hocket.transport.meeting import Rendezvous
-    from hocket.transport.torch import join
+    from hocket.transport.tcp import join
 
     rank = next((rank for rank in range(1, int(size)) if os.fork() == 0), 0)
     return join(Rendezvous(rank, int(size), "127.0.0.1", int(port), "job"))

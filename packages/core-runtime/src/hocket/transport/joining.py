@@ -145,10 +145,10 @@ def _told(place: Any) -> str:
 def _meet(found: Launched, transport: str) -> Peer:
     if transport == "mpi":
         return _meet_over_mpi(found)
-    from hocket.transport import torch
+    from hocket.transport import tcp
 
     assert found.rendezvous is not None
-    return torch.join(found.rendezvous)
+    return tcp.join(found.rendezvous)
 
 
 def _meet_over_mpi(found: Launched) -> Peer:

@@ -142,7 +142,7 @@ class MPIPeer(HostPeer):
         return [gathered[starts[rank] : starts[rank + 1]].tobytes() for rank in range(self.size)]
 
     def on_device(self, device: str) -> Peer | None:
-        from hocket.transport.torch.process_group import open_on_device
+        from hocket.transport.device.lanes import open_on_device
 
         return open_on_device(self, device)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_group_cases import (
+from device_cases import (
     differences,
     failed,
     features,
@@ -32,8 +32,8 @@ from hocket.testing.ordered import Begun, OrderedHost, in_one_order
 from hocket.transport.host import Failures
 from hocket.transport.progress import Progress
 from hocket.transport.single import SinglePeer
-from hocket.transport.torch.peer import TorchPeer
-from hocket.transport.torch.wire import Wire
+from hocket.transport.tcp.peer import TcpPeer
+from hocket.transport.tcp.wire import Wire
 
 HERE = Path(__file__).parent
 # Sums whose order of addition is the backend's own.
@@ -154,10 +154,10 @@ def test_a_rank_that_cannot_connect_is_named(pair: Job) -> None:
 def test_each_job_of_a_process_has_groups_of_its_own() -> None:
     def open_world() -> Any:
         wire = Wire(0, {}, sys.exit)
-        return TorchPeer(wire, None, [0], "world", Progress(wire.advance), Failures())
+        return TcpPeer(wire, None, [0], "world", Progress(wire.advance), Failures())
 
     one, other = open_world(), open_world()
-    groups = [peer.on_device("cpu").process_group for peer in (one, other, one)]
+    groups = [peer.on_device("cpu").device_group.process_group for peer in (one, other, one)]
     assert groups[0] is groups[2]
     assert groups[0] is not groups[1]
 

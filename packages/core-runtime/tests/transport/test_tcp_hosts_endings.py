@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_torch_hosts import CAN_MAKE_HOSTS, HERE, start, two_hosts
+from test_tcp_hosts import CAN_MAKE_HOSTS, HERE, start, two_hosts
 
 pytestmark = [
     pytest.mark.skipif(not CAN_MAKE_HOSTS, reason="netlab needs root, ip, tc and unshare"),

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import AttachError, HocketError, TransportError
+from hocket.transport.device import groups as opening
+from hocket.transport.device.lanes import ProcessGroupPeer
 from hocket.transport.faults import Faults
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
-from hocket.transport.torch import process_group
-from hocket.transport.torch.process_group import ProcessGroupPeer
 
 STEPS = 6
 
@@ -123,7 +123,7 @@ def sessions(world: Peer) -> bool:
     world.timeout_s = longest_s
     second = on_cpu(world)
     time.sleep(3.0 * world.rank)
-    return works and add_up(second) and first.process_group is second.process_group
+    return works and add_up(second) and first.device_group.process_group is second.device_group.process_group
 
 
 def failed(world: Peer) -> tuple[str, bool]:
@@ -137,18 +137,16 @@ def failed(world: Peer) -> tuple[str, bool]:
             said = str(error)
     gather(world, None)
     second = on_cpu(world)
-    return said, add_up(second) and second.process_group is not first.process_group
+    return said, add_up(second) and second.device_group.process_group is not first.device_group.process_group
 
 
 def out_of_reach(world: Peer) -> tuple[str, bool]:
     """What is said of a store that rank 1 cannot reach, and whether the ranks get on when it can."""
-    on_cpu(world).give_up()
+    on_cpu(world).device_group.give_up()
     elsewhere = world.rank == 1
     with (
-        mock.patch.object(
-            process_group, "host_addresses", return_value=["192.0.2.1"]
-        ),  # of RFC 5737: nobody's
-        mock.patch.object(process_group, "network_host", return_value=f"elsewhere {elsewhere}"),
+        mock.patch.object(opening, "host_addresses", return_value=["192.0.2.1"]),  # of RFC 5737: nobody's
+        mock.patch.object(opening, "network_host", return_value=f"elsewhere {elsewhere}"),
     ):
         said = _refusal(world)
     return said, add_up(on_cpu(world))
@@ -156,7 +154,7 @@ def out_of_reach(world: Peer) -> tuple[str, bool]:
 
 def no_interface(world: Peer) -> tuple[str, bool]:
     """What is said where one rank's backend has no interface to connect by, and whether the ranks get on after that."""
-    on_cpu(world).give_up()
+    on_cpu(world).device_group.give_up()
     longest_s, world.timeout_s = world.timeout_s, 2.0
     with mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "nowhere0"} if world.rank == 1 else {}):
         said = _refusal(world)

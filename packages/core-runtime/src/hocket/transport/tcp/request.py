@@ -14,8 +14,8 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
 from hocket.transport.host import HostPeer, Operation, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
-from hocket.transport.torch.connection import Frame, Kind
-from hocket.transport.torch.wire import Key, Wire
+from hocket.transport.tcp.connection import Frame, Kind
+from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
 __all__ = ["Collective", "GatherRequest", "Program", "ReceiveRequest", "SendRequest", "WireLane"]
@@ -44,7 +44,7 @@ class WireLane(ProcessLane):
         return Key(self._calls, self.peer.world_rank_of(rank), round * _TAGS + tag)
 
 
-class TorchOperation(Operation):
+class TcpOperation(Operation):
     """An operation that the wire carries on, whoever looks at it."""
 
     __slots__ = ("_error", "_finished")
@@ -95,7 +95,7 @@ class TorchOperation(Operation):
         return self._finished
 
 
-class SendRequest(TorchOperation):
+class SendRequest(TcpOperation):
     """A message to another rank.
 
     Args:
@@ -113,7 +113,7 @@ class SendRequest(TorchOperation):
             self._finish()
 
 
-class ReceiveRequest(TorchOperation):
+class ReceiveRequest(TcpOperation):
     """A message from another rank.
 
     Args:
@@ -146,7 +146,7 @@ class ReceiveRequest(TorchOperation):
                 self._finish()
 
 
-class GatherRequest(TorchOperation):
+class GatherRequest(TcpOperation):
     """Every rank's message, of lengths that differ: each is sent to all others.
 
     Args:
@@ -238,7 +238,7 @@ class Program:
         self.in_use = False
 
 
-class Collective(TorchOperation):
+class Collective(TcpOperation):
     """One execution of a program.
 
     Args:

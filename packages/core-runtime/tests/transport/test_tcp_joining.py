@@ -22,7 +22,7 @@ from hocket.errors import ExchangeTimeoutError, UserError
 from hocket.transport.meeting import Rendezvous, parse_ports, store
 from hocket.transport.meeting.addresses import host_addresses, is_near, listen, network_host, route_to
 from hocket.transport.meeting.store import StoreEntries, StoreRanks, open_store, serve_store
-from hocket.transport.torch.connecting import Acceptor, Meeting, Place, connect_all
+from hocket.transport.tcp.connecting import Acceptor, Meeting, Place, connect_all
 
 TOKEN = "5a" * 32
 

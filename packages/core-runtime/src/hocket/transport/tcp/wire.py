@@ -21,7 +21,7 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.transport.forks import is_fork
-from hocket.transport.torch.connection import Connection, Frame, Kind
+from hocket.transport.tcp.connection import Connection, Frame, Kind
 
 __all__ = ["Key", "Receiver", "Wire"]
 

@@ -23,7 +23,7 @@ from hocket.transport.gathering import check_gathering, gathered
 from hocket.transport.host import HostPeer, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.request import Finished, Request
-from hocket.transport.torch.request import (
+from hocket.transport.tcp.request import (
     Collective,
     GatherRequest,
     Program,
@@ -31,9 +31,9 @@ from hocket.transport.torch.request import (
     SendRequest,
     WireLane,
 )
-from hocket.transport.torch.wire import Key, Wire
+from hocket.transport.tcp.wire import Key, Wire
 
-__all__ = ["TorchLane"]
+__all__ = ["TcpLane"]
 
 #: From so many bytes on an allreduce sends the fewest bytes, below it has the fewest stages.
 RING_BYTES = 1 << 16
@@ -45,7 +45,7 @@ _MOST_PROGRAMS = 4
 _NOTHING = np.empty(0, np.uint8)
 
 
-class TorchLane(WireLane):
+class TcpLane(WireLane):
     """Two spaces of messages of its own.
 
     Args:

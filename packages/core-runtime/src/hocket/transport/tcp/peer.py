@@ -25,13 +25,13 @@ from hocket.transport.meeting.store import StoreRanks, open_store
 from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
 from hocket.transport.request import FunctionRequest, Request
-from hocket.transport.torch.connecting import connect_all
-from hocket.transport.torch.connection import Kind
-from hocket.transport.torch.lane import TorchLane
-from hocket.transport.torch.wire import Wire
+from hocket.transport.tcp.connecting import connect_all
+from hocket.transport.tcp.connection import Kind
+from hocket.transport.tcp.lane import TcpLane
+from hocket.transport.tcp.wire import Wire
 from hocket.transport.waiting import CHECK_EVERY_S
 
-__all__ = ["TorchPeer", "join"]
+__all__ = ["TcpPeer", "join"]
 
 
 # A rank that fails has this time to say so before the next one does, in seconds.
@@ -39,7 +39,7 @@ _TURN_S = 0.3
 _MOST_TURNS = 10
 
 
-class TorchPeer(HostPeer):
+class TcpPeer(HostPeer):
     """This process's endpoint in a group of ranks.
 
     Args:
@@ -68,16 +68,16 @@ class TorchPeer(HostPeer):
         self.wire = wire
         self._path = path
         self._num_lanes = self._num_groups = 0
-        self._control = TorchLane(self, wire, "control", f"{path} control")
+        self._control = TcpLane(self, wire, "control", f"{path} control")
 
     @property
-    def control(self) -> TorchLane:
+    def control(self) -> TcpLane:
         return self._control
 
     def lane(self, name: str, capacity_bytes: int = 0) -> Lane:
         self._meet(f"opening {name}")
         self._num_lanes += 1
-        return TorchLane(self, self.wire, name, f"{self._path} lane {self._num_lanes}", capacity_bytes)
+        return TcpLane(self, self.wire, name, f"{self._path} lane {self._num_lanes}", capacity_bytes)
 
     def group(self, ranks: Sequence[int]) -> Peer | None:
         """Return this rank's endpoint among `ranks`, in their order, or None if it is not there; collective.
@@ -103,12 +103,12 @@ class TorchPeer(HostPeer):
         peer.timeout_s = self.timeout_s
         return peer
 
-    def _open_session(self, number: int, key: int) -> TorchPeer:
+    def _open_session(self, number: int, key: int) -> TcpPeer:
         return self._part(self._world_ranks, f"{self._path} session {number}", key)
 
-    def _part(self, world_ranks: Sequence[int], path: str, session: int) -> TorchPeer:
+    def _part(self, world_ranks: Sequence[int], path: str, session: int) -> TcpPeer:
         status = self.status
-        return TorchPeer(self.wire, status.board, world_ranks, path, self.progress, status.failures, session)
+        return TcpPeer(self.wire, status.board, world_ranks, path, self.progress, status.failures, session)
 
     def allgather_bytes(
         self, data: bytes, timeout_s: float | None = None, what: str = "allgather"
@@ -119,7 +119,7 @@ class TorchPeer(HostPeer):
         return [row.tobytes() for row in rows]
 
     def on_device(self, device: str) -> Peer | None:
-        from hocket.transport.torch.process_group import open_on_device
+        from hocket.transport.device.lanes import open_on_device
 
         return open_on_device(self, device)
 
@@ -127,7 +127,7 @@ class TorchPeer(HostPeer):
         return self._control.gather_rows(own, everyones, what)
 
     def leave(self, where: str) -> Request:
-        barrier = TorchLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
+        barrier = TcpLane(self, self.wire, "leaving", f"{self._path} leaving").ibarrier()
         told = False
 
         def done() -> bool:
@@ -171,7 +171,7 @@ class TorchPeer(HostPeer):
         self._meet("closing the peer")
 
 
-class TorchFailures(Failures):
+class TcpFailures(Failures):
     """The ranks whose connections have been closed without a word.
 
     Args:
@@ -192,10 +192,10 @@ class TorchFailures(Failures):
         return self._wire.lost
 
 
-_joined: TorchPeer | None = None
+_joined: TcpPeer | None = None
 
 
-def join(rendezvous: Rendezvous) -> TorchPeer:
+def join(rendezvous: Rendezvous) -> TcpPeer:
     """Return this process's endpoint in its job, the same object each time; collective the first time.
 
     From then on an uncaught exception, `sys.exit` or Ctrl-C on one rank ends the whole job (see `endings`).
@@ -212,18 +212,18 @@ def join(rendezvous: Rendezvous) -> TorchPeer:
     return _joined
 
 
-def _open_world(rendezvous: Rendezvous) -> TorchPeer:
+def _open_world(rendezvous: Rendezvous) -> TcpPeer:
     """Connect this rank with all others."""
     note_rank()
     rank, size = rendezvous.rank, rendezvous.size
     if size == 1:
         wire = Wire(0, {}, _end)
-        return TorchPeer(wire, None, [0], "world", Progress(wire.advance), TorchFailures(wire))
+        return TcpPeer(wire, None, [0], "world", Progress(wire.advance), TcpFailures(wire))
     store = join_attempt(open_store(rendezvous), rendezvous)
     wire = Wire(rank, connect_all(store, rendezvous), _end)
     board = JobBoard(rank, size, store.gather, store)
-    failures = TorchFailures(wire, board, store)  # which keep the store open, if this rank runs it
-    return TorchPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
+    failures = TcpFailures(wire, board, store)  # which keep the store open, if this rank runs it
+    return TcpPeer(wire, board, range(size), "world", Progress(wire.advance), failures)
 
 
 def _end(code: int) -> NoReturn:

@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.transport.torch.peer import TorchPeer, join
+    from hocket.transport.tcp.peer import TcpPeer, join
 
-__all__ = ["TorchPeer", "join"]
+__all__ = ["TcpPeer", "join"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("hocket.transport.torch.peer"), name)
+    return getattr(import_module("hocket.transport.tcp.peer"), name)

@@ -1,0 +1,1 @@
+"""Lanes on devices, beside those of any ranks that are processes."""

@@ -1,0 +1,83 @@
+"""Waits for what torch does, in which a rank hears of others' deaths and answers what they ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.errors import TransportError
+from hocket.transport.host.peer import HostPeer
+from hocket.transport.request import Request
+from hocket.transport.status import WaitSite
+from hocket.transport.threads import ThreadRequest
+from hocket.transport.waiting import wait
+
+__all__ = ["explain", "first_line", "start_aside", "wait_for_torch"]
+
+# So soon after a connection has been closed, in seconds, the host's peer knows whether a rank has died.
+_KNOWN_WITHIN_S = 1.0
+
+
+def start_aside(held: HostPeer, call: Callable[[], Any]) -> Request:
+    """Begin a call into torch in a thread: while it waits nobody there hears of Ctrl-C, or of others' deaths."""
+    return ThreadRequest(held, "torch", call, None)
+
+
+def wait_for_torch(
+    held: HostPeer,
+    done: Callable[[], bool],
+    timeout_s: float,
+    lane: str,
+    what: str,
+    others: Sequence[int],
+) -> None:
+    """Wait for what torch does, and answer meanwhile what other ranks ask of this one.
+
+    Args:
+        held: the ranks.
+        done: whether it is over.
+        timeout_s: seconds to wait at most.
+        lane, what: where, and for which operation.
+        others: the ranks that it needs.
+
+    Raises:
+        ExchangeTimeoutError: it is not over in time; names this rank and those it needs.
+        PeerLostError: a rank has died.
+    """
+
+    def look() -> bool:
+        held.progress.advance()
+        return done()
+
+    def describe(outcome: str) -> str:
+        ranks = [held.world_rank_of(rank) for rank in others]
+        site = WaitSite(lane, what, ranks, together=len(ranks) == held.size - 1)
+        return held.status.describe_stall(site, outcome)
+
+    def check() -> None:
+        held.status.check(lambda: f"rank {held.world_rank}: {lane} ({what})")
+
+    if done():
+        return
+    held.status.note_waiting(what, lane)
+    wait(look, timeout_s, describe, check=check)
+    held.status.note_computing()
+
+
+def explain(held: HostPeer, where: str, error: RuntimeError, hint: str) -> TransportError:
+    """Return what an error of torch's means: it tells of connections, and not of the rank that has died."""
+    end_s = time.monotonic() + _KNOWN_WITHIN_S
+    while not (dead := held.status.failures.dead()) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return (
+        held.status.failures.lost(where, dead)
+        if dead
+        else TransportError(f"{where}: {first_line(error)}: {hint}")
+    )
+
+
+def first_line(error: RuntimeError) -> str:
+    """Return torch's words, without where in its source they come from."""
+    line = (str(error).splitlines() or [""])[0].rstrip(". ")
+    return line.partition("] ")[2] if line.startswith("[") else line
