@@ -216,7 +216,7 @@ def test_counted_bytes_are_those_of_the_messages() -> None:
 
 
 def test_quantised_messages_are_not_scalable() -> None:
-    with pytest.raises(HocketError, match=r"compressor redsync\.asq does not say which it selects"):
+    with pytest.raises(HocketError, match=r"compressor redsync\.asq does not say which elements it selects"):
         hocket.compose("redsync.scalable", "gradients.0.compressor=redsync.asq")
 
 

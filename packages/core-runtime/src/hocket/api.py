@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from hocket.compressor.api import whole_bytes as whole_bytes
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
     from hocket.compressor.topk import check_indexable as check_indexable
-    from hocket.compressor.wrappers import Cleared as Cleared
     from hocket.compressor.wrappers import Identity as Identity
+    from hocket.compressor.wrappers import SentMomentum as SentMomentum
     from hocket.compressor.wrappers import Wrapper as Wrapper
     from hocket.compressor.wrappers import WrapperState as WrapperState
     from hocket.compressor.wrappers import add_at as add_at
@@ -167,7 +167,7 @@ _HOMES = {
     "whole_bytes": "hocket.compressor.api",
     "OptimizerTerms": "hocket.compressor.optimizer_terms",
     "check_indexable": "hocket.compressor.topk",
-    "Cleared": "hocket.compressor.wrappers",
+    "SentMomentum": "hocket.compressor.wrappers",
     "Identity": "hocket.compressor.wrappers",
     "Wrapper": "hocket.compressor.wrappers",
     "WrapperState": "hocket.compressor.wrappers",

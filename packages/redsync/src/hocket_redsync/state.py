@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.api import Cleared, OptimizerTerms, State, add_at, check_indexable
+from hocket.api import OptimizerTerms, SentMomentum, State, add_at, check_indexable
 from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
 from hocket_redsync.kernels.api import NOTHING_PASSES
 
@@ -43,7 +43,7 @@ class ResidualState(State):
         self.elsewhere: frozenset[int] = frozenset()
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
-        self.cleared = Cleared()
+        self.cleared = SentMomentum()
 
     @property
     def residual(self) -> Tensor:

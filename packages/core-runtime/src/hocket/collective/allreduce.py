@@ -49,7 +49,7 @@ AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 
 
 class Algorithm(StrEnum):
-    """How the sum is formed."""
+    """An algorithm that forms the sum."""
 
     AUTO = "auto"
     NATIVE = "native"
@@ -149,7 +149,7 @@ class Allreduce(Collective):
         """Return what `auto` would take on the network that is planned with."""
         if self.algorithm is not Algorithm.AUTO or size == 1:
             return []
-        from hocket.collective.choosing import told
+        from hocket.collective.choosing import describe_choice
 
         sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
         taken = [
@@ -157,8 +157,8 @@ class Allreduce(Collective):
             for nbytes in sizes
         ]
         return [
-            f"allreduce with algorithm: auto takes {told(taken, sizes)} among {size} ranks, if messages cost as "
-            "above; a session tries out the likely ones, and the transport's own, when it opens."
+            f"allreduce with algorithm: auto takes {describe_choice(taken, sizes)} among {size} ranks, if "
+            "messages cost as above; a session tries out the likely ones, and the transport's own, when it opens."
         ]
 
 
@@ -180,7 +180,7 @@ def _seconds(cost: Cost) -> float:
 
 
 def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> list[Algorithm]:
-    """Return which algorithm each segment takes, the same on all ranks; collective."""
+    """Return the algorithm that each segment takes, the same on all ranks; collective."""
     if peer.size == 1 or (packing is not None and packing.traits.answers):
         return [Algorithm.NATIVE] * len(segments)
     from hocket.collective.choosing import Candidate, fastest
@@ -220,10 +220,10 @@ def _builder(algorithm: Algorithm) -> AllreduceBuilder:
 
 
 class _SummingChannel(Channel):
-    """Unpacks sums of messages.
+    """A channel that unpacks sums of messages.
 
     Args:
-        size: how many ranks take part.
+        size: number of ranks that take part.
         segments, lanes: as for every channel.
         packing: whose messages are summed in compressed form; None where segments are, as they are.
         choices: the exchange's others.
@@ -242,7 +242,7 @@ class _SummingChannel(Channel):
         self.averages = packing is not None and choices.keeps_own
 
     def _unpack(self, total: Array, segment: Segment, round: int) -> Outcome:
-        """Put into `incoming` what came of a round's messages."""
+        """Put the result of a round's messages into `incoming`."""
         assert self.packing is not None
         if self.averages:
             self.packing.put_mean(total, self._size, segment, round)
@@ -275,7 +275,7 @@ class _NativeChannel(_SummingChannel):
         return self._sum(message, segment, round)
 
     def _sum(self, message: Array, segment: Segment, round: int) -> Request:
-        """Sum one message after the other, until the compressor has no answer to what came of the last."""
+        """Sum one message after the other, until the compressor has no answer to the last sum."""
         assert self.packing is not None
         packing, total = self.packing, np.empty_like(message)
 

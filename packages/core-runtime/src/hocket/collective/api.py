@@ -39,18 +39,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one exchange of one segment.
+    """The outcome of one exchange of one segment.
 
     Attributes:
         round: the exchange's counter, as given to `Channel.start`; a later one where the rank was late for a partial
             collective.
-        included: whether what this rank contributed is in the result.
-        num_active: how many ranks' contributions are in the result; in a partial collective those that came in time.
+        included: whether this rank's contribution is in the result.
+        num_active: number of ranks whose contributions are in the result; in a partial collective those in time.
         nonfinite: the ranks of the scope whose contributions held NaN or Inf, where `Channel.finds_nonfinite`.
-        staleness: how many rounds late one of this rank's contributions has come in, at most, so far; by averagings of
-            pairs, how many have come in at once.
-        partners: the ranks of the scope that this one has averaged with since the outcome before, in order, where its
-            collective averages pairs.
+        staleness: the most rounds by which one of this rank's contributions was late so far; where a collective
+            averages pairs, the most averagings that arrived at once.
+        partners: where a collective averages pairs, the ranks of the scope that this one has averaged with since its
+            previous outcome, in order.
     """
 
     round: int
@@ -71,8 +71,8 @@ class Channel(ABC):
         packing: the exchange's compressor with what it remembers; None where segments travel as they are.
         groups: the segments, each once, in groups that cost less when they are started together; the same on all ranks.
         averages: whether a combination is the mean already, where its collective sums up.
-        carried_by: of a channel that chooses among collectives, by a segment's index the one that counts its bytes.
-        notice: a sentence on what its user may not expect of these segments, logged when it is open; empty for none.
+        carried_by: where a channel chooses among collectives, the one that counts a segment's bytes, by its index.
+        notice: a sentence about something unexpected in these segments, logged when the channel is open; else empty.
 
     Args:
         segments: all of the channel.
@@ -91,7 +91,7 @@ class Channel(ABC):
         self._lanes = lanes
 
     def finds_nonfinite(self, segment: Segment) -> bool:
-        """Return whether outcomes tell whose contributions held NaN or Inf, so that nobody has to look before."""
+        """Return whether outcomes name the ranks that contributed NaN or Inf, so that no caller has to look before."""
         return False
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Channel(ABC):
         """
 
     def take_stale(self, segment: Segment) -> Tensor | None:
-        """Give up what no round has sent of this rank's contributions, as residuals.
+        """Remove and return the part of this rank's contributions that no round has sent, as residuals.
 
         Returns:
             [segment.numel] on the CPU, zeros where nothing is left; None, on all ranks alike, if nothing is ever kept.
@@ -116,10 +116,10 @@ class Channel(ABC):
         return None if self.packing is None else self.packing.take_residual(segment)
 
     def take_changes(self, segment: Segment) -> Tensor | None:
-        """Give up what others have changed of this rank's values since its last outcome; collective.
+        """Remove and return the changes that others made to this rank's values since its last outcome; collective.
 
-        Called where nothing is under way, before all ranks do something together: nobody is changed again until it
-        starts a round.
+        Called where nothing is under way, before all ranks do something together. A rank's values change again only
+        after it has started a round.
 
         Returns:
             [segment.numel] on the CPU, to be added; None, on all ranks alike, if others change nothing between rounds.
@@ -127,31 +127,31 @@ class Channel(ABC):
         return None
 
     def take_partners(self, segment: Segment) -> tuple[int, ...]:
-        """Give up with which ranks of the scope this one has averaged since its last outcome, in order."""
+        """Remove and return the ranks of the scope that this one has averaged with since its last outcome, in order."""
         return ()
 
     def close(self) -> None:
-        """Give back what the channel holds; collective, answering the others until all have closed."""
+        """Release what the channel holds, and answer the other ranks until all have closed; collective."""
         for lane in self._lanes.values():
             lane.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, tensors and plain values by name; collective, with no request under way."""
+        """Return tensors and plain values by name for a resumed run; collective, with no request under way."""
         return {} if self.packing is None else self.packing.state_dict()
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
-        """Let each segment's first round count as another, on all ranks alike.
+        """Number each segment's first round as given, on all ranks alike.
 
         Args:
             rounds: what `start` is called with next, by the segments' indices.
-            state: what `state_dict` returned on this rank; None where this rank has nothing of its own to go on from.
+            state: the result of `state_dict` on this rank; None where it has no state of its own to continue from.
         """
         if state is not None and self.packing is not None:
             self.packing.load_state_dict(state)
 
 
 class Ends(Enum):
-    """What the ranks end a round with."""
+    """The values that ranks end a round with."""
 
     #: All with one combination, the same bits.
     SAME = auto()
@@ -164,7 +164,7 @@ class Ends(Enum):
 
 
 class Messages(Enum):
-    """What a collective does with the messages that compressors make."""
+    """The treatment of compressors' messages by a collective."""
 
     #: It takes none: values travel whole.
     NONE = auto()
@@ -176,30 +176,30 @@ class Messages(Enum):
 
 @dataclass(frozen=True)
 class CollectiveTraits:
-    """What rules, sessions and plans know of a collective.
+    """The properties of a collective that rules, sessions and plans read.
 
     Attributes:
-        ends: what the ranks end a round with.
-        slots: where it is meaningful: of "gradients" and "parameters".
-        messages: what it does with compressors' messages.
+        ends: the values that ranks end a round with.
+        slots: the slots where it is meaningful: of "gradients" and "parameters".
+        messages: its treatment of compressors' messages.
         sums: whether it sums up, so that each rank scales its contribution by 1 / size for a mean. If not, it weighs
             contributions itself.
         root: the root's rank where `ends` speaks of one; None for the rank that leads the segment.
-        needs_topology: whether it asks a topology who hears from whom; if not, it refuses one.
+        needs_topology: whether it needs a topology, the graph of who sends to whom; if not, it refuses one.
         pushes_weight: whether values are meant to be divided by a weight that travels with them (push-sum).
         needs_thread: whether others need this rank's answer while its training thread computes.
         threadable: whether a progress thread can advance its requests beside the training thread (`progress: thread`).
-        depends_on_time: whether results depend on when ranks come to a round, or on what was measured, so that no two
-            runs need have the same.
+        depends_on_time: whether results depend on when ranks arrive at a round, or on measurements. Two runs may then
+            differ.
         divides_by_weight: whether gradients are divided by the weight that comes with them. Not where contributions
             may come in a later round: there the divisor must be the same in all rounds, or they would count more or
             less than others.
-        catches_up: whether a rank that was late is handed the sum of all rounds that it has missed, so that ranks that
-            have done the same rounds have been given the same.
-        passive: whether others change a rank's values also between its rounds, with whomever of the topology's graph
-            and by weights of their own: results are changes to be added, and what no round has brought is taken by
-            `Channel.take_changes`.
-        on_devices: whether its channels take buffers as they lie on a device, by lanes that are there, too.
+        catches_up: whether a late rank receives the sum of all rounds that it has missed, so that ranks that have done
+            the same rounds have received the same.
+        passive: whether other ranks may change this rank's values between its rounds, by partners and weights that
+            they choose. Results are then changes to be added; `Channel.take_changes` returns those that no round has
+            delivered.
+        on_devices: whether its channels also exchange buffers in device memory, over device lanes.
     """
 
     ends: Ends
@@ -219,7 +219,7 @@ class CollectiveTraits:
 
     @property
     def equal_result(self) -> bool:
-        """Whether every rank of the scope ends each round with the same value."""
+        """Tell whether every rank of the scope ends each round with the same value."""
         return self.ends in {Ends.SAME, Ends.COPY}
 
     def contribution_scale(self, size: float) -> float:
@@ -237,16 +237,16 @@ def _first(size: int, segment: int) -> int:
 
 @dataclass(frozen=True)
 class Choices:
-    """An exchange's other choices, as far as a collective has to know them.
+    """The other choices of an exchange that a collective has to know.
 
     Attributes:
         name: the exchange's, for messages to a reader.
         slot: "gradients" or "parameters".
-        topology: who hears from whom; None for collectives that need none.
-        compressor: in what form values travel; None for whole.
-        leader: from a number of ranks and a segment's index to the rank that leads the segment among so many.
-        keeps_own: whether what messages leave out of a rank's values stays there, as of parameters, which are not used
-            up as gradients are.
+        topology: the graph of who sends to whom; None for collectives that need none.
+        compressor: the form in which values travel; None for uncompressed.
+        leader: function from a number of ranks and a segment's index to the rank that leads the segment.
+        keeps_own: whether values that messages leave out stay with the rank, as parameters do. Gradients are used up:
+            what a message leaves out of them is lost or goes to a residual.
     """
 
     name: str
@@ -258,47 +258,47 @@ class Choices:
 
 
 class Collective(Configured, ABC):
-    """How contributions are combined; a frozen dataclass whose fields are its configuration."""
+    """A way to combine the ranks' contributions; a frozen dataclass whose fields are its configuration."""
 
     @property
     @abstractmethod
     def traits(self) -> CollectiveTraits:
-        """What others know of it."""
+        """Return the properties that rules, sessions and plans read."""
 
     @abstractmethod
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
-        """Make ready for rounds: open lanes, allocate, pre-post; collective among the peer's ranks.
+        """Prepare for rounds: open lanes, allocate, pre-post; collective among the peer's ranks.
 
         Args:
             peer: this rank's endpoint in the exchange's scope.
-            segments: what will be exchanged, in the same order on every rank of the peer; of the exchange's
-                segments all or some, as their `index` says.
-            progress: runs what must go on while nobody waits.
-            choices: the exchange's others.
+            segments: the segments to exchange, in the same order on every rank of the peer. These may be some of the
+                exchange's segments only; see their `index`.
+            progress: the engine that advances operations while no rank waits for them.
+            choices: the exchange's other choices.
         """
 
     @abstractmethod
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return what one segment costs a rank in one round, on average over ranks, on an otherwise idle network.
+        """Return the cost of one segment in one round, averaged over ranks, on an otherwise idle network.
 
         Args:
-            message_bytes: one rank's contribution, compressed if it is; see `message_bytes`.
-            size: ranks that take part.
+            message_bytes: bytes of one rank's contribution, as compressed; see the method `message_bytes`.
+            size: number of ranks that take part.
             topology: the exchange's.
-            network: what seconds are predicted for.
+            network: the network that seconds are predicted for.
 
         Returns:
-            Bytes that are sent, seconds, and bytes of memory that the channel takes besides the segment's own.
+            Bytes sent, seconds, and bytes of memory that the channel takes besides the segment's own.
         """
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
-        """Return what `plan` is to ask `cost` with, for one segment in bytes.
+        """Return the bytes of one segment that `plan` passes to `cost`.
 
-        That is what the compressor says, but for a collective that chooses by size or network what it compresses.
+        These are the compressor's, unless a collective chooses what it compresses by size or network.
 
         Args:
             compressor: the exchange's; None for whole.
@@ -309,7 +309,7 @@ class Collective(Configured, ABC):
         return footprint_of(compressor, shape).message_bytes
 
     def in_place(self, choices: Choices, shared: bool) -> bool:
-        """Return whether `incoming` may, and had better, be `outgoing`: a buffer less, and no copy afterwards.
+        """Return whether `incoming` should be `outgoing` itself, which saves a buffer and a copy.
 
         Args:
             choices: the exchange's others.
@@ -318,20 +318,20 @@ class Collective(Configured, ABC):
         return False
 
     def check_size(self, size: int) -> None:
-        """Refuse a number of ranks for which the collective is not defined.
+        """Refuse a number of ranks that the collective is not defined for.
 
         Args:
             size: ranks in the exchange's scope, 1 or more.
 
         Raises:
-            ValueError: `size` is not possible; says what is.
+            ValueError: `size` is not possible; the message names the possible ones.
         """
 
     def check_compressor(self, compressor: Compressor | None) -> None:
-        """Refuse a compressor with which the collective is meaningless, beyond what its traits say.
+        """Refuse a compressor that makes no sense with this collective, beyond the rules about its traits.
 
         Raises:
-            ValueError: says why, and what to use instead.
+            ValueError: the compressor makes no sense here; the message says why, and what to use instead.
         """
 
     def notes(
@@ -341,7 +341,7 @@ class Collective(Configured, ABC):
         size: int,
         network: NetworkModel,
     ) -> list[str]:
-        """Return sentences for `plan`, on what it would not show of this collective.
+        """Return sentences about this collective that `plan` shows below its figures.
 
         Args:
             compressor: the exchange's; None for whole.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Candidate", "ChosenChannel", "fastest", "measured_network", "told"]
+__all__ = ["Candidate", "ChosenChannel", "fastest", "measured_network", "describe_choice"]
 
 _log = logging.getLogger("hocket")
 
@@ -46,8 +46,8 @@ class Candidate:
     """An algorithm to choose.
 
     Attributes:
-        cost: from bytes, ranks and the network.
-        build: its schedule; None for the transport's own, of which the model knows nothing, so that it is always tried.
+        cost: function from bytes, ranks and the network to the predicted cost.
+        build: makes its schedule; None for the transport's own, which the model cannot predict, so it is always tried.
     """
 
     cost: Callable[[float, int, NetworkModel], Cost]
@@ -55,7 +55,7 @@ class Candidate:
 
 
 def fastest(peer: Peer, sizes: Iterable[int], candidates: Mapping[T, Candidate]) -> dict[int, T]:
-    """Return which candidate is the fastest among these ranks, the same on all of them; collective.
+    """Return the fastest candidate for each size, the same on all ranks; collective.
 
     Sizes up to a power of two are tried together, by the largest. The first of equal ones wins. On virtual ranks
     seconds are virtual.
@@ -75,8 +75,8 @@ def fastest(peer: Peer, sizes: Iterable[int], candidates: Mapping[T, Candidate])
     return {nbytes: best[nbytes.bit_length()] for nbytes in sizes}
 
 
-def told(algorithms: Sequence[str], sizes: Sequence[float]) -> str:
-    """Return for instance `ring for 2 segments of 1 to 4.2 MB, native for 1 segment of 0.1 MB`."""
+def describe_choice(algorithms: Sequence[str], sizes: Sequence[float]) -> str:
+    """Return a description, for instance `ring for 2 segments of 1 to 4.2 MB, native for 1 segment of 0.1 MB`."""
     parts = []
     for algorithm in dict.fromkeys(algorithms):
         own = sorted(nbytes / 1e6 for its, nbytes in zip(algorithms, sizes, strict=True) if its is algorithm)
@@ -86,13 +86,13 @@ def told(algorithms: Sequence[str], sizes: Sequence[float]) -> str:
 
 
 class ChosenChannel(Channel):
-    """Of each segment the channel of the algorithm that it takes.
+    """A channel that passes each segment to the channel of its algorithm.
 
     Args:
-        peer: the ranks that take part; the first logs what was chosen.
+        peer: the ranks that take part; the first logs the choice.
         segments: all of the channel.
-        collectives: for each segment the one with its algorithm, by which its bytes count.
-        algorithms: what these are called.
+        collectives: for each segment the collective with its algorithm, which counts its bytes.
+        algorithms: their names.
         parts: their channels, with the segments that take them.
         packing: of all parts.
         name: the exchange's.
@@ -115,7 +115,7 @@ class ChosenChannel(Channel):
         self.carried_by = {segment.index: its for segment, its in zip(segments, collectives, strict=True)}
         if peer.rank == 0:
             sizes = [segment.outgoing_array.nbytes for segment in segments]
-            _log.info("%s: auto takes %s", name, told(algorithms, sizes))
+            _log.info("%s: auto takes %s", name, describe_choice(algorithms, sizes))
 
     def start(self, segments: Sequence[Segment], round: int) -> Request:
         [segment] = segments
@@ -141,7 +141,7 @@ def _fastest(peer: Peer, nbytes: int, candidates: Mapping[T, Candidate], network
 
 
 def measured_network(peer: Peer) -> NetworkModel:
-    """Return a stage's latency, and what a rank's link carries while all ranks sum, as a ring sees them.
+    """Return a stage's latency and a link's bandwidth while all ranks sum, as a ring measures them.
 
     The same on all ranks, two or more; collective.
     """
@@ -153,7 +153,7 @@ def measured_network(peer: Peer) -> NetworkModel:
 
 
 def _trial(peer: Peer, build: Callable[[int, int, Array], Schedule] | None, nbytes: int) -> float:
-    """Return the median seconds of a sum of `nbytes` bytes, by a schedule or by the transport's own allreduce."""
+    """Return the median seconds of a sum of `nbytes` bytes, by a schedule or the transport's own allreduce."""
     if build is None:
         lane = peer.lane("trial of an algorithm", nbytes)
         send, receive = (peer.memory.allocate(-(-nbytes // 4) * 4).view(np.float32) for _ in range(2))
@@ -172,7 +172,7 @@ def _trial(peer: Peer, build: Callable[[int, int, Array], Schedule] | None, nbyt
 
 
 def _seconds(peer: Peer, exchange: Callable[[], object]) -> float:
-    """Return the median of what rounds took on the slowest rank, without the first; fewer where they take long."""
+    """Return the median seconds of rounds on the slowest rank, without the first; fewer rounds where they take long."""
     lane = peer.lane("trial begins")
 
     def once() -> float:

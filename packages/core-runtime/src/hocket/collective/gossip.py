@@ -55,9 +55,11 @@ _ROUNDS_CHECKED = 8
 
 @dataclass(frozen=True)
 class Gossip(Collective):
-    """x_i becomes the sum over j of W[i, j] x_j, W being the mixing matrix of the round and the segment.
+    """Averages by a mixing matrix W: x_i becomes the sum over j of W[i, j] x_j.
 
-    With a doubly stochastic W the mean over ranks stays what it was, and repeated rounds lead everyone to it.
+    W belongs to the round and the segment.
+
+    A doubly stochastic W keeps the mean over ranks, and repeated rounds lead every rank to it.
     Compressed parameters are mixed as x_i + sum over j of W[i, j] C(x_j) - C(x_i), which keeps the mean too.
 
     Attributes:
@@ -93,11 +95,11 @@ class Gossip(Collective):
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
-        """Return n: of the longest message where lengths differ, as receivers do not know them."""
+        """Return the bytes of the longest message, as receivers do not know a message's length."""
         return footprint_of(compressor, shape).longest_bytes
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return what a message to each receiver costs, one after the other on a rank's link.
+        """Return the cost of a message to each receiver, one after the other on a rank's link.
 
         The memory is for as many messages as the most that any rank hears from.
         """
@@ -108,18 +110,18 @@ class Gossip(Collective):
 
 
 class GossipChannel(Channel):
-    """Gossip with the neighbours that a topology names.
+    """A channel that averages with the neighbours that a topology names.
 
-    What is received lies in buffers of its own, so that nobody gets a half-averaged value, and what is sent does
-    not change until it is sent.
+    Received values lie in buffers of their own, so that no rank sends a half-averaged value; sent values do not
+    change until they are sent.
 
     Args:
         peer: the ranks that take part; collective.
         segments: opened in this order on every rank, started later in any order.
-        topology: pure, so every rank knows with which weight a sender gives.
+        topology: pure, so every rank knows the weight of each sender.
         packing: gives the messages their form; None where segments travel as they are.
-        keeps_own: whether a rank's own value stays whole, and only what of it was sent is exchanged for what came:
-            x_i + sum over j of W[i, j] C(x_j) - C(x_i), which for messages that are whole is W x. Else the result is
+        keeps_own: whether a rank's own value stays whole, and only the part of it that was sent is replaced:
+            x_i + sum over j of W[i, j] C(x_j) - C(x_i), which is W x for uncompressed messages. Else the result is
             the weighted sum of the messages.
     """
 
@@ -169,7 +171,7 @@ class GossipChannel(Channel):
             if mixed is not None:
                 return mixed
             # None is left of what else it takes of shared memory, or the transport wants messages. Nobody but the
-            # caller finds NaN and Inf in messages: it is told so from the next round on.
+            # caller finds NaN and Inf in messages: it learns so from the next round on.
             self._shared -= {segment.index for segment in segments}
         if len(segments) == 1:
             return self._send(segments[0], round)
@@ -200,7 +202,7 @@ class GossipChannel(Channel):
         return request.then(combine)
 
     def _mix(self, segments: Sequence[Segment], round: int) -> Request | None:
-        """Let the ranks of the host share the work, if the transport can."""
+        """Share the work among the ranks of the host, if the transport can."""
         indices = tuple(segment.index for segment in segments)
         if indices not in self._mixers:
             places = [(segment.outgoing_array, segment.incoming_array) for segment in segments]
@@ -270,14 +272,14 @@ class GossipChannel(Channel):
 
 
 def _weighted_sum_of_tensors(tensors: Sequence[Any], weights: Sequence[float], out: Any) -> None:
-    """Do what `weighted_sum` does, of what lies on a device."""
+    """Compute `weighted_sum` of tensors on a device."""
     out.copy_(tensors[0]).mul_(weights[0])
     for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         out.add_(tensor.mul_(weight))
 
 
 class _Plan:
-    """What a rank does in a round, of one segment or of all; worked out as far as it is asked for."""
+    """A rank's neighbours and weights in a round, of one segment or of all; computed on demand."""
 
     def __init__(self, topology: Topology, rank: int, size: int, round: int, segment: int) -> None:
         self.round = round
@@ -286,18 +288,18 @@ class _Plan:
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Whom the rank sends to and receives from."""
+        """Return the ranks that this one sends to and receives from."""
         return self._topology.neighbours(*self._asked)
 
     @cached_property
     def weights(self) -> list[float]:
-        """With which weight each of those counts from whom the rank receives."""
+        """Return the weight of each rank that this one receives from."""
         rank, *asked = self._asked
         given = [self._topology.neighbours(source, *asked) for source in self.neighbours.receive_from]
         return [source.send_weights[source.send_to.index(rank)] for source in given]
 
     def check(self, name: str) -> None:
-        """Refuse what contradicts itself of whom the rank talks to, and with which weights.
+        """Refuse neighbours or weights that contradict each other.
 
         Args:
             name: the segment's, for the message.
@@ -321,7 +323,7 @@ class _Plan:
 
     @cached_property
     def mixing_rows(self) -> MixingRows:
-        """What all ranks add up."""
+        """Return the rows of the mixing matrix, one for each rank."""
         return self._topology.mixing_rows(*self._asked[1:])
 
 

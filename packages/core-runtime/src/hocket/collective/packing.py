@@ -1,4 +1,4 @@
-"""An exchange's compressor at work: what of each segment travels, and what became of the rest."""
+"""An exchange's compressor at work: it packs each segment's messages, and keeps the state of the rest."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Packing:
     Attributes:
         compressor: gives the messages their form.
         traits: the compressor's.
-        states: what it remembers of each segment, by the segment's index.
-        packed_bytes: how long each segment's last message was, by the segment's index; where a channel sends more or
-            otherwise, the length for which `Collective.cost` gives what was sent.
+        states: the compressor's state of each segment, by the segment's index.
+        packed_bytes: bytes of each segment's last message, by the segment's index. Where a channel sends more than
+            that, the length for which `Collective.cost` gives the bytes sent.
 
     Raises:
         ValueError: the compressor cannot carry one of the segments.
@@ -48,12 +48,12 @@ class Packing:
         self._packed: set[int] = set()
 
     def keep(self, keeps: bool) -> None:
-        """Say whether the round that begins may be put back; costs a copy of the state of whatever is packed in it."""
+        """Choose whether `restore` may undo the next round, at the cost of a copy of each packed state."""
         self._keeps = keeps
         self._packed.clear()
 
     def restore(self) -> None:
-        """Let states hold what they held before the round, if it was kept."""
+        """Restore the states from before the round, if they were kept."""
         for index in self._packed:
             self.states[index].load_state_dict(self._before[index])
         self._packed.clear()
@@ -63,12 +63,12 @@ class Packing:
         return self.compressor.footprint(segment).longest_bytes
 
     def pack(self, segment: Segment, round: int) -> Array:
-        """Return what to send of `segment.outgoing`: flat, C-contiguous, in host memory.
+        """Return the message of `segment.outgoing`: flat, C-contiguous, in host memory.
 
         Valid until the segment changes or is packed again.
 
         Raises:
-            UserError: the segment's first message is none that can travel.
+            UserError: the segment's first message has a form that cannot travel.
         """
         state = self.states[segment.index]
         if self._keeps:
@@ -80,7 +80,7 @@ class Packing:
         return payload
 
     def answer(self, total: Array, segment: Segment, round: int) -> Array | None:
-        """Return what to send next, now that the sum of all ranks' messages is in; None once all has been said."""
+        """Return the next message after the sum of all ranks' last ones; None when the round has no more."""
         if not self.traits.answers:
             return None
         known = self._known.get(segment.index)
@@ -104,7 +104,7 @@ class Packing:
         """Add `weight` times a message of this round to `segment.incoming`.
 
         Args:
-            payload: what `pack` made on this rank or another, of any dtype or as bytes.
+            payload: a result of `pack` on this rank or another, of any dtype or as bytes.
             weight: the message's share in the result.
         """
         known = self._known.get(segment.index)
@@ -115,19 +115,19 @@ class Packing:
         self.compressor.clear_sent(Message(payload, segment, round), out)
 
     def read(self, payload: Array, segment: Segment, round: int) -> SparseValues:
-        """Return what a message of this round carries; only where the compressor's traits say that it selects."""
+        """Return the values and indices in a message of this round; only for compressors with `selects`."""
         return self.compressor.read(Message(payload, segment, round))
 
     def take_back(self, indices: Array, values: Array, segment: Segment) -> None:
-        """Let states go on as if some elements of the segment's last message had not been sent."""
+        """Treat some elements of the segment's last message as unsent in its state."""
         self.states[segment.index].take_back(indices, values)
 
     def end(self, segment: Segment) -> None:
-        """Let `segment.incoming` hold values, now that all messages of a round are added."""
+        """Turn the added messages of a round in `segment.incoming` into values."""
         self.compressor.to_values(segment, segment.incoming[: segment.numel])
 
     def take_residual(self, segment: Segment) -> Tensor | None:
-        """Give up what no round has sent, values [numel] on the CPU; None where nothing is ever kept."""
+        """Remove and return the values [numel] that no round has sent, on the CPU; None where none are ever kept."""
         residual = self.states[segment.index].residual
         if residual is None:
             return None
@@ -137,11 +137,11 @@ class Packing:
         return kept
 
     def put_mean(self, total: Array, size: int, segment: Segment, round: int) -> None:
-        """Let `segment.incoming` hold the mean of what has travelled, and this rank's own values of all else.
+        """Fill `segment.incoming` with the mean of the elements that travelled, and this rank's own other values.
 
         Args:
             total: the sum of this round's messages, which carry the same elements on every rank.
-            size: how many they are.
+            size: number of ranks.
         """
         message, numel = Message(total, segment, round), segment.numel
         segment.incoming[:numel].copy_(segment.outgoing[:numel])
@@ -150,14 +150,14 @@ class Packing:
         self.compressor.accumulate(message, 1 / size, segment.incoming)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of what a resumed run needs, by the segment's number."""
+        """Return copies of the states for a resumed run, by the segment's index."""
         return {str(index): state.state_dict() for index, state in self.states.items()}
 
     def load_state_dict(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from a result of `state_dict`.
 
         Raises:
-            ValueError: other segments, or another compressor's.
+            ValueError: the saved state is of other segments, or of another compressor.
         """
         if {int(index) for index in saved} != set(self.states):
             raise ValueError(

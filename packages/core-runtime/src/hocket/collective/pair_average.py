@@ -1,4 +1,4 @@
-"""Averages with one other rank at a time, which answers while its training thread computes.
+"""Pairwise averages with one other rank at a time, which answers while its training thread computes.
 
 Source: X. Lian, W. Zhang, C. Zhang, J. Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML
 2018, arXiv:1710.06952 (AD-PSGD).
@@ -37,12 +37,15 @@ _RANKS_LOOKED_AT = _ROUNDS_LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class PairAverage(Collective):
-    """Each rank averages with a neighbour that it draws, and with whoever draws it: both become (x_i + x_j) / 2.
+    """Pairwise averages: each rank averages with a neighbour that it draws, and with each rank that draws it.
 
-    Nobody waits for another rank's training thread, but for its first values: a progress thread averages what that has
-    entered last. A rank's round has ended when it has averaged with the neighbour that it has drawn. Until the outcome
-    is waited for, averagings that others begin come into it, and later ones into the next. So with `merge: add` a rank
-    is given each change once, whatever it has trained meanwhile, and the mean over ranks stays what it was.
+    Both become (x_i + x_j) / 2.
+
+    No rank waits for another's training thread, but for its first values: a progress thread averages the values that
+    the training thread entered last. A rank's round has ended when it has averaged with the neighbour that it has
+    drawn. Its outcome holds the averagings that others begin until somebody waits for it; the next outcome holds later
+    ones. So with `merge: add` a rank gets each change once, whatever it has trained meanwhile, and the mean over ranks
+    is kept.
 
     The topology is the graph: a neighbour is one of the ranks that it sends to in the round, whatever the weights.
 
@@ -89,7 +92,7 @@ class PairAverage(Collective):
         return PairAverageChannel(self, choices.topology, peer, segments, progress)
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return the cost of a rank's averagings, one after the other, where all ranks come to a round at once.
+        """Return the cost of a rank's averagings, one after the other, where all ranks start a round at once.
 
         Memory is for the shared copy, its changes, and what is sent and received.
         """
@@ -105,7 +108,9 @@ class PairAverage(Collective):
 
 @lru_cache(maxsize=16)
 def _averagings(collective: PairAverage, topology: Topology, size: int) -> tuple[float, float]:
-    """Return how many averagings a rank wants in a round, and how many it has: one for two that want each other."""
+    """Return the mean numbers of averagings that a rank wants and has in a round.
+
+    Two ranks that want each other have one."""
     rounds = range(_ROUNDS_LOOKED_AT if size <= _ROUNDS_LOOKED_AT else 1)
     ranks = range(min(size, _RANKS_LOOKED_AT))
     wishes = mutual = 0
@@ -120,14 +125,14 @@ def _averagings(collective: PairAverage, topology: Topology, size: int) -> tuple
 
 
 class PairAverageChannel(Channel):
-    """Averages each segment with partners of its own.
+    """A channel that averages each segment with partners of its own.
 
     Args:
-        collective: draws them.
-        topology: from whom.
+        collective: draws the partners.
+        topology: the graph to draw from.
         peer: the ranks; collective.
         segments: opened in this order on every rank.
-        progress: has a thread.
+        progress: an engine with a thread.
     """
 
     def __init__(
@@ -183,10 +188,10 @@ class PairAverageChannel(Channel):
         import torch
 
         copy, averager = self._copies[segment.index], self._averagers[segment.index]
-        averager.meet()
+        averager.wait_for_all()
         changes = torch.from_numpy(copy.changes())[: segment.numel]
         copy.reset()
-        averager.meet()  # nobody begins again before all have taken theirs
+        averager.wait_for_all()  # no rank begins again before all have taken theirs
         return changes
 
     def take_partners(self, segment: Segment) -> tuple[int, ...]:
@@ -202,9 +207,9 @@ class PairAverageChannel(Channel):
 
         state = {}
         for index, averager in self._averagers.items():
-            averager.meet()
+            averager.wait_for_all()
             state[str(index)] = torch.from_numpy(self._copies[index].changes())
-            averager.meet()
+            averager.wait_for_all()
         return state
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:

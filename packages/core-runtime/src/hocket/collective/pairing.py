@@ -3,8 +3,8 @@
 A rank wants to average with another; the lower-numbered of the two leads. It takes those who want it in turn, and asks
 the other, who agrees as soon as it has no other averaging under way. Then both send what they hold, and each moves by
 half of the difference: the two changes cancel to the bit, so that the ranks' mean is kept. While a rank has asked it
-answers nobody else, and whoever it waits for has a higher number. So no ranks wait for each other in a circle, on any
-graph, and two that want each other at once have one averaging.
+answers no other, and a rank waits only for higher ranks. So no ranks wait for each other in a circle, on any graph,
+ and two that want each other at once have one averaging.
 
 Source: X. Lian, W. Zhang, C. Zhang, J. Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML
 2018, algorithm 1, whose ranks avoid circles by a bipartite graph: one part asks, the other answers. To lead by number
@@ -35,20 +35,20 @@ _NOTICES, _VALUES = 0, 1
 
 
 class SharedCopy:
-    """What a rank averages with others: the values that its training thread last entered, changed by the others since.
+    """The values that a rank averages with others: those last entered by its training thread, with later changes.
 
     The training thread enters, fetches and takes; the progress thread begins and ends averagings, one at a time.
 
     Args:
-        numel: how many values.
+        numel: number of values.
         dtype: float32 or float64.
 
     Attributes:
         open: whether values have been entered, so that others can average with them.
-        wishes: how many times values have been entered.
-        partner: the rank that the newest wish is for; None for nobody.
-        sent: what this rank held when the averaging under way began, [numel].
-        received: what the other held, [numel].
+        wishes: number of times that values have been entered.
+        partner: the rank that the newest wish is for; None for none.
+        sent: this rank's values at the start of the averaging under way, [numel].
+        received: the partner's values, [numel].
     """
 
     def __init__(self, numel: int, dtype: np.dtype[np.generic]) -> None:
@@ -63,7 +63,7 @@ class SharedCopy:
         self._lock = threading.Lock()
 
     def enter(self, values: Array, partner: int | None) -> int:
-        """Hold `values` [numel], with the changes that nobody has fetched; return the number of this wish, from 1."""
+        """Hold `values` [numel], with the changes not yet fetched; return the number of this wish, from 1."""
         with self._lock:
             np.add(values, self._changes, out=self._values)
             self.partner, self.open = partner, True
@@ -71,7 +71,7 @@ class SharedCopy:
             return self.wishes
 
     def begin(self, partner: int) -> int:
-        """Have `sent` hold what is averaged; return the newest wish's number if it is for `partner`, else 0."""
+        """Copy the values into `sent`; return the newest wish's number if it is for `partner`, else 0."""
         with self._lock:
             np.copyto(self.sent, self._values)
             return self.wishes if self.partner == partner else 0
@@ -86,7 +86,7 @@ class SharedCopy:
             self._partners.append(partner)
 
     def fetch(self, out: Array) -> tuple[int, ...]:
-        """Copy the values into `out` [numel]; return with whom they were averaged since the last fetch, in order."""
+        """Copy the values into `out` [numel]; return the partners since the last fetch, in order."""
         with self._lock:
             np.copyto(out, self._values)
             self._changes[...] = 0
@@ -94,13 +94,13 @@ class SharedCopy:
             return partners
 
     def take_partners(self) -> tuple[int, ...]:
-        """Return with whom the values were averaged since the last call, or fetch, in order."""
+        """Return the partners since the last call, or fetch, in order."""
         with self._lock:
             partners, self._partners = tuple(self._partners), []
             return partners
 
     def changes(self) -> Array:
-        """Return a copy of the changes that nobody has fetched, [numel]."""
+        """Return a copy of the changes not yet fetched, [numel]."""
         with self._lock:
             return self._changes.copy()
 
@@ -112,7 +112,7 @@ class SharedCopy:
 
 
 class _Notice(IntEnum):
-    """What ranks tell each other, each with a number."""
+    """A notice from one rank to another, sent with a number."""
 
     #: Lead an averaging with me; the number of my wish.
     WANT = 0
@@ -123,7 +123,7 @@ class _Notice(IntEnum):
 
 
 class _Turn(NamedTuple):
-    """Somebody whose averaging this rank has to begin; `wish` is the number of whose wish it leads, None to answer."""
+    """An averaging that this rank has to begin; `wish` is the number of the wish that it leads, None to answer."""
 
     partner: int
     wish: int | None
@@ -137,7 +137,7 @@ class PairAverager(Activity):
         peer: this rank's endpoint.
         progress: the engine that advances it.
         name: stands in messages, for instance `parameters.0[3]`.
-        copy: what is averaged.
+        copy: the values to average.
     """
 
     def __init__(self, peer: Peer, progress: ProgressEngine, name: str, copy: SharedCopy) -> None:
@@ -154,11 +154,11 @@ class PairAverager(Activity):
         self._grants = 0
         self._messages: list[Request] = []
         self._heard: deque[tuple[int, _Notice, int]] = deque()
-        self._awaited: dict[int, tuple[Array, Request]] = {}  # notices that come on the lane
+        self._awaited: dict[int, tuple[Array, Request]] = {}  # notices that arrive on the lane
         self._ringing: list[tuple[int, int, int]] = []
         self._sending: list[Request] = []
-        #: How often the application wants to meet the others, and has.
-        self._meetings = self._num_met = 0
+        #: Barriers with the other ranks that the application wants, and that it has passed.
+        self._barriers_wanted = self._barriers_passed = 0
         self._barrier: Request | None = None
         self._closing = self._closed = False
         self._lane: Lane
@@ -199,28 +199,28 @@ class PairAverager(Activity):
             lambda: self._granted >= number, what, self._name, lambda: self._describe(what), timeout_s
         )
 
-    def meet(self) -> None:
-        """Block until nothing is under way on any rank; collective, with no wish that has not ended.
+    def wait_for_all(self) -> None:
+        """Block until no rank has an averaging under way; collective, after all wishes have ended.
 
-        Nothing begins again before a rank enters values.
+        No averaging begins again before a rank enters values.
 
         Raises:
-            ExchangeTimeoutError: a rank does not come.
+            ExchangeTimeoutError: a rank does not call this in time.
             TransportError: it never will.
         """
-        self._meetings += 1
-        wanted = self._meetings
+        self._barriers_wanted += 1
+        wanted = self._barriers_wanted
         self._progress.nudge()
         what = "the end of what is under way"
         self._progress.wait_until(
-            lambda: self._num_met >= wanted, what, self._name, lambda: self._describe(what), None
+            lambda: self._barriers_passed >= wanted, what, self._name, lambda: self._describe(what), None
         )
 
     def close(self) -> None:
         if self._closed:
             return
         self._closing = True
-        self.meet()
+        self.wait_for_all()
         self._progress.forget(self)
         self._lane.close()
 
@@ -271,11 +271,13 @@ class PairAverager(Activity):
             ) from error
 
     def _advance(self, everywhere: bool) -> bool:
-        """Do what can be done, and return whether that may let more be done."""
+        """Take one step, and return whether another may be possible."""
         if everywhere:
             self._look_for_notices()
         self._look_for_sent()
-        return self._hear() or self._note_wish() or self._end() or self._take_turn() or self._go_on_meeting()
+        return (
+            self._hear() or self._note_wish() or self._end() or self._take_turn() or self._advance_barrier()
+        )
 
     def _look_for_notices(self) -> None:
         for source, (buffer, request) in list(self._awaited.items()):
@@ -304,7 +306,7 @@ class PairAverager(Activity):
             self._sending.append(self._lane.isend(message, to, _NOTICES))
 
     def _hear(self) -> bool:
-        """Take in a notice, if there is one."""
+        """Handle a notice, if there is one."""
         if not self._heard:
             return False
         source, notice, number = self._heard.popleft()
@@ -320,7 +322,7 @@ class PairAverager(Activity):
         return True
 
     def _note_wish(self) -> bool:
-        """Have the application's wish carried out, if it has made one."""
+        """Start the application's newest wish, if it is not started."""
         number, partner = self._copy.wishes, self._copy.partner
         if self._noted == number:
             return False
@@ -338,7 +340,7 @@ class PairAverager(Activity):
         return self._partner is not None or self._asked is not None
 
     def _take_turn(self) -> bool:
-        """Begin the averaging of whoever has waited longest, if this rank is free."""
+        """Begin the averaging that has waited longest, if this rank is free."""
         if self._is_busy or not self._turns or not self._copy.open:
             return False
         partner, wish, is_own = self._turns.popleft()
@@ -359,7 +361,7 @@ class PairAverager(Activity):
         ]
 
     def _end(self) -> bool:
-        """End the averaging under way, if its messages have come and gone."""
+        """End the averaging under way, if its messages are received and sent."""
         if self._partner is None:
             return False
         self._messages = [message for message in self._messages if not message.done()]
@@ -370,9 +372,9 @@ class PairAverager(Activity):
         self._granted = max(self._granted, self._grants)
         return True
 
-    def _go_on_meeting(self) -> bool:
-        """Tell the others that nothing of this rank's is open, and note that nothing of theirs is."""
-        if self._num_met == self._meetings or self._is_busy or self._ringing or self._sending:
+    def _advance_barrier(self) -> bool:
+        """Enter the wanted barrier when this rank has nothing open, and note when all ranks have."""
+        if self._barriers_passed == self._barriers_wanted or self._is_busy or self._ringing or self._sending:
             return False
         if self._barrier is None and self._granted == self._copy.wishes:
             self._barrier = self._lane.ibarrier()
@@ -383,5 +385,5 @@ class PairAverager(Activity):
             for _, request in self._awaited.values():
                 request.withdraw()
             self._closed = True
-        self._num_met += 1
+        self._barriers_passed += 1
         return True

@@ -31,7 +31,7 @@ __all__ = ["Broadcast", "Reduce"]
 
 @dataclass(frozen=True)
 class _Rooted(Collective):
-    """A collective with a root.
+    """A collective with a root rank.
 
     Attributes:
         root: a rank of the exchange's scope, from 0; null for the rank that leads the segment, which in a group is
@@ -63,7 +63,7 @@ class _Rooted(Collective):
 
 @dataclass(frozen=True)
 class Broadcast(_Rooted):
-    """Every rank ends with the value of one: of the scope's leader, or of `root`."""
+    """A broadcast: every rank ends with the value of `root`, or else of the scope's leader."""
 
     @property
     def traits(self) -> CollectiveTraits:
@@ -78,13 +78,13 @@ class Broadcast(_Rooted):
         return True
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return (p - 1) / p n bytes: p - 1 copies are sent, in a tree by as many ranks."""
+        """Return (p - 1) / p n bytes: p - 1 copies are sent down a tree, averaged over p ranks."""
         return Cost((size - 1) / size * message_bytes, network.broadcast_seconds(message_bytes, size))
 
 
 @dataclass(frozen=True)
 class Reduce(_Rooted):
-    """One rank, the root, ends with the mean, and the others with what they had.
+    """A reduction: one rank, the root, ends with the mean, and the others with their own values.
 
     The root divides, as the others keep their values whole.
 
@@ -108,7 +108,7 @@ class Reduce(_Rooted):
 
 
 class _RootedChannel(Channel):
-    """One call of the transport for each segment.
+    """A channel that calls the transport once for each segment.
 
     Args:
         peer: the ranks that take part; collective.
@@ -135,7 +135,7 @@ class _RootedChannel(Channel):
 
 
 class _BroadcastChannel(_RootedChannel):
-    """Puts a root's `outgoing` into everyone's `incoming`."""
+    """A channel that copies a root's `outgoing` into every rank's `incoming`."""
 
     def _call(self, lane: Lane, segment: Segment, root: int) -> Request:
         if root == self._rank and segment.incoming is not segment.outgoing:
@@ -144,7 +144,7 @@ class _BroadcastChannel(_RootedChannel):
 
 
 class _ReduceChannel(_RootedChannel):
-    """Puts the mean of all ranks' `outgoing` into a root's `incoming`, and elsewhere the rank's own `outgoing`."""
+    """A channel that puts the mean of all `outgoing` into the root's `incoming`; others get their own `outgoing`."""
 
     def _call(self, lane: Lane, segment: Segment, root: int) -> Request:
         outgoing, incoming = segment.outgoing_array, segment.incoming_array

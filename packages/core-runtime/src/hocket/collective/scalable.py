@@ -72,7 +72,7 @@ def share_bytes(shape: SegmentShape, num_selected: float, size: int) -> int:
 
     Args:
         shape: the segment's.
-        num_selected: how many elements a rank selects, on average.
+        num_selected: number of elements that a rank selects, on average.
         size: ranks.
     """
     itemsize = dtype_of(shape).itemsize
@@ -87,7 +87,7 @@ def bytes_to_each(shape: SegmentShape, num_selected: float, size: int) -> float:
 
 
 def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return what a rank sends, takes and keeps for `size` shares of together `message_bytes` bytes."""
+    """Return a rank's bytes sent, seconds and memory for `size` shares of `message_bytes` bytes together."""
     share = message_bytes / size
     seconds = network.message_seconds((size - 1) * _ROOM * share) if size > 1 else 0.0
     return Cost(
@@ -102,7 +102,7 @@ class _Share:
     """A message, as views of its memory.
 
     Attributes:
-        counts: int64 [2], how many elements, and the second number.
+        counts: int64 [2], the number of elements, and the second number.
         trailer: [t].
         values: [m].
         indices: int32 [m].
@@ -128,18 +128,18 @@ class _Share:
 
     @property
     def room(self) -> int:
-        """For how many elements there is room."""
+        """Return the number of elements that there is room for."""
         return len(self.values)
 
     def put(self, values: Array, indices: Array, number: int) -> None:
-        """Write elements, of which there are at most `room`, and the second number."""
+        """Write at most `room` elements, and the second number."""
         count = len(values)
         self.counts[:] = count, number
         self.values[:count] = values
         self.indices[:count] = indices
 
     def elements(self) -> tuple[Array, Array]:
-        """Return values and indices that count."""
+        """Return the valid values and indices."""
         count = int(self.counts[0])
         return self.values[:count], self.indices[:count]
 
@@ -165,18 +165,18 @@ class Regions:
 
     @property
     def bounds(self) -> Array:
-        """Where regions begin in the segment, and where the last ends, int64 [size + 1]."""
+        """Return the start of each region in the segment, and the end of the last, int64 [size + 1]."""
         parameters = np.searchsorted(self._before, self.cuts, side="right") - 1
         places: Array = self._starts[parameters] + self.cuts - self._before[parameters]
         return places
 
     def balance(self, counts: Sequence[int]) -> None:
-        """Move boundaries to where regions would have had the same number of elements.
+        """Move boundaries so that regions would have had equal numbers of elements.
 
         Within a region elements count as evenly spread. In whole numbers, so that all ranks get the same.
 
         Args:
-            counts: how many elements the ranks have selected in each region, together.
+            counts: number of elements that all ranks together have selected in each region.
         """
         widths = np.diff(self.cuts).tolist()
         total, numel, size = sum(counts), self._numel, self._size
@@ -203,7 +203,7 @@ class _Way:
     """One segment's memory and schedule.
 
     Attributes:
-        regions: who owns what.
+        regions: the region of each rank.
         outgoing, incoming: uint8 [size, n], to owners and from the other ranks.
         gathered: uint8 [size, n], from owners, this rank's first, then those after it.
         run: carries out both phases.
@@ -219,7 +219,7 @@ class _Way:
 
 
 class ScalableChannel(Channel):
-    """Puts the sum of what survives of all ranks' messages into everyone's `incoming`, the same bits on every rank.
+    """A channel that puts the surviving sums of all ranks' messages into every `incoming`, with equal bits.
 
     An owner adds in the order of ranks.
 
@@ -228,8 +228,8 @@ class ScalableChannel(Channel):
         segments: opened in this order on every rank, started later in any order.
         progress: carries the schedules out.
         packing: gives messages that select.
-        contents: by the segment's index what messages hold: the parameters of which they have elements, and how many
-            these are on average; the same on every rank.
+        contents: by the segment's index, the parameters that messages have elements of, and the mean number of these
+            elements; the same on every rank.
         of_contributors: whether an element's mean is over those that have sent it, of contributions that count 1 / p.
     """
 
@@ -307,7 +307,7 @@ class ScalableChannel(Channel):
         return _Share.of(payload, trailer_numel, segment.outgoing_array.dtype)
 
     def _send(self, sent: SparseValues, segment: Segment, way: _Way) -> Array:
-        """Write the messages to owners; return the places in `sent` of what there is no room for."""
+        """Write the messages to owners; return the places in `sent` of elements without room."""
         size = self._peer.size
         of_region = np.searchsorted(way.regions.bounds[1:-1], sent.indices, side="right")
         order = np.argsort(of_region, kind="stable")
@@ -325,7 +325,7 @@ class ScalableChannel(Channel):
         return np.concatenate([np.empty(0, np.int64), *stayed])
 
     def _add(self, segment: Segment, way: _Way) -> None:
-        """Add what has come for this rank's region, and write what survives."""
+        """Add the elements received for this rank's region, and write the survivors."""
         rank, size = self._peer.rank, self._peer.size
         low, high = way.regions.bounds[rank : rank + 2].tolist()
         own = self._share(way.gathered[0], segment)
@@ -353,7 +353,7 @@ class ScalableChannel(Channel):
         own.put(values, (kept + low).astype(np.int32), number)
 
     def _receive(self, sent: SparseValues, stayed: Array, segment: Segment, way: _Way) -> None:
-        """Put the survivors into `incoming`, and what is none of them back where it came from."""
+        """Put the survivors into `incoming`, and return other elements to their residual."""
         import torch
 
         rank, size = self._peer.rank, self._peer.size

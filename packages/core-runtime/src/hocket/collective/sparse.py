@@ -1,7 +1,7 @@
 """The sum of all ranks' compressed contributions on every rank: by one gather of their messages, or scalable.
 
-Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, and a sparse addition of each. What is
-scalable: `hocket.collective.scalable`.
+Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, and a sparse addition of each. The
+scalable way is in `hocket.collective.scalable`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = ["GatheringChannel", "Mean", "SparseAlgorithm", "SparseAllreduce", "ga
 
 
 class Mean(StrEnum):
-    """What a sum is divided by."""
+    """A divisor of sums."""
 
     RANKS = "ranks"
     CONTRIBUTORS = "contributors"
 
 
 class SparseAlgorithm(StrEnum):
-    """How sparse messages come to all."""
+    """An algorithm that brings sparse messages to all ranks."""
 
     AUTO = "auto"
     GATHER = "gather"
@@ -60,7 +60,7 @@ class SparseAlgorithm(StrEnum):
 
 @dataclass(frozen=True)
 class SparseAllreduce(Collective):
-    """Every rank ends with the mean of what all ranks sent, the same bits everywhere.
+    """A sum of sparse messages: every rank ends with the mean of all sent values, with equal bits.
 
     For messages that cannot be added in flight: sparse ones, or casts, which are so added in float32. Of parameters it
     is for distances from outer ones.
@@ -121,7 +121,7 @@ class SparseAllreduce(Collective):
     def _chosen(
         self, peer: Peer, segments: Sequence[Segment], compressor: Compressor
     ) -> list[SparseAllreduce]:
-        """Return for each segment the collective with the algorithm that it takes; collective."""
+        """Return for each segment the collective with its algorithm; collective."""
         if peer.size == 1 or not compressor.traits.selects:
             return [replace(self, algorithm=SparseAlgorithm.GATHER)] * len(segments)
         from hocket.collective.choosing import measured_network
@@ -132,7 +132,7 @@ class SparseAllreduce(Collective):
     def _fixed(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> SparseAllreduce:
-        """Return this one with the algorithm that a segment takes; the gather of equal ones."""
+        """Return this collective with the faster algorithm for a segment; the gather if equal."""
         if self.algorithm is not SparseAlgorithm.AUTO:
             return self
         if compressor is None or not compressor.traits.selects:
@@ -150,14 +150,14 @@ class SparseAllreduce(Collective):
             compressor is not None and compressor.traits.selects
         ):
             return
-        told = "none" if compressor is None else component_name(compressor)
+        name = "none" if compressor is None else component_name(compressor)
         raise ValueError(
-            f"algorithm {self.algorithm} adds up the elements that messages carry, and compressor {told} does not say "
-            "which it selects: use topk, redsync.hybrid, or sparse_allreduce with algorithm: gather"
+            f"algorithm {self.algorithm} adds up the elements that messages carry, but compressor {name} does not say "
+            "which elements it selects: use topk, redsync.hybrid, or sparse_allreduce with algorithm: gather"
         )
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return the cost of a segment; with `auto` that of a gather by the bytes which `message_bytes` gives it."""
+        """Return a segment's cost; with `auto` that of a gather by the bytes from `message_bytes`."""
         if self.algorithm is SparseAlgorithm.SCALABLE:
             from hocket.collective.scalable import scalable_cost
 
@@ -167,7 +167,7 @@ class SparseAllreduce(Collective):
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
     ) -> float:
-        """Return the bytes of a message, if it is scalable of all shares; with `auto` those of an equal gather."""
+        """Return a message's bytes; if scalable those of all shares, with `auto` of an equally fast gather."""
         if self.algorithm is SparseAlgorithm.GATHER:
             return super().message_bytes(compressor, shape, size, network)
         if self.algorithm is SparseAlgorithm.AUTO:
@@ -185,15 +185,15 @@ class SparseAllreduce(Collective):
         size: int,
         network: NetworkModel,
     ) -> list[str]:
-        """Say from how many ranks on a gather sends more than an allreduce of whole values would; what `auto` takes."""
+        """Return the number of ranks from which an allreduce sends less than a gather; what `auto` takes."""
         if self.algorithm is SparseAlgorithm.AUTO and size > 1:
-            from hocket.collective.choosing import told
+            from hocket.collective.choosing import describe_choice
 
             taken = [self._fixed(compressor, shape, size, network).algorithm for shape in shapes]
             sizes = [footprint_of(compressor, shape).message_bytes for shape in shapes]
             return [
-                f"{component_name(self)} with algorithm: auto takes {told(taken, sizes)} among {size} ranks, if "
-                "messages cost as above; a session measures what they cost when it opens."
+                f"{component_name(self)} with algorithm: auto takes {describe_choice(taken, sizes)} among {size} "
+                "ranks, if messages cost as above; a session measures what they cost when it opens."
             ]
         if self.algorithm is not SparseAlgorithm.GATHER:
             return []
@@ -210,14 +210,14 @@ class SparseAllreduce(Collective):
 
 
 def gather_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return (p - 1) n bytes, as each message passes p - 1 links of a ring, and p n of memory."""
+    """Return (p - 1) n bytes, as each message passes p - 1 links, and p n of memory."""
     return Cost(
         (size - 1) * message_bytes, network.allgatherv_seconds(message_bytes, size), size * message_bytes
     )
 
 
 class GatheringChannel(Channel):
-    """Puts the sum of all ranks' messages into everyone's `incoming`, the same bits on every rank.
+    """A channel that puts the sum of all ranks' messages into every `incoming`, with equal bits.
 
     Messages are added in the order of their ranks. They may differ in length, and be as short as nothing.
 
@@ -262,7 +262,7 @@ class GatheringChannel(Channel):
     def _share_out(
         self, messages: Sequence[Array], dtype: np.dtype[np.generic], segment: Segment, round: int
     ) -> None:
-        """Let sums of what counts 1 / p each become means over those that have sent an element."""
+        """Turn sums of contributions that count 1 / p each into means over the ranks that sent an element."""
         import torch
 
         assert self._shares is not None

@@ -1,4 +1,4 @@
-"""In what form values travel: the interface of compressors and core's own.
+"""The form in which values travel: the interface of compressors and core's own.
 
 `hocket.compressor.ddp` hands a compressor to `DistributedDataParallel`.
 """

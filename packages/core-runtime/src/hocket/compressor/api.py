@@ -1,4 +1,4 @@
-"""The interface of compressors: the form in which a segment's values travel, and what is remembered between rounds.
+"""The interface of compressors: the form in which a segment's values travel, and the state between rounds.
 
 Behind a segment's data travels its trailer, a few numbers that must arrive as they were sent: compressors
 carry them uncompressed, and remember nothing of them.
@@ -48,27 +48,28 @@ __all__ = [
 
 
 class SegmentShape(Protocol):
-    """What the size of a message depends on; a `Segment`, or a layout before there is one."""
+    """The shape that a message's size depends on: of a `Segment`, or of a layout before there is one."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The parameters and their places."""
+        """Return the parameters and their places."""
 
     @property
     def trailer_numel(self) -> int:
-        """How many numbers travel behind the data."""
+        """Return the number of values that travel behind the data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A segment's values as they travel. The receiver makes one of the bytes that came and of what it knows.
+    """A segment's values as they travel. The receiver makes one from the received bytes and from its own segment and
+    round.
 
     Attributes:
         payload: all that travels: C-contiguous, one axis, in host memory; its dtype and length are the
             compressor's. Valid until the segment changes or is compressed again, of which it may be a view.
         segment: the receiver's own segment of that number; does not travel.
         round: the exchange's counter; does not travel.
-        known: what all ranks know of it from the round's earlier messages, as the compressor needs it; does not travel.
+        known: what all ranks know of it from the round's earlier messages, for the compressor; does not travel.
     """
 
     payload: Array
@@ -79,7 +80,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class SparseValues:
-    """What a message carries that selects, read; may be views of its payload.
+    """The decoded content of a sparse message, as views of its payload where possible.
 
     Attributes:
         trailer: [trailer_numel], of the segment's dtype, in host memory.
@@ -93,30 +94,30 @@ class SparseValues:
 
 
 class State:
-    """What one exchange remembers about one segment between rounds; of this class where that is nothing."""
+    """The compressor state of one segment in one exchange. This base class is empty, for stateless compressors."""
 
     _looked_at = False  # whether `message_of` has seen a message of it
 
     @property
     def residual(self) -> Tensor | None:
-        """What was not sent yet, [numel] like the segment's data, or None where nothing is kept back.
+        """Return the values not sent yet, [numel] like the segment's data, or None where none are kept.
 
-        Whoever has sent it in another way, as at a change of phase, zeroes it.
+        A caller that sends them in another way, as at a change of phase, zeroes them.
         """
         return None
 
     @property
     def momentum(self) -> Tensor | None:
-        """This rank's share of the momentum, [numel] like the segment's data, or None where there is none.
+        """Return this rank's share of the momentum, [numel] like the segment's data, or None where there is none.
 
         The sum over ranks of shares of contributions that were scaled to sum to a mean is the buffer that the
-        optimizer would hold. To be filled from it before the first round, and handed back after the last.
+        optimizer would hold. The caller fills it from there before the first round, and hands it back after the last.
         """
         return None
 
     # Empty on purpose: most compressors leave the optimizer alone.
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
-        """Learn what the optimizer's step would do with the gradients of this round.
+        """Take over what the optimizer's step would do with the gradients of this round.
 
         Args:
             terms: for each of the segment's parameters; None for one that has no gradient on any rank, which is left
@@ -126,15 +127,15 @@ class State:
 
     # Empty on purpose: what is not sent is gone, where nothing is kept.
     def take_back(self, indices: Array, values: Array) -> None:
-        """Go on as if some elements of the last message had not been sent: the collective has left them out.
+        """Treat some elements of the last message as unsent, as the collective has left them out.
 
         Args:
-            indices: [n], int32, of the message's.
-            values: [n], theirs, finite.
+            indices: [n], int32, of the message's indices.
+            values: [n], their values, finite.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return by name, as they are, the tensors without which a resumed run would differ."""
+        """Return the tensors that a resumed run needs, by name, without a copy."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -142,10 +143,10 @@ class State:
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from a result of `state_dict`.
 
         Raises:
-            ValueError: other names or shapes, as of another compressor or another segment.
+            ValueError: names or shapes differ, as of another compressor or segment.
         """
         own = self.tensors()
         shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -158,7 +159,7 @@ class State:
 
 @dataclass(frozen=True)
 class CompressorTraits:
-    """What rules, sessions and collectives know of a compressor.
+    """The properties of a compressor that rules, sessions and collectives read.
 
     Attributes:
         reducible: whether messages of several ranks for one segment and round may be summed as they are, in flight.
@@ -166,16 +167,16 @@ class CompressorTraits:
             accumulating each. If not, each must arrive: it is sparse, or of a type that would be rounded at every
             addition.
         equal_sizes: whether every message of one segment is equally long, in every round and on every rank.
-        applies_optimizer_terms: what it applies in the optimizer's place: of "momentum" and "weight_decay".
+        applies_optimizer_terms: the terms that it applies in the optimizer's place: of "momentum" and "weight_decay".
         same_coordinates: whether in one round all ranks send the same elements, so that mixing them mixes the models.
-        keeps_residual: whether what a round does not send stays in the state, to be sent later.
+        keeps_residual: whether values that a round does not send stay in the state, to be sent later.
         prepares: whether `prepare` must see all segments before the first is compressed, as local clipping does.
         leaves_out: whether a message leaves elements out.
-        selects: whether messages are some of the values, as they are: `read` tells which, `num_selected` how many.
-        coarse: whether so little is left of values, a few levels or directions, that differences may travel so, and
-            parameters may not.
-        transforms: whether messages, and the residual, are of another basis than values are, see `to_values`.
-        answers: whether `answer` is called, as what a round sends depends on what came of its first messages.
+        selects: whether messages are some of the values, as they are: see `read` and `num_selected`.
+        coarse: whether messages keep too little of the values, a few levels or directions, to carry parameters;
+            differences may travel so.
+        transforms: whether messages and the residual are in another basis than the values, see `to_values`.
+        answers: whether a round sends more messages, which depend on the sum of its first ones, see `answer`.
     """
 
     reducible: bool
@@ -193,11 +194,11 @@ class CompressorTraits:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a segment takes in bytes.
+    """The sizes of a segment's messages and state, in bytes.
 
     Attributes:
-        message_bytes: its message, trailer included; the mean where sizes differ, and the sum of a round's.
-        longest_bytes: the longest message that it can have. One that need not be so long says itself how long it is:
+        message_bytes: its message, trailer included; the mean where sizes differ, the sum where a round has several.
+        longest_bytes: the longest message that it can have. A message that may be shorter contains its own length, as
             it may arrive in a buffer of this length, followed by other bytes.
         state_bytes: the memory of its state.
     """
@@ -208,15 +209,15 @@ class Footprint:
 
     @classmethod
     def of(cls, nbytes: int, state_bytes: int = 0) -> Footprint:
-        """Return that of messages which all have `nbytes` bytes."""
+        """Return the footprint of messages which all have `nbytes` bytes."""
         return cls(float(nbytes), nbytes, state_bytes)
 
 
 class Compressor(Configured, ABC):
-    """In what form values travel; a frozen dataclass whose fields are its configuration.
+    """A form in which values travel; a frozen dataclass whose fields are its configuration.
 
-    What one exchange remembers about one segment (residuals, momentum, cached thresholds) is the `State` that
-    `init` makes and the caller keeps. A compressor that corrects another's error holds that other one in a
+    Residuals, momentum and cached thresholds of a segment in one exchange are in the `State` that `init` makes and the
+    caller keeps. A compressor that corrects another's error holds that other one in a
     field (see `hocket.compressor.wrappers`).
 
     In each round the caller calls, in this order: `State.take` for each segment if `applies_optimizer_terms` says so;
@@ -228,18 +229,18 @@ class Compressor(Configured, ABC):
     @property
     @abstractmethod
     def traits(self) -> CompressorTraits:
-        """What others know of it."""
+        """Return the properties that rules, sessions and collectives read."""
 
     @abstractmethod
     def footprint(self, shape: SegmentShape) -> Footprint:
-        """Return what a segment's messages and its state take."""
+        """Return the sizes of a segment's messages and state."""
 
     def without_optimizer_terms(self) -> Compressor:
-        """Return this one without optimizer terms, for other optimizers; itself where it is of no use so."""
+        """Return this compressor without optimizer terms, for other optimizers; itself if that is useless."""
         return self
 
     def init(self, segment: Segment) -> State:
-        """Return the state to keep for `segment`.
+        """Return a new state for `segment`.
 
         Raises:
             ValueError: the segment is of a dtype or size that cannot be carried.
@@ -253,16 +254,16 @@ class Compressor(Configured, ABC):
         Args:
             segments: all of the exchange.
             round: the exchange's counter.
-            size: how many ranks contribute.
-            scale: what the gradients in `outgoing` have been multiplied by to become contributions.
+            size: number of ranks that contribute.
+            scale: the factor by which the gradients in `outgoing` have been multiplied to become contributions.
         """
 
     @abstractmethod
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
-        """Return what to send of `segment.outgoing` in this round, and update `state` in place.
+        """Return the message of `segment.outgoing` in this round, and update `state` in place.
 
-        Leaves `outgoing` as it is, but for gradients where `applies_optimizer_terms` is not empty. Values that are NaN
-        or Inf are sent where they would be, and never enter the state: the step that they spoil can be skipped.
+        Leaves `outgoing` as it is, but for gradients where `applies_optimizer_terms` is not empty. NaN and Inf are sent
+        as other values are, and never enter the state: the step that they spoil can be skipped.
 
         Args:
             segment: its data is read from `outgoing`, on its device, its trailer from
@@ -271,52 +272,52 @@ class Compressor(Configured, ABC):
             round: the exchange's counter, from 0.
 
         Raises:
-            NonFiniteError: a finite value does not fit the form in which it would travel.
+            NonFiniteError: a finite value does not fit the message's number format.
         """
 
     def answer(self, total: Message, segment: Segment, state: Any) -> Message | None:
-        """Return what to send of the segment next, now that the sum of all ranks' messages is in.
+        """Return the segment's next message after the sum of all ranks' last ones.
 
         Called for each sum of a round where `answers` says so; collective, as all ranks decide alike.
 
         Args:
-            total: the sum.
+            total: the sum of all ranks' last messages.
             segment, state: as for `compress`.
 
         Returns:
-            None once all has been said: then the last sum is what is accumulated.
+            None when the round has no more messages: then the last sum is accumulated.
         """
         return None
 
     @abstractmethod
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
-        """Add a message to `out`: out += weight * message.
+        """Add a message to `out`: out += weight * message. With weight -1 a residual loses what was sent.
 
         Args:
-            message: this rank's or another's, as `compress` made it.
+            message: a result of `compress` on this rank or another.
             weight: the message's share in the result.
             out: dense, [numel + trailer_numel], of the segment's wire dtype, on any device; changed in place.
         """
 
     def read(self, message: Message) -> SparseValues:
-        """Return what a message carries, this rank's or another's; only where `selects` says so.
+        """Return the content of a message of this rank or another; only where `selects` says so.
 
         Raises:
-            TypeError: it does not.
+            TypeError: the compressor's messages are not some of the values.
         """
         raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
 
     def num_selected(self, shape: SegmentShape) -> float:
-        """Return how many elements a segment's message carries, on average; only where `selects` says so.
+        """Return the mean number of elements in a segment's message; only where `selects` says so.
 
         Raises:
-            TypeError: it does not.
+            TypeError: the compressor's messages are not some of the values.
         """
         raise TypeError(f"{type(self).__name__}: its messages are not some of the values")
 
     # Empty on purpose: most messages say values.
     def to_values(self, segment: Segment, sums: Tensor) -> None:
-        """Turn what a round's messages have added up to into values, in place.
+        """Turn the sum of a round's messages into values, in place.
 
         Args:
             segment: the receiver's, for its parameters' places and shapes.
@@ -325,7 +326,7 @@ class Compressor(Configured, ABC):
 
     @abstractmethod
     def clear_sent(self, message: Message, out: Tensor) -> None:
-        """Set the elements of `out` to 0 that the message carries, and leave the others.
+        """Zero the elements of `out` that the message carries, and leave the others.
 
         Args:
             message: as for `accumulate`.
@@ -334,10 +335,10 @@ class Compressor(Configured, ABC):
 
 
 def message_of(compressor: Compressor, segment: Segment, state: State, round: int) -> Message:
-    """Return what `compressor.compress` does; the first message of a state is looked at, as mistakes show in it.
+    """Return the message of `compressor.compress`; check the first one of each state for mistakes.
 
     Raises:
-        UserError: the message is none that can travel; names segment, compressor and round.
+        UserError: the message cannot travel; names segment, compressor and round.
     """
     message = compressor.compress(segment, state, round)
     if not state._looked_at:
@@ -355,7 +356,7 @@ def message_of(compressor: Compressor, segment: Segment, state: State, round: in
 
 
 def payload_fault(compressor: Compressor, message: object, segment: Segment) -> str | None:
-    """Return what is wrong with the form of a message of `segment` that `compress` returned; None where nothing is."""
+    """Return a description of what is wrong with the form of a message from `compress`; None if nothing is."""
     if not isinstance(message, Message):
         return f"{_kind(message)}, not a Message"
     payload: object = message.payload
@@ -388,7 +389,7 @@ def _kind(value: object) -> str:
 
 
 def footprint_of(compressor: Compressor | None, shape: SegmentShape) -> Footprint:
-    """Return what a segment takes; of one that nothing compresses, all of it."""
+    """Return the footprint of a segment; without a compressor, of all its values."""
     return Footprint.of(whole_bytes(shape)) if compressor is None else compressor.footprint(shape)
 
 
@@ -398,13 +399,13 @@ def whole_bytes(shape: SegmentShape) -> int:
 
 
 def numel_of(shape: SegmentShape) -> int:
-    """Return how many numbers of data a segment has, padding included."""
+    """Return the number of a segment's elements, padding included."""
     last = shape.spans[-1]
     return last.start + last.padded_numel
 
 
 def unpadded_numel_of(shape: SegmentShape) -> int:
-    """Return how many numbers a segment's parameters have together."""
+    """Return the number of elements of a segment's parameters, without padding."""
     return sum(span.numel for span in shape.spans)
 
 
@@ -416,10 +417,10 @@ def dtype_of(shape: SegmentShape) -> torch.dtype:
 
 
 def trailer_bytes(shape: SegmentShape) -> int:
-    """Return how many bytes a segment's trailer take."""
+    """Return the bytes of a segment's trailer."""
     return shape.trailer_numel * dtype_of(shape).itemsize
 
 
 def count_of(density: float, numel: int) -> int:
-    """Return k, how many of `numel` elements a density means: the nearest whole number, but one at least."""
+    """Return k, the number of elements for a density: `density * numel`, rounded, and at least 1."""
     return min(numel, max(1, round(density * numel)))

@@ -1,4 +1,4 @@
-"""Values travel in two bytes each, and are summed in four."""
+"""Casts to two bytes: values travel in two bytes each, and are summed in four."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Cast(Compressor):
 
     The payload is uint8: the trailer in the segment's dtype, then the values in the narrow one.
 
-    Not reducible, though numbers they are: MPI would sum float16 in float16, and does not know bfloat16. Each
+    Not reducible, though they are numbers: MPI would sum float16 in float16, and does not know bfloat16. Each
     message arrives, and is added in float32 or better.
     """
 
@@ -86,7 +86,7 @@ class _Cast(Compressor):
         out[numel:].add_(torch.from_numpy(trailer).to(out.device), alpha=weight)
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
-        """Set everything to 0: what was rounded off is small."""
+        """Set all elements to 0, as all were sent; the rounding error is dropped."""
         out.zero_()
 
     def footprint(self, shape: SegmentShape) -> Footprint:

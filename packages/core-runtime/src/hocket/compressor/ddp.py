@@ -30,7 +30,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
     Residuals live in the hook, and are in no checkpoint; with `hocket.attach` they are.
 
     Args:
-        compressor: any that works on one bucket at a time and leaves the optimizer alone.
+        compressor: one that works on one bucket at a time and leaves the optimizer alone.
         group: the model's process group; the default one if None.
 
     Raises:
@@ -57,7 +57,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
 
 
 class _Place:
-    """One bucket: its segment and what the compressor remembers of it."""
+    """A bucket: its segment and the compressor's state."""
 
     def __init__(self, bucket: GradBucket, compressor: Compressor) -> None:
         named = [(f"bucket {bucket.index()} parameter {i}", p) for i, p in enumerate(bucket.parameters())]
@@ -75,7 +75,7 @@ class _Place:
         self.segment.stage_out()
 
     def write(self, gradients: Sequence[Tensor]) -> None:
-        """Copy what came of it into the bucket."""
+        """Copy the result into the bucket."""
         for span, gradient in zip(self.segment.spans, gradients, strict=True):
             gradient.copy_(view_of(self.segment.incoming, span))
 

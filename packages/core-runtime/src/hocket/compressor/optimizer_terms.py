@@ -21,7 +21,7 @@ class OptimizerTerms:
     Attributes:
         parameter: its values before the step, read for weight decay.
         momentum: m, the share of the last step's velocity that is kept; 0 for none.
-        weight_decay: what the parameter is multiplied by before it is added to the gradient.
+        weight_decay: the factor of the parameter when it is added to the gradient.
         nesterov: whether the step looks ahead by another m times the velocity.
         continues: whether the round adds to an earlier one of the same step, whose velocity has been multiplied by m
             and holds weight decay already: its gradient is added to the velocity, and what is sent is what that
@@ -35,17 +35,17 @@ class OptimizerTerms:
     continues: bool = False
 
     def continued(self) -> OptimizerTerms:
-        """Return those of another round of the same step."""
+        """Return the terms of another round of the same step."""
         return replace(self, weight_decay=0.0, continues=True)
 
 
 def optimizer_terms(optimizer: torch.optim.Optimizer) -> dict[Tensor, OptimizerTerms]:
-    """Return the terms of every parameter, as the param groups have them now: schedulers rewrite them.
+    """Return the terms of every parameter, as the param groups have them now, since schedulers change them.
 
-    Whoever takes them over makes the optimizer's own step run with momentum and weight decay at 0.
+    A caller that takes them over runs the optimizer's own step with momentum and weight decay at 0.
 
     Raises:
-        AttachError: not SGD, or with dampening or `maximize`, which nobody takes over.
+        AttachError: not SGD, or with dampening or `maximize`, which are not supported.
     """
     import torch
 

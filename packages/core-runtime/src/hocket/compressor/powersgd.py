@@ -1,8 +1,8 @@
-"""Matrices as products of two thin ones, found by one step of power iteration over all ranks' sum.
+"""Low-rank approximations: matrices as products of two thin ones, by a step of power iteration over all ranks.
 
 Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019, arXiv:1905.13727, algorithm 1. M is a rank's matrix, n x m, and Q, m x r, what the round
-before has left: all ranks sum P = M Q, make its columns orthonormal, and sum Q = M^T P; P Q^T is then taken for the sum
+Optimization", NeurIPS 2019, arXiv:1905.13727, algorithm 1. M is a rank's matrix, n x m, and Q, m x r, comes from the
+previous round: all ranks sum P = M Q, make its columns orthonormal, and sum Q = M^T P; P Q^T is then taken for the sum
 of their matrices.
 
 The paper's error feedback keeps M minus the mean's approximation. `error_feedback` keeps M minus this rank's own share,
@@ -38,7 +38,7 @@ __all__ = ["PowerSGD"]
 
 
 class _Factors(State):
-    """What a segment's matrices continue from.
+    """The factors that a segment's next round continues from.
 
     Attributes:
         right: each one's Q, [m, r].
@@ -55,7 +55,7 @@ class _Factors(State):
 
 @dataclass(frozen=True)
 class PowerSGD(Compressor):
-    """The sum of the ranks' matrices, to a rank, by two short messages, each of which all ranks sum.
+    """A low-rank approximation of the sum of the ranks' matrices, by two short messages that all ranks sum.
 
     A parameter of more than two dimensions is a matrix whose rows are those of its first. Vectors, and matrices that
     would not become `min_saving` times smaller, travel whole, in the second message, which ends with the trailer. Both
@@ -106,7 +106,7 @@ class PowerSGD(Compressor):
         return Message(_flat(left, segment), segment, round)
 
     def answer(self, total: Message, segment: Segment, state: _Factors) -> Message | None:
-        """Return Q = M^T P of each matrix and all that travels whole; None, once the sum of these is in."""
+        """Return Q = M^T P of each matrix and the parameters that travel whole; None after their sum."""
         import torch
 
         summed = torch.from_numpy(total.payload).to(segment.outgoing.device)
@@ -128,7 +128,7 @@ class PowerSGD(Compressor):
         return Message(payload, segment, total.round, known=tuple(state.left))
 
     def _keep(self, summed: Tensor, state: _Factors) -> None:
-        """Begin the next round with this one's Q, but where something is NaN or Inf, of a step that can be skipped."""
+        """Keep Q for the next round, unless it has NaN or Inf from a step that can be skipped."""
         if not math.isfinite(float(summed.sum())):
             return
         start = 0
@@ -156,7 +156,7 @@ class PowerSGD(Compressor):
         out[segment.numel :].add_(values[start:], alpha=weight)
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
-        """Set everything to 0, as something of each element is sent."""
+        """Set all elements to 0, as each is sent in part."""
         out.zero_()
 
     def footprint(self, shape: SegmentShape) -> Footprint:
@@ -168,7 +168,7 @@ class PowerSGD(Compressor):
         return Footprint.of(numel * itemsize + trailer_bytes(shape), kept * itemsize)
 
     def _matrices(self, shape: SegmentShape) -> Iterator[tuple[Span, int, int, int]]:
-        """Yield the parameters that are compressed: rows, columns, and the rank of what is sent of them."""
+        """Yield the compressed parameters with their rows, columns and rank."""
         for span in shape.spans:
             if self._compresses(span):
                 rows, columns = _sides(span)
@@ -202,7 +202,7 @@ def _matrix_into(out: Tensor, span: Span, rows: int, matrix: Tensor, weight: flo
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns' space; what holds NaN or Inf as it is."""
+    """Return an orthonormal basis of the columns' space; return columns with NaN or Inf unchanged."""
     import torch
 
     if not math.isfinite(float(columns.sum())):

@@ -1,4 +1,4 @@
-"""The same randomly drawn coordinates travel on every rank, without indices."""
+"""Shared random coordinates: the same ones travel on every rank, without indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["SharedRandom"]
 
 @dataclass(frozen=True)
 class SharedRandom(Compressor):
-    """k = density * numel coordinates, drawn from (seed, round, segment), so the same on every rank.
+    """A random choice of k = density * numel coordinates by (seed, round, segment), the same on every rank.
 
     The segment is cut into k runs of equal length, to one, and a coordinate is drawn uniformly from each: k
     draws for k different coordinates, in order, each element with chance 1 over its run's length. The payload

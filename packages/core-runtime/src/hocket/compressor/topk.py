@@ -1,6 +1,6 @@
 """Sparse messages, and top-k: the largest values travel, the others do not.
 
-A sparse message says how many, which and what, packed in one buffer that travels in one gather:
+A sparse message is one buffer, which travels in one gather:
 
     bytes        content
     8            k, how many elements, int64
@@ -83,7 +83,7 @@ def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
     """Return a payload, uint8, with the segment's outgoing trailer.
 
     Args:
-        segment: whose elements they are.
+        segment: the segment of these elements.
         values: [k], of the segment's dtype.
         indices: [k], integers, each from 0 to numel - 1 and at most once.
     """
@@ -97,7 +97,7 @@ def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
 
 
 def unpack_sparse(message: Message) -> SparseValues:
-    """Return what a sparse message holds; its payload may be followed by other bytes.
+    """Return the content of a sparse message; other bytes may follow its payload.
 
     Raises:
         ValueError: the payload is shorter than it says.
@@ -114,7 +114,7 @@ def unpack_sparse(message: Message) -> SparseValues:
 
 
 def add_sparse(message: Message, weight: float, out: Tensor) -> None:
-    """Add a sparse message to a dense buffer: what `Compressor.accumulate` asks of one.
+    """Add a sparse message to a dense buffer, for `Compressor.accumulate`.
 
     Raises:
         ValueError: the payload is shorter than it says.
@@ -132,7 +132,7 @@ def add_sparse(message: Message, weight: float, out: Tensor) -> None:
 
 
 def clear_sparse(message: Message, out: Tensor) -> None:
-    """Set the elements to 0 that a sparse message carries: what `Compressor.clear_sent` asks of one."""
+    """Zero the elements that a sparse message carries, for `Compressor.clear_sent`."""
     import torch
 
     out.index_fill_(0, torch.from_numpy(unpack_sparse(message).indices).to(out.device).long(), 0)
@@ -151,7 +151,7 @@ def _parts(payload: Array, segment: Segment, count: int) -> SparseValues:
 
 
 class _Padding(State):
-    """Where a segment's padding is, which is never chosen: int64 [n], on the segment's device."""
+    """The indices of a segment's padding, which is never chosen: int64 [n], on the segment's device."""
 
     def __init__(self, segment: Segment) -> None:
         import torch
@@ -162,10 +162,11 @@ class _Padding(State):
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """Exact top-k by magnitude, over the segment as a whole: k = density * numel, padding not counted; one at least.
+    """Exact top-k by magnitude over the segment as a whole.
 
-    What is not sent is gone; with `error_feedback` around it, it is sent later. Each rank chooses coordinates
-    of its own, so messages are gathered. For k per layer, cut the model by layers.
+    k = density * numel, padding not counted, and at least 1. Unsent values are lost; with `error_feedback` around it,
+    they are sent later. Each rank chooses coordinates of its own, so messages are gathered. For k per layer, cut the
+    model by layers.
 
     Attributes:
         density: the share of elements that travel, above 0 and at most 1; at 1 all do.
@@ -191,7 +192,7 @@ class TopK(Compressor):
         return _Padding(segment)
 
     def compress(self, segment: Segment, state: _Padding, round: int) -> Message:
-        """Return the k largest; of equal ones those with the lowest indices."""
+        """Return the message of the k largest values; of equal ones, those with the lowest indices."""
         data = segment.outgoing[: segment.numel]
         count = self.num_selected(segment)
         indices, values = largest(data, count, state.indices)
@@ -247,7 +248,9 @@ def largest(data: Tensor, count: int, left_out: Tensor | None = None) -> tuple[A
 
 
 def largest_places(magnitudes: Array, count: int) -> Array:
-    """Return where the `count` largest are, ascending, int64 [count]; NaN is the largest, of equal ones the first."""
+    """Return the ascending indices of the `count` largest, int64 [count].
+
+    NaN is the largest; of equal ones the first are taken."""
     if count == 0:
         return np.empty(0, dtype=np.int64)
     # Selecting the threshold alone, in place and vectorised, is some 40 times faster than torch.topk.

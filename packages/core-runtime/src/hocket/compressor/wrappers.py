@@ -1,20 +1,20 @@
-"""Compressors that hold a compressor, and correct what goes into it: error feedback, momentum correction, clipping.
+"""Compressors around another compressor that correct its input: error feedback, momentum correction, clipping.
 
-Error feedback: what is not sent stays, and is sent later. V is the residual, G a round's contribution, C the compressor
-that is held, D what receivers read from its message: V <- decay V + G, send C(V), V <- V - D(C(V)). Source: Fang et
+Error feedback: unsent values stay, and are sent later. V is the residual, G a round's contribution, C the inner
+compressor, D what receivers read from its message: V <- decay V + G, send C(V), V <- V - D(C(V)). Source: Fang et
 al., "RedSync", algorithm 1; F. Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3; S. P.
 Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2. In
-the last the learning rate sits inside the residual; here, as in RedSync, it does not. A decay below 1 forgets what has
-waited long: A. Sarfi et al., "SparseLoCo", arXiv:2508.15706.
+the last the learning rate sits inside the residual; here, as in RedSync, it does not. A decay below 1 forgets values
+that have waited long: A. Sarfi et al., "SparseLoCo", arXiv:2508.15706.
 
-Momentum correction: momentum is applied before sparsification, so that what is sent late has the velocity that it would
-have had. u is the velocity, g the gradient with weight decay in it, m the momentum: u <- m u + g, and u (with Nesterov
-m u + g) is what the compressor that is held gets, to accumulate and to send. With factor masking, u <- 0 where
+Momentum correction: momentum is applied before sparsification, so that values sent late have the velocity that they
+would have had. u is the velocity, g the gradient with weight decay in it, m the momentum: u <- m u + g, and u (with
+Nesterov m u + g) is what the inner compressor gets, to accumulate and to send. With factor masking, u <- 0 where
 something was sent, so that stale gradients do not carry the momentum on. Source: Y. Lin et al., "Deep Gradient
 Compression", ICLR 2018, sections 3.1 (correction) and 3.2 (factor masking) and appendix B (Nesterov); RedSync, section
 2.4.
 
-Local clipping: each rank clips what it contributes, before anything is accumulated. Source: Lin et al., section 3.1;
+Local clipping: each rank clips its contribution before residuals are added. Source: Lin et al., section 3.1;
 RedSync, section 2.4.
 """
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hocket.segment.segment import Segment
 
 __all__ = [
-    "Cleared",
+    "SentMomentum",
     "ErrorFeedback",
     "Identity",
     "LocalClipping",
@@ -63,7 +63,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """No compression, for wrappers to hold: the message is the segment's own memory, without a copy."""
+    """The absence of compression, for wrappers: the message is the segment's own memory, without a copy."""
 
     @property
     def traits(self) -> CompressorTraits:
@@ -80,7 +80,7 @@ class Identity(Compressor):
         out.add_(torch.from_numpy(message.payload).to(out.device), alpha=weight)
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
-        """Set everything to 0."""
+        """Set all elements to 0."""
         out.zero_()
 
     def footprint(self, shape: SegmentShape) -> Footprint:
@@ -89,10 +89,10 @@ class Identity(Compressor):
 
 
 class WrapperState(State):
-    """The state of a compressor that holds another: by itself, the other's.
+    """The state of a wrapper: by itself, the inner compressor's.
 
     Attributes:
-        inner: the state of the compressor that is held.
+        inner: the inner compressor's state.
     """
 
     def __init__(self, inner: State) -> None:
@@ -113,13 +113,13 @@ class WrapperState(State):
         self.inner.take_back(indices, values)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the other's tensors, their names prefixed; a subclass adds its own."""
+        """Return the inner state's tensors, with prefixed names; a subclass adds its own."""
         return {f"compressor.{name}": tensor for name, tensor in self.inner.tensors().items()}
 
 
 @dataclass(frozen=True)
 class Wrapper(Compressor):
-    """Base of compressors that correct what goes into another, or into which it goes.
+    """The base of compressors around another one.
 
     Attributes:
         compressor: gives the messages their form.
@@ -166,29 +166,29 @@ class Wrapper(Compressor):
 
 
 def _refuse_transforms(compressor: Compressor, name: str) -> None:
-    """Refuse to look for values in messages of another basis."""
+    """Refuse an inner compressor whose messages are in another basis."""
     if compressor.traits.transforms:
         raise ValueError(
-            f"compressor sends another basis than values, in which {name} would look for them: put {name} inside it"
+            f"compressor sends its messages in another basis, where {name} cannot find the values: put {name} inside it"
         )
 
 
-class Cleared:
-    """What momentum held where a message's elements were, in case that some of them come back."""
+class SentMomentum:
+    """The momentum at the indices of the last message, restored for elements that return unsent."""
 
     def __init__(self) -> None:
         self._indices: Array = np.empty(0, np.int32)
         self._values: Tensor | None = None
 
     def note(self, momentum: Tensor, indices: Array) -> None:
-        """Remember what `momentum` [numel] holds at `indices`, int32 [n], before it is cleared there."""
+        """Save `momentum` [numel] at `indices`, int32 [n], before it is cleared there."""
         import torch
 
         self._indices = indices
         self._values = momentum.index_select(0, torch.from_numpy(indices).to(momentum.device))
 
     def restore(self, momentum: Tensor, indices: Array) -> None:
-        """Let `momentum` hold that again at those of `indices` that were remembered."""
+        """Restore `momentum` [numel] at those of `indices`, int32 [n], that were saved."""
         import torch
 
         if self._values is None:
@@ -199,14 +199,14 @@ class Cleared:
 
 
 def add_at(flat: Tensor, indices: Array, values: Array) -> None:
-    """Add values to a flat tensor, on any device, at indices that are there once; both [n] in host memory."""
+    """Add values [n] to a flat tensor on any device, at unique indices [n]; both in host memory."""
     import torch
 
     flat.index_add_(0, torch.from_numpy(indices).to(flat.device), torch.from_numpy(values).to(flat.device))
 
 
 class _Feedback(WrapperState):
-    """The residual V, in a segment of its own, so that the compressor that is held reads V as what goes out."""
+    """The residual V, in a segment of its own, which the inner compressor reads as outgoing."""
 
     def __init__(self, segment: Segment, compressor: Compressor) -> None:
         import torch
@@ -233,7 +233,7 @@ class _Feedback(WrapperState):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Adds what was not sent to the next round's contribution.
+    """Error feedback: unsent values are added to the next round's contribution.
 
     Nothing is lost: decay * V before + G = V after + what was sent, to rounding; with decay 1 bit for bit around a
     compressor that selects or that rounds to a shorter type. Memory: one more copy of the segment's data.
@@ -241,11 +241,11 @@ class ErrorFeedback(Wrapper):
     A round with NaN or Inf in G is sent without V, and leaves V as it was.
 
     Attributes:
-        decay: what is left of a residual in the next round, above 0 and at most 1.
+        decay: the factor of a residual in the next round, above 0 and at most 1.
 
     Raises:
-        ValueError: decay is not in its range; the compressor that is held keeps a residual too, so that everything
-            would be sent twice, or corrects momentum, which has to come before.
+        ValueError: decay is not in its range; the inner compressor keeps a residual too, so that all values would be
+            sent twice, or corrects momentum, which has to be outside.
     """
 
     decay: float = 1.0
@@ -270,7 +270,7 @@ class ErrorFeedback(Wrapper):
         return _Feedback(segment, self.compressor)
 
     def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
-        """Return what the compressor that is held makes of the contribution and the residual together."""
+        """Return the inner compressor's message of the contribution plus the residual."""
         import torch
 
         data = segment.outgoing[: segment.numel]
@@ -291,7 +291,7 @@ class ErrorFeedback(Wrapper):
         return message
 
     def answer(self, total: Message, segment: Segment, state: _Feedback) -> Message | None:
-        """Return the next message of the contribution and the residual together, which then is no residual any more."""
+        """Return the inner compressor's next message, and remove what it sends from the residual."""
         message = self.compressor.answer(total, state.source, state.inner)
         if message is None:
             return None
@@ -317,7 +317,7 @@ class _Velocity(WrapperState):
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
         #: What was cleared of the velocity with the last message, where that selects.
-        self.cleared = Cleared()
+        self.cleared = SentMomentum()
 
     @property
     def momentum(self) -> Tensor:
@@ -336,22 +336,23 @@ class _Velocity(WrapperState):
 
 @dataclass(frozen=True)
 class MomentumCorrection(Wrapper):
-    """Takes over momentum and weight decay of torch's SGD, and hands the velocity to the compressor it holds.
+    """Momentum correction: momentum and weight decay of torch's SGD, applied before the inner compressor.
 
     Meant around `error_feedback`. The sum over ranks is the optimizer's own arithmetic: at density 1 and without
     masking the run is that of SGD with momentum, to rounding. At density 1 with masking it is plain SGD.
 
-    After a backward `p.grad` holds what came of the velocity. Programs that read it between two backwards of a step
-    (SAM, FGM, gradient surgery) want the gradient: leave momentum to the optimizer there, by `error_feedback` alone.
+    After a backward `p.grad` holds the result of the velocity's exchange. Programs that read it between two backwards
+    of a step (SAM, FGM, gradient surgery) want the gradient: leave momentum to the optimizer there, by `error_feedback`
+    alone.
 
     Writes the velocity into `outgoing`, which for gradients is the exchange's own. A round with NaN or Inf in
     the gradients leaves the velocity as it was. Memory: one more copy of the segment's data.
 
     Attributes:
-        masking: whether the velocity is cleared where something was sent.
+        masking: whether the velocity is cleared where values were sent.
 
     Raises:
-        ValueError: the compressor that is held applies momentum too.
+        ValueError: the inner compressor applies momentum too.
     """
 
     masking: bool = True
@@ -372,7 +373,7 @@ class MomentumCorrection(Wrapper):
         return _Velocity(segment, self.compressor.init(segment))
 
     def compress(self, segment: Segment, state: _Velocity, round: int) -> Message:
-        """Return what the compressor that is held makes of the velocity.
+        """Return the inner compressor's message of the velocity.
 
         Raises:
             HocketError: `State.take` was not called before.
@@ -398,7 +399,7 @@ class MomentumCorrection(Wrapper):
 
 
 def _accelerate(segment: Segment, state: _Velocity) -> None:
-    """Update the velocity and write it where the gradients are, in the order of operations of torch's SGD."""
+    """Update the velocity and write it over the gradients, in the order of operations of torch's SGD."""
     from hocket.segment.segment import view_of
 
     for span, terms in zip(segment.spans, state.terms, strict=True):
@@ -423,7 +424,9 @@ def _accelerate(segment: Segment, state: _Velocity) -> None:
 
 @dataclass(frozen=True)
 class LocalClipping(Wrapper):
-    """Clips the norm of a rank's own gradients to `max_norm` * sqrt(N), N the number of ranks.
+    """Local clipping: a rank's own gradients get a norm of at most `max_norm` * sqrt(N).
+
+    N is the number of ranks.
 
     The mean of N independent gradients has 1/sqrt(N) of the norm of each, so that the mean's norm is then about
     `max_norm` at most. The papers say N^-1/2: of gradients that were divided by N already, which is the same.
@@ -450,7 +453,7 @@ class LocalClipping(Wrapper):
         return replace(super().traits, prepares=True)
 
     def prepare(self, segments: Sequence[Segment], round: int, size: int, scale: float) -> None:
-        """Scale all segments' `outgoing` data down by one factor if their norm together is too large."""
+        """Scale all segments' `outgoing` data down by one factor if their joint norm is too large."""
         if scale != 0:
             gradients = [segment.outgoing[: segment.numel] for segment in segments]
             norm = _norm(gradients)
@@ -463,7 +466,7 @@ class LocalClipping(Wrapper):
 
 
 def _norm(gradients: Sequence[Tensor]) -> float:
-    """Return the L2 norm of all together; not finite only where an element is not, or float64 cannot hold it."""
+    """Return the joint L2 norm; not finite only if an element is not, or if float64 cannot hold it."""
     import torch
 
     def total(divisor: float) -> float:
@@ -478,7 +481,7 @@ def _norm(gradients: Sequence[Tensor]) -> float:
 
 
 def _scale(gradient: Tensor, factor: float) -> None:
-    """Multiply by a factor that the gradient's dtype may hold in a few bits only."""
+    """Multiply by a factor, which the gradient's dtype may hold in a few bits only."""
     import torch
 
     if factor >= torch.finfo(gradient.dtype).tiny:
@@ -488,11 +491,11 @@ def _scale(gradient: Tensor, factor: float) -> None:
 
 
 def _with_state(held: Footprint, nbytes: int) -> Footprint:
-    """Return the footprint of a compressor whose state takes so much more than that of the one it holds."""
+    """Return the inner compressor's footprint with `nbytes` more of state."""
     return replace(held, state_bytes=held.state_bytes + nbytes)
 
 
 def is_finite(data: Tensor) -> bool:
-    """Return whether no element is NaN or Inf."""
+    """Return whether all elements are finite."""
     # One pass, which a single NaN or Inf poisons; only then, or where finite numbers sum to Inf, one by one.
     return bool(data.sum().isfinite()) or bool(data.isfinite().all())
