@@ -27,7 +27,7 @@ Derangements = NDArray[np.int64]  # [P, n]
 # Attempt number a of segment s is drawn at s + a * _ATTEMPT.
 _ATTEMPT = 2**32
 
-# Where drawing words takes longer than sorting them, several permutations are tried in one attempt.
+# Several permutations are tried in one attempt where drawing words takes longer than sorting them.
 _WORDS_PER_ATTEMPT = 128
 
 
@@ -41,7 +41,7 @@ def uniform(size: int, seed: int, draw_keys: Sequence[DrawKey]) -> Derangements:
     Args:
         size: n, 2 or more.
         seed: 0 to 2**64 - 1.
-        draw_keys: of which to draw one each.
+        draw_keys: the keys; one derangement is drawn for each.
 
     Returns:
         int64 [P, n].

@@ -25,23 +25,24 @@ Table = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class FairRandom(Topology):
-    """W = (I + P) / 2, P a random permutation matrix without a fixed point, another for each round and segment.
+    """W = (I + P) / 2, with a random permutation matrix P that has no fixed point.
 
-    W is doubly stochastic. Rank i hears from rank j where P[i, j] = 1. Two ranks swap, one has no partner.
+    P is drawn anew for each round and segment. W is doubly stochastic. Rank i hears from rank j where P[i, j] = 1. Two
+    ranks swap, one has no partner.
 
     Without a roulette every derangement is equally likely. This departs from the paper's algorithm 2, which goes
     from rank to rank and prefers some even if its table is uniform (of four ranks' nine derangements: 0.065 to
     0.194), and which may leave the last rank with nobody but itself.
 
     Attributes:
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
-        roulette: null, or for as many ranks as it has rows the chances by which they draw, one rank after the other:
+        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
+        roulette: null, or the chances by which ranks draw, one after the other, in a table with a row for each rank:
             rank i hears from rank j with weight roulette[i][j] among those whom nobody hears from yet (algorithm 1's
             reading of the table; section 3.2 has the sources in rows). Not negative, zero on the diagonal. Rows need
             not sum to 1.
 
     Raises:
-        ValueError: the seed is not in its range, or the roulette is no such table or makes a permutation impossible.
+        ValueError: the seed is out of range, or the roulette is not such a table or makes a permutation impossible.
     """
 
     seed: int = 0

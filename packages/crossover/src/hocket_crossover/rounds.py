@@ -17,12 +17,12 @@ _KEPT = 4
 
 
 class Rounds(Generic[T]):
-    """Draws by (round, segment), which only depend on these: what is kept changes how fast they come.
+    """Draws by (round, segment), on which alone they depend.
 
-    A round is drawn with all segments that were asked for in the one before it.
+    A cache of them changes only the speed: a round is drawn with all segments that were asked for in the one before.
 
     Args:
-        draw: from keys to what is drawn for each.
+        draw: returns a draw for each of some keys.
     """
 
     def __init__(self, draw: Callable[[Sequence[DrawKey]], Sequence[T]]) -> None:
@@ -33,7 +33,7 @@ class Rounds(Generic[T]):
         self._lock = threading.Lock()
 
     def of(self, round: int, segment: int) -> T:
-        """Return what is drawn for a segment in a round."""
+        """Return the draw of a segment in a round."""
         with self._lock:
             if round not in self._kept:
                 self._begin(round)

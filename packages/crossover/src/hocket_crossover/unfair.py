@@ -24,15 +24,15 @@ __all__ = ["Unfair"]
 
 @dataclass(frozen=True)
 class Unfair(Topology):
-    """W[i, i] = W[i, j] = 1/2, where rank i draws j among the other ranks for itself, for each round and segment.
+    """W[i, i] = W[i, j] = 1/2, where each rank i draws a j of its own among the others.
 
-    Only W's rows sum to 1: the ranks approach each other, but the mean drifts, and a rank that many have drawn
-    sends as many copies.
+    Draws are made for each round and segment. Only W's rows sum to 1: the ranks approach each other, but the mean
+    drifts, and a rank that many have drawn sends as many copies.
 
     Attributes:
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
-        distinct: whether a rank hears from others for each segment of a round until it has heard from all, as COMBO
-            does: segment s is drawn from place s mod (n - 1) in an order of the others. Draws n**2 words a round.
+        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
+        distinct: true: a rank hears from another rank in each segment of a round until it has heard from all, as in
+            COMBO: segment s comes from place s mod (n - 1) in an order of the others. Draws n**2 words a round.
 
     Raises:
         ValueError: the seed is not in its range.
@@ -60,7 +60,7 @@ class Unfair(Topology):
 
 @lru_cache(maxsize=16)
 def _sources(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
-    """Return draws of whom each rank hears from, int64 [size]."""
+    """Return draws of the source of each rank, int64 [size]."""
 
     def draw(draw_keys: Sequence[DrawKey]) -> list[NDArray[np.int64]]:
         # Multiply and shift, as `draws.below`.
@@ -72,7 +72,10 @@ def _sources(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
 
 @lru_cache(maxsize=16)
 def _orders(seed: int, size: int) -> Rounds[NDArray[np.int64]]:
-    """Return draws of the order in which each rank hears from the others, int64 [size - 1, size], as segment 0's."""
+    """Return draws of each rank's order of the others, int64 [size - 1, size].
+
+    A round has one order, which is kept as segment 0's.
+    """
 
     def draw(draw_keys: Sequence[DrawKey]) -> list[NDArray[np.int64]]:
         words = (draws.rows(size - 1, "combo", seed, round, range(size)) for round, _ in draw_keys)

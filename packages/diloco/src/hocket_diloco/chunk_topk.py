@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LARGEST_CHUNK", "ChunkTopK", "Chunks"]
 
-#: What 12 bits can count.
+#: The number of places that 12 bits can hold.
 LARGEST_CHUNK = 4096
 _LONGEST_TILE = 64
 
@@ -49,9 +49,9 @@ class Chunks:
     """The chunks of a segment.
 
     Attributes:
-        runs: where they lie.
-        counts: int64 [chunks], how many elements of each are chosen.
-        total: how many together.
+        runs: their places in the segment.
+        counts: int64 [chunks], the number of elements chosen of each.
+        total: the sum of `counts`.
         of_tensors, of_chunks: the runs of each parameter and of each chunk among what is chosen.
     """
 
@@ -76,7 +76,7 @@ class ChunkTopK(Compressor):
 
     Attributes:
         chunk: elements, 1 to 4096.
-        k: how many of them travel, 1 to `chunk`.
+        k: elements sent of each chunk, 1 to `chunk`.
         tile: within `diloco.dct` of the same `tile`, up to 64, chunks are its tiles, of whatever size, and `k` of each
             travel, or all of a smaller one; 0: runs of `chunk` elements.
 

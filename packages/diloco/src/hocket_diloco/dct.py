@@ -37,7 +37,7 @@ __all__ = ["Dct"]
 
 @dataclass(frozen=True)
 class Dct(Wrapper):
-    """Sends cosine coefficients of tiles, as the compressor that is held sends values.
+    """The cosine transform around a compressor, which then sends coefficients of tiles in place of values.
 
     Memory: a copy of the segment. A NaN spoils its tile.
 
@@ -45,7 +45,7 @@ class Dct(Wrapper):
         tile: the longest side of a tile, 1 or more; 1 changes nothing.
 
     Raises:
-        ValueError: `tile` is not in its range, what is held makes messages of sums, or chooses of other tiles.
+        ValueError: `tile` is out of range, or the held compressor makes messages of sums or chooses of other tiles.
     """
 
     tile: int = 64
@@ -72,7 +72,7 @@ class Dct(Wrapper):
         return _Transformed(segment, self.compressor)
 
     def compress(self, segment: Segment, state: Any, round: int) -> Message:
-        """Return what the compressor that is held makes of the coefficients."""
+        """Return the message that the held compressor makes of the coefficients."""
         carrier: Segment = state.carrier
         for span in segment.spans:
             self._transform(segment.outgoing, carrier.outgoing, span)
@@ -119,14 +119,14 @@ class Dct(Wrapper):
 
 
 def _innermost(compressor: Compressor) -> Compressor:
-    """Return what gives messages their form."""
+    """Return the compressor that gives messages their form."""
     while isinstance(held := getattr(compressor, "compressor", None), Compressor):
         compressor = held
     return compressor
 
 
 class _Transformed(WrapperState):
-    """The coefficients, in a segment of their own, so that the compressor that is held reads them as what goes out."""
+    """The coefficients, in a segment of their own, which the held compressor reads as the outgoing one."""
 
     def __init__(self, segment: Segment, compressor: Compressor) -> None:
         import torch

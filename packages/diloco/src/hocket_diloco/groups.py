@@ -1,4 +1,4 @@
-"""Parts of a segment by which values are quantised or chosen, and what of messages is the same for all of them."""
+"""Groups: the parts of a segment by which values are quantised or chosen, and what their messages share."""
 
 from __future__ import annotations
 

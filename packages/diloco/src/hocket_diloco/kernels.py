@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["E3M0", "INT", "SIGN", "STATISTICAL", "add_chunks", "choose", "decode", "encode"]
 
-#: How values become codes: multiples of a step, signs with an exponent, signs, or bins with their members' means.
+#: Kinds of codes: multiples of a step, signs with an exponent, signs, or bins with their members' means.
 INT, E3M0, SIGN, STATISTICAL = 0, 1, 2, 3
 
 _TILE = 1024
@@ -95,7 +95,7 @@ def _code_exponents(
 
     Args:
         inverse: 4/3 divided by the largest, so that what is rounded up reaches the next power.
-        least: what rounds up from 0.
+        least: the smallest magnitude that is rounded up from 0.
         tile, bits: memory for as many values, and the same memory as keys.
     """
     shift, bias = (23, 127) if values.itemsize == 4 else (52, 1023)
@@ -191,7 +191,7 @@ def encode(
 
     Args:
         kind: one of `INT`, `E3M0`, `SIGN` and `STATISTICAL`.
-        bits: of a code, 1, 2, 4 or 8.
+        bits: the width of a code, 1, 2, 4 or 8.
         values: float32 or float64, flat.
         keys: the same memory as int32 or int64.
         mask: all bits but the sign's.
@@ -246,7 +246,7 @@ def encode(
 
 @_part_of
 def _set_levels(kind: int, bits: int, table: Array, levels: Array) -> None:
-    """Write what each code stands for."""
+    """Write the value of each code."""
     if kind == INT:
         top = (1 << (bits - 1)) - 1
         for code in range(1 << bits):
@@ -371,8 +371,8 @@ def choose(
         values: float32 or float64, flat.
         keys: the same memory as int32 or int64.
         mask: all bits but the sign's.
-        starts, lengths, counts: int64 [chunks]: where each lies in `values`, its elements, 4096 at most, and how many
-            are chosen.
+        starts, lengths, counts: int64 [chunks]: the place of each in `values`, its elements, 4096 at most, and the
+            number chosen.
         chosen: [sum of counts], of the dtype of `values`, for the chosen values in the order of their places.
         packed: uint8 [ceil(1.5 sum of counts)], for their places in their chunks, of 12 bits each.
     """

@@ -1,4 +1,4 @@
-"""NoLoCo's outer step: towards what a pair of ranks has trained, and towards each other.
+"""NoLoCo's outer step: a pair of ranks steps towards the mean of what both have trained, and towards each other.
 
 Source: "NoLoCo: No-all-reduce Low Communication Training", 2025, arXiv:2506.10911; settings as in the
 authors' code, where the pull is the learning rate.
@@ -21,10 +21,10 @@ __all__ = ["NoLoCo"]
 
 @dataclass(frozen=True)
 class NoLoCo(Outer):
-    """u = momentum u - lr g + pull (mean of φ - φ);  φ += u, where g is the pair's mean distance.
+    """The update φ += u, with u = momentum u - lr g + pull (mean of φ - φ).
 
-    Each rank has a φ of its own, which the pull keeps near the others'. A rank without a partner, of an odd number,
-    steps by its own distance.
+    g is the pair's mean distance. Each rank has a φ of its own, which the pull keeps near the others'. A rank without a
+    partner, of an odd number, steps by its own distance.
 
     Attributes:
         lr: the outer learning rate, more than 0.

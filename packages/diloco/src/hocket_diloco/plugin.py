@@ -1,4 +1,4 @@
-"""What hocket-diloco registers: compressors, an outer optimizer, imported when a config names them, and recipes."""
+"""Components that hocket-diloco provides, each imported when a config names it, and recipes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ __all__ = ["Format", "Per", "Quantise"]
 
 
 class Format(StrEnum):
-    """How a value is written."""
+    """Forms of a quantised value."""
 
     INT8 = "int8"
     INT4 = "int4"
@@ -66,7 +66,7 @@ _BITS = {Format.INT8: 8, Format.INT4: 4, Format.INT2: 2, Format.E3M0: 4, Format.
 
 @dataclass(frozen=True)
 class Quantise(Compressor):
-    """Rounds each value to one of a few levels of its group.
+    """Rounding of each value to one of a few levels of its group.
 
     - `int8`, `int4`, `int2`: whole multiples of a step, -127 to 127, -7 to 7 and -1 to 1; the largest magnitude is the
       largest multiple. What is 0 stays 0.
@@ -75,16 +75,16 @@ class Quantise(Compressor):
     - `e3m0`: a sign and three bits of exponent: 0, or the largest magnitude times 1, 1/2 to 1/64; to the nearest.
     - `sign`: the mean magnitude with the value's sign.
 
-    Of every form the error is at most as large as the values (in the L2 norm of a group), so that error feedback
+    In every form the error is at most as large as the values (in the L2 norm of a group), so error feedback
     converges. A group with NaN or Inf arrives as NaN.
 
     Attributes:
-        compressor: chooses what is quantised: `diloco.chunk_topk`, or none for all values.
-        format: of a value.
-        per: what shares a table: a parameter, a row of it (vectors are one), or a run of `chunk` elements. Of
-            `diloco.chunk_topk`'s values a row is what one of its chunks sends, as is a chunk.
+        compressor: chooses the values to quantise: `diloco.chunk_topk`, or none for all values.
+        format: the form of a value.
+        per: the values that share a table: a parameter's, a row's (a vector is one row), or those of a run of `chunk`
+            elements. With `diloco.chunk_topk` both a row and a chunk are what one of its chunks sends.
         chunk: elements of a run, 8 or more.
-        statistical: whether levels are means of bins.
+        statistical: true: levels are means of bins.
 
     Raises:
         ValueError: the compressor is another one, `chunk` is too small, or the format has no statistical form.
@@ -130,7 +130,7 @@ class Quantise(Compressor):
         return {Format.E3M0: kernels.E3M0, Format.SIGN: kernels.SIGN}.get(self.format, kernels.INT)
 
     def _groups(self, shape: SegmentShape) -> Groups:
-        """Return the groups among what is quantised."""
+        """Return the groups of the quantised values."""
         from hocket_diloco.groups import rows_of, runs_of, tensors_of
 
         spans = tuple(shape.spans)
@@ -202,7 +202,7 @@ class Quantise(Compressor):
         kernels.decode(self._kind, self._bits, tables, packed, rounded, groups.starts, groups.lengths, out)
 
     def clear_sent(self, message: Message, out: Tensor) -> None:
-        """Set what was sent to 0: what was rounded off is small, or fed back."""
+        """Set the sent values to 0: rounding errors are small, or fed back."""
         if isinstance(self.compressor, ChunkTopK):
             _, tables, _, places = self._parts(message.payload, message.segment)
             self.compressor.clear(message.segment, tables[:0, 0], places, out)

@@ -15,12 +15,12 @@ __all__ = ["PartialAllreduceChannel"]
 
 
 class PartialAllreduceChannel(Channel):
-    """Proposes `outgoing`, and puts into `incoming` what `PartialSum.fetch` gives.
+    """The channel of partial allreduces: it proposes `outgoing` and fetches results into `incoming`.
 
     Args:
-        segments: all of the channel.
-        sums: each segment's, by its index, in the order in which all ranks have opened them.
-        close: gives back what they share; collective, after they have been closed.
+        segments: all segments of the channel.
+        sums: the segments' sums by index, in the order in which all ranks have opened them.
+        close: frees what the sums share; collective, after they have been closed.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ _NOTICE_BYTES = 8
 
 
 class Algorithm(StrEnum):
-    """How messages form the sum."""
+    """Algorithms that form the sum by messages."""
 
     RECURSIVE_DOUBLING = "recursive_doubling"
     RING = "ring"
@@ -46,30 +46,30 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class PartialAllreduce(Collective):
-    """Whoever starts a round has its sum at once, in which the others take part with what they have ready.
+    """A partial allreduce: the rank that starts a round sums what all ranks have ready, without waiting for more.
 
-    What comes too late for a round goes into the next, so that nothing is lost; what a rank contributes counts 1/P,
-    however many do: late parts come later, and nothing is weighted twice. Each segment has a round for each step. A
-    rank that is late takes part, without its application, in the rounds that it misses, and is handed the newest
-    result at once until it has caught up. Candidates are drawn per round, the same for all segments.
+    A gradient that comes too late for a round goes into the next, so nothing is lost. Each contribution counts 1/P,
+    however many ranks contribute, and nothing is counted twice. Each segment has a round for each step. A late rank
+    takes part in the rounds that it misses, without its application, and is handed the newest result at once until it
+    has caught up. Candidates are drawn per round, the same for all segments.
 
-    Of parameters it takes their distances from outer ones (`outer`), with `missed: sum`: a rank's distance counts 1/P
-    whenever it comes, and outer parameters are equal on all ranks that have been as often to a round.
+    Parameters are summed as distances from outer parameters (`outer`), with `missed: sum`. A rank's distance counts 1/P
+    whenever it comes. Outer parameters are equal on all ranks that have come to equally many rounds.
 
     Attributes:
-        candidates: m, how many ranks are drawn for each round; null for all. At most so many as there are.
+        candidates: m, the number of ranks drawn for each round; null for all. At most the number of ranks.
         starts: a round starts when the `first` or the `last` of them arrives: the first of all is the paper's solo,
             the one candidate's arrival its majority, and the last of all an allreduce.
-        missed: what a rank is handed that was absent from several rounds: the result of the `newest`, as in the paper,
-            or the `sum` of all, so that replicas that have done the same steps have been given the same rounds.
+        missed: the result for a rank that was absent from several rounds: that of the `newest`, as in the paper, or
+            the `sum` of all, so that replicas that have done the same steps have been given the same rounds.
             A step whose round came with an earlier one has zero gradients: momentum and weight decay go on.
-        staleness: no gradient comes in more than so many rounds late: a round waits until all ranks are as far, 0 or
-            more; null for no bound.
-        algorithm: how messages form the sum: `recursive_doubling`, as in the paper, takes the fewest steps, a `ring`
-            sends the fewest bytes, and a `star` wakes a rank twice only, for where there are more ranks than cores.
-        shared: where all ranks are on one host, whoever starts a round takes what the others have from memory that
-            they share, and wakes nobody; if not, or elsewhere, messages are sent.
-        seed: of the draws.
+        staleness: the most rounds by which a gradient may be late, 0 or more: a round waits until all ranks are that
+            far; null for no bound.
+        algorithm: the algorithm that forms the sum by messages: `recursive_doubling`, as in the paper, takes the fewest
+            steps, a `ring` sends the fewest bytes, and a `star` wakes each rank only twice, for more ranks than cores.
+        shared: true: if all ranks are on one host, the rank that starts a round reads the others' gradients from shared
+            memory, and wakes nobody; false, or on several hosts: messages are sent.
+        seed: the draws' seed.
 
     Raises:
         ValueError: a number out of its range.
@@ -91,7 +91,7 @@ class PartialAllreduce(Collective):
         draws.check_seed(self.seed)
 
     def rules(self, size: int) -> QuorumRules:
-        """Return when rounds among `size` ranks start."""
+        """Return the rules by which rounds among `size` ranks start."""
         candidates = size if self.candidates is None else min(self.candidates, size)
         return QuorumRules(size, candidates, self.starts, self.staleness, self.seed)
 
@@ -134,7 +134,7 @@ class PartialAllreduce(Collective):
                 ranks.
 
         Returns:
-            The sums by the segments' indices, and what gives back the rest when they have been closed; collective, too.
+            The sums by the segments' indices, and a collective call that frees the rest once they have been closed.
         """
         from hocket_eager.host import open_shared_sum
         from hocket_eager.messages import Leaving, MessageSum
@@ -193,7 +193,7 @@ class PartialAllreduce(Collective):
         )
 
     def schedule_builder(self) -> Callable[[int, int, Array], Schedule]:
-        """Return what makes a rank's part of the sum."""
+        """Return the function that makes a rank's part of the sum."""
         from hocket.api import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
 
         if self.algorithm is Algorithm.RING:

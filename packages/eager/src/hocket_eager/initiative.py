@@ -22,13 +22,13 @@ _CANDIDATE, _FRESH = 0, 1
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rank knows of itself, asked from the progress thread.
+    """A rank's view of its own rounds, read by the progress thread.
 
     Attributes:
-        arrived: in how many rounds its application has taken part.
-        anyone: whether some rank has left for good, so that nobody can wait for it: then whoever arrives may start a
+        arrived: the number of rounds in which its application has taken part.
+        anyone: true once a rank has left for good and nobody can wait for it: then any rank that arrives may start a
             round.
-        first_round: what the schedule's first round counts as, in draws.
+        first_round: the number of the schedule's first round in draws.
     """
 
     arrived: Callable[[], int]
@@ -37,12 +37,14 @@ class Situation:
 
 
 def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situation) -> Schedule:
-    """Return this rank's part of deciding that a round starts: it ends where this rank is to start it, and else never.
+    """Return this rank's part of the decision that a round starts.
+
+    The schedule ends if this rank is to start the round, and otherwise never.
 
     Args:
         rank: this rank.
-        rules: when rounds start.
-        coordinator: the rank that the others tell, where one is needed.
+        rules: the rules by which rounds start.
+        coordinator: the rank that the others notify, where one is needed.
         situation: this rank's.
 
     Returns:
@@ -79,7 +81,7 @@ def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situa
     operations.append(NoOp("first", tuple(came.values()), Logic.ANY))
     needed = ["first"]
     if rules.starts is Quorum.LAST:
-        # Asked when a candidate has come, and not before: only then is it sure that a resumed run has said its round.
+        # Read once a candidate has come, not before: only then has a resumed run certainly set its round.
         for other, name in came.items():
             absent = Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
             operations += [absent, NoOp(f"settled {other}", (name, absent.name), Logic.ANY)]
@@ -93,9 +95,9 @@ def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situa
 
 
 def num_notices(rules: QuorumRules) -> float:
-    """Return how many notices all ranks together send in a round with one initiator, on average over rounds.
+    """Return the number of notices that all ranks send in a round with one initiator, on average over rounds.
 
-    2^ceil(log2 P) - 1 of them call everybody; the others are for the coordinator.
+    2^ceil(log2 P) - 1 of them call all ranks; the others are for the coordinator.
     """
     size = rules.size
     calls = (1 << (size - 1).bit_length()) - 1

@@ -32,12 +32,12 @@ __all__ = ["TRAILER_BYTES", "Leaving", "MessageSum"]
 
 _T = TypeVar("_T")
 
-#: Behind the data travels how many ranks are active, in the data's own dtype.
+#: The number of active ranks travels behind the data, in its dtype.
 TRAILER_BYTES = 8
 
 
 class Leaving:
-    """Whether a rank has left for good: the first that does tells all.
+    """The notice that a rank has left for good; the first that leaves sends it to all.
 
     Args:
         peer: the ranks; collective.
@@ -69,18 +69,18 @@ class Leaving:
 
 
 class MessageSum(PartialSum):
-    """See `PartialSum`.
+    """A partial sum by messages; see `PartialSum`.
 
     Args:
         peer: the ranks; collective.
         progress: the progress thread.
         name: the segment, for messages.
         numel: elements of a gradient.
-        dtype: of floats.
-        rules: when rounds start.
-        missed: what a late rank is handed.
-        coordinator: the rank that others tell, where the rules need one.
-        allreduce: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
+        dtype: floating-point.
+        rules: the rules by which rounds start.
+        missed: the result that a late rank is handed.
+        coordinator: the rank that the others notify, where the rules need one.
+        allreduce: (rank, size, data) -> this rank's part of summing all ranks' `data` in place.
         leaving: the exchange's.
     """
 
@@ -160,7 +160,7 @@ class MessageSum(PartialSum):
         self._receive.put(self._total[: self._numel], round, active)
 
     def _telling(self, call: Callable[[], _T]) -> _T:
-        """Return what `call` does; errors of a dead rank say which round was under way."""
+        """Return the result of `call`; errors of a dead rank say which round was under way."""
         try:
             return call()
         except PeerLostError as error:

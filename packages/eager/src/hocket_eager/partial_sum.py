@@ -1,12 +1,12 @@
-"""The rounds of one segment on one rank: what a way of summing, by messages or in shared memory, has to offer.
+"""The rounds of one segment on one rank: the interface of both ways to sum, by messages and in shared memory.
 
 The contract (eager-SGD, Lemma 6.1), which the tests check on every way:
 
 - Liveness: a call for a round that may start returns, whatever the other ranks' applications do.
 - Safety: a round's result has the same bits on every rank, and is the sum of a subset of what was proposed. A gradient
   is in the first round that starts after it was proposed, as a whole, and in no other.
-- Quorum: the gradient of whoever starts a round is in it.
-- Staleness: a gradient is at most as many rounds late as `QuorumRules.staleness` says.
+- Quorum: the gradient of the rank that starts a round is in it.
+- Staleness: no gradient is more than `QuorumRules.staleness` rounds late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PartialSum(ABC):
 
     Attributes:
         name: the segment, for messages.
-        first_round: what the first round counts as; 0 but in a resumed run.
+        first_round: the number of the first round; 0 except in a resumed run.
     """
 
     name: str
@@ -34,7 +34,7 @@ class PartialSum(ABC):
 
     @abstractmethod
     def propose(self, data: Array, step: int) -> None:
-        """Add this rank's gradient of a step [numel] to what it proposes, and come to the round of that number."""
+        """Add this rank's gradient of a step [numel] to its proposals, and arrive at the round of that number."""
 
     @abstractmethod
     def ended(self, step: int) -> bool:
@@ -55,16 +55,16 @@ class PartialSum(ABC):
 
     @abstractmethod
     def fetch(self, step: int, out: Array) -> Outcome:
-        """Copy the result [numel] of the newest round, not before the step's own, or the sum of those not fetched yet.
+        """Copy the result [numel] of the newest round, or the sum of those not fetched yet.
 
         Args:
-            step: whose round has ended.
-            out: where to.
+            step: a step whose round has ended; the newest round is that one or a later one.
+            out: [numel], for the result.
         """
 
     @abstractmethod
     def left(self) -> tuple[int | None, Array]:
-        """Return the step of the oldest gradient that no round has taken, None for none, and a copy of their sum."""
+        """Return the step of the oldest gradient that no round has taken (or None), and a copy of their sum."""
 
     @abstractmethod
     def restore(self, oldest: int | None, data: Array) -> None:
@@ -72,8 +72,8 @@ class PartialSum(ABC):
 
     @abstractmethod
     def resume(self, round: int) -> None:
-        """Let the next round count as `round`; no round has begun."""
+        """Set the number of the next round; no round has begun."""
 
     @abstractmethod
     def close(self) -> None:
-        """Answer the others until all have closed; collective. From then on nobody waits for this rank."""
+        """Answer the others until all have closed; collective. From now on no rank waits for this one."""

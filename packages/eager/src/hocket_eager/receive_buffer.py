@@ -39,7 +39,7 @@ class ReceiveBuffer:
             self._round, self._active, self._fetched = round, active, False
 
     def fetch(self, out: Array) -> tuple[int, int]:
-        """Copy what there is into `out` [numel]; return the newest round and its number of active ranks."""
+        """Copy the result into `out` [numel]; return the newest round and its number of active ranks."""
         with self._lock:
             if self._sums and self._fetched:
                 out[...] = 0  # all rounds have been handed out

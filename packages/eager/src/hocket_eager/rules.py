@@ -1,7 +1,7 @@
-"""The rules by which a round starts: on whose arrival, and not before what.
+"""The rules by which a round starts: the ranks whose arrival starts it, and the conditions that it waits for.
 
-Source: eager-SGD (Li et al.), sec. 4.2 for solo and majority; sec. 9 names what lies between and beyond them, which is
-the first or the last of m candidates here. P is the number of ranks.
+Source: eager-SGD (Li et al.), sec. 4.2 for solo and majority; sec. 9 names rules between and beyond them, here the
+first or the last of m candidates. P is the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Delivery", "Quorum", "QuorumRules", "is_handed"]
 
 
 class Quorum(StrEnum):
-    """Which of a round's candidates starts it."""
+    """The candidate of a round that starts it."""
 
     FIRST = "first"
     LAST = "last"
 
 
 class Delivery(StrEnum):
-    """What a rank is handed that was absent from several rounds."""
+    """The result that a rank is handed after an absence of several rounds."""
 
     NEWEST = "newest"
     SUM = "sum"
@@ -33,14 +33,14 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True)
 class QuorumRules:
-    """When rounds among `size` ranks start; the same on every rank, without a message.
+    """The rules by which rounds among `size` ranks start, the same on every rank without a message.
 
     Attributes:
         size: P.
-        candidates: m, how many ranks are drawn for each round, 1 to `size`.
-        starts: on which of them it starts.
-        staleness: a round waits until no gradient can come in more than so many rounds late; None for no bound.
-        seed: of the draws, which are addressed by (seed, round): the same for all segments of a round.
+        candidates: m, the number of ranks drawn for each round, 1 to `size`.
+        starts: the candidate whose arrival starts it.
+        staleness: the most rounds by which a gradient may be late, for which a round waits; None for no bound.
+        seed: the draws' seed; draws are addressed by (seed, round), the same for all segments of a round.
     """
 
     size: int
@@ -55,12 +55,12 @@ class QuorumRules:
 
     @property
     def waits_for_all(self) -> bool:
-        """Whether no round starts before every rank has come to it: a full collective."""
+        """True if a round starts only once every rank has come to it: a full collective."""
         return (self.starts is Quorum.LAST and self.candidates == self.size) or self.staleness == 0
 
     @property
     def expected_active(self) -> float:
-        """How many ranks have come when a round starts, on average over orders of arrival, without a bound.
+        """The number of ranks present when a round starts, on average over orders of arrival, without a bound.
 
         (P + 1) / (m + 1) for the first of m, m (P + 1) / (m + 1) for the last of m.
         """
@@ -68,23 +68,23 @@ class QuorumRules:
         return first if self.starts is Quorum.FIRST else self.candidates * first
 
     def missing(self, round: int, arrived: Array) -> str:
-        """Say who has to come before a round may start; see `may_start`."""
+        """Describe the ranks that must come before a round may start; see `may_start`."""
         absent = sorted(rank for rank in self.of_round(round) if arrived[rank] <= round)
-        told = []
+        missing = []
         if absent and (self.starts is Quorum.LAST or len(absent) == self.candidates):
             between = " and " if self.starts is Quorum.LAST else " or "
-            told.append(f"rank {between.join(map(str, absent))}")
+            missing.append(f"rank {between.join(map(str, absent))}")
         if self.staleness is not None:
             late = np.flatnonzero(arrived + self.staleness <= round).tolist()
-            told += [f"rank {rank} to round {round - self.staleness}" for rank in late]
-        return ", ".join(told)
+            missing += [f"rank {rank} to round {round - self.staleness}" for rank in late]
+        return ", ".join(missing)
 
     def may_start(self, round: int, arrived: Array) -> bool:
         """Return whether a round may start that no rank has started yet.
 
         Args:
-            round: which.
-            arrived: in how many rounds each rank has taken part, int64 [P].
+            round: its number.
+            arrived: the number of rounds in which each rank has taken part, int64 [P].
         """
         came = arrived[list(self.of_round(round))] > round
         if not (came.any() if self.starts is Quorum.FIRST else came.all()):
@@ -93,7 +93,7 @@ class QuorumRules:
 
 
 def is_handed(accepted: int, newest: int, missed: Delivery) -> bool:
-    """Return whether what the round `accepted` took is in what a rank is handed when `newest` is the newest round."""
+    """Return whether a rank that is handed round `newest` gets what round `accepted` took."""
     return accepted == newest or (missed is Delivery.SUM and accepted < newest)
 
 

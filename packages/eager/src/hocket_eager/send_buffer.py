@@ -15,14 +15,15 @@ __all__ = ["SendBuffer"]
 
 
 class SendBuffer:
-    """One rank's proposals for one segment, added up; taken as a whole, so that nothing goes in twice or is lost.
+    """The sum of one rank's proposals for one segment.
 
-    The training thread adds, the progress thread takes.
+    It is taken as a whole, so that nothing goes in twice or is lost. The training thread adds, the progress thread
+    takes.
 
     Attributes:
         accepted_step: the newest step whose gradient a round has taken; -1 for none.
-        accepted_round: that round.
-        staleness_max: how many rounds late a gradient has come in, at most.
+        accepted_round: the round that took it.
+        staleness_max: the most rounds by which a gradient was late.
     """
 
     def __init__(self, numel: int, dtype: np.dtype[np.generic]) -> None:
@@ -57,7 +58,7 @@ class SendBuffer:
             return self._newest == round
 
     def left(self) -> tuple[int | None, Array]:
-        """Return the step of the oldest gradient that is left, None for none, and a copy of their sum."""
+        """Return the step of the oldest gradient that is left (or None), and a copy of their sum."""
         with self._lock:
             return self._oldest, self._sum.copy() if self._oldest is not None else np.zeros_like(self._sum)
 

@@ -1,4 +1,4 @@
-"""The stages of a pipeline that this rank does not train: given up between the moments at which the model is whole."""
+"""The stages of a pipeline that this rank does not train: their memory is freed except while the model is whole."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["AbsentStages"]
 
 
 class AbsentStages:
-    """Takes the memory of other ranks' parameters away at once, and gives it back for a while.
+    """The stages that other ranks train; their parameters' memory is freed at once, and returned for a while.
 
-    While it is away, `state_dict()` and pickling of what has such parameters are refused: they would be saved empty.
+    While it is freed, `state_dict()` and pickling of modules with such parameters are refused: they would be saved
+    empty.
 
     Args:
         modules: all stages.
-        mesh: who holds which.
-        place: this rank's, in its pipeline.
+        mesh: the holders of the stages.
+        place: this rank's place in its pipeline.
         lane: over the pipeline.
     """
 
@@ -47,7 +48,7 @@ class AbsentStages:
 
     @torch.no_grad()
     def fetch(self) -> None:
-        """Let each stage's parameters and buffers be those of the rank that holds it; collective in the pipeline."""
+        """Set each stage's parameters and buffers to those of its holder; collective in the pipeline."""
         if not self._whole:
             for parameter, shape, stride in self._parameters:
                 parameter.data = parameter.data.new_empty_strided(shape, stride)
@@ -56,7 +57,7 @@ class AbsentStages:
             broadcast_model(module, self._lane, holder)
 
     def close(self) -> None:
-        """Let the model be whole for good; collective in the pipeline."""
+        """Make the model whole for good; collective in the pipeline."""
         self.fetch()
         for handle in self._handles:
             handle.remove()
@@ -71,7 +72,7 @@ class AbsentStages:
             )
 
     def release(self) -> None:
-        """Give up the parameters of the stages that other ranks hold."""
+        """Free the parameters of the stages that other ranks hold."""
         if self._whole:
             for parameter, _, _ in self._parameters:
                 parameter.data = parameter.data.new_empty(0)
@@ -79,7 +80,7 @@ class AbsentStages:
 
 
 class _Refusal:
-    """A hook of a module with parameters that may be away; whoever pickles or copies the module asks it, too."""
+    """A hook of a module whose parameters may be freed; pickling and copying the module call it, too."""
 
     def __init__(self, refuse: Callable[[int], None], stage: int) -> None:
         self._refuse = refuse

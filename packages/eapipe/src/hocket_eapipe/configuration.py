@@ -12,7 +12,7 @@ __all__ = ["Balance", "Buffers", "PipelineConfig", "Policy"]
 
 
 class Policy(StrEnum):
-    """Which values of the weights a batch's passes read, and where its gradient goes."""
+    """A policy of weights: the values that a batch's passes read, and the use of its gradient."""
 
     NAIVE = "naive"
     STASHING = "stashing"
@@ -23,14 +23,14 @@ class Policy(StrEnum):
 
 
 class Balance(StrEnum):
-    """What stages have about equally much of."""
+    """The quantity that stages share out about equally."""
 
     PARAMETERS = "parameters"
     LAYERS = "layers"
 
 
 class Buffers(StrEnum):
-    """Where the master's BatchNorm statistics come from; in training each replica has its own."""
+    """Sources of the master's BatchNorm statistics; in training each replica has its own."""
 
     AVERAGED = "averaged"
     REESTIMATED = "reestimated"
@@ -38,7 +38,7 @@ class Buffers(StrEnum):
 
 @dataclass(frozen=True)
 class PipelineConfig(Engine):
-    """N stages of a model, each with its rank, or several on one; batches follow each other through them.
+    """A pipeline of N stages of a model, one per rank or several; batches follow each other through them.
 
     Each stage alternates forwards and backwards of different batches (one forward, one backward). With D pipelines the
     ranks are a D x P mesh, rank = pipeline * P + place, and the strategy runs among the D holders of each stage.
@@ -47,18 +47,18 @@ class PipelineConfig(Engine):
         stages: N; null for one per rank of a pipeline. More stages than ranks are virtual ones, with the same numbers.
         pipelines: D, 1 or more; the number of ranks is a multiple of it.
         policy: naive, stashing (PipeDream), vertical_sync (PipeDream), spectrain, elastic (EA-Pipe) or flush (GPipe).
-        alpha: of elastic: how strongly a replica and the master pull each other, more than 0 and less than 1.
-        tau: of elastic: they do once in so many of a replica's batches, 1 or more.
-        micro_batches: of flush: how many a batch is cut into, 1 or more.
-        clip_grad_norm: of flush: the largest norm of the whole model's gradient, more than 0; null for any.
+        alpha: with elastic: the strength with which replica and master pull each other, strictly between 0 and 1.
+        tau: with elastic: the batches of a replica from one pull to the next, 1 or more.
+        micro_batches: with flush: the number that a batch is cut into, 1 or more.
+        clip_grad_norm: with flush: the largest norm of the whole model's gradient, more than 0; null for any.
         balance: stages of equally many parameters, or layers.
         cuts: the layers, by name, with which each stage but the first begins; null to balance.
-        buffers: of elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated by
-            the master, before each evaluation, over the last batches.
-        seed: of what modules draw (dropout), 0 to 2**64 - 1: draws depend on it, the stage and the batch alone.
+        buffers: with elastic: the master's BatchNorm statistics, elastically averaged like the weights, or reestimated
+            by the master, before each evaluation, over the last batches.
+        seed: the seed of modules' draws (dropout), 0 to 2**64 - 1: draws depend on it, the stage and the batch alone.
 
     Raises:
-        ValueError: a value is not in its range, or of no use with the policy.
+        ValueError: a value is out of its range, or of no use with the policy.
     """
 
     stages: int | None = None
@@ -103,10 +103,10 @@ class PipelineConfig(Engine):
         return "engine.clip_grad_norm, with engine.policy=flush"
 
     def mesh(self, ranks: int) -> Mesh:
-        """Return who holds which stage.
+        """Return the mesh of that many ranks.
 
         Raises:
-            ValueError: so many ranks cannot be shared out so.
+            ValueError: the pipelines and stages do not fit that many ranks.
         """
         return Mesh.of(ranks, self.pipelines, self.stages)
 

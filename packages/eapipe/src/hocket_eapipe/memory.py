@@ -14,7 +14,7 @@ __all__ = ["TensorBytes"]
 
 
 class TensorBytes(TorchDispatchMode):
-    """Counts the storages that torch's operations make while it is entered, and those given to `count`.
+    """A count of the storages that torch's operations make while it is entered, and of those given to `count`.
 
     Attributes:
         held: bytes of the storages that are alive now.

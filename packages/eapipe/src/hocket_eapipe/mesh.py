@@ -1,4 +1,4 @@
-"""A mesh of ranks that says who holds which stage: D pipelines of P processes, which share N stages out."""
+"""A mesh of ranks, D pipelines of P processes, and the holders of its N stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Mesh"]
 
 @dataclass(frozen=True)
 class Mesh:
-    """D pipelines next to each other: rank = pipeline * P + place.
+    """A mesh of D pipelines next to each other: rank = pipeline * P + place.
 
     Attributes:
         pipelines: D, 1 or more.
@@ -34,7 +34,7 @@ class Mesh:
 
     @classmethod
     def of(cls, ranks: int, pipelines: int, stages: int | None) -> Mesh:
-        """Return the mesh of so many ranks.
+        """Return the mesh of that many ranks.
 
         Args:
             ranks: all of them.
@@ -42,7 +42,7 @@ class Mesh:
             stages: N; one per process where None.
 
         Raises:
-            ValueError: the ranks cannot be shared out so.
+            ValueError: the pipelines and stages do not fit that many ranks.
         """
         processes, rest = divmod(ranks, pipelines)
         if rest or not processes:

@@ -22,7 +22,7 @@ class Follower:
 
     Args:
         followed: the user's.
-        tensors: what takes the place of each parameter; parameters that are not in it are left out.
+        tensors: the tensor in place of each parameter; parameters that are not in it are left out.
         make: makes an optimizer of parameter groups; None to copy the user's.
 
     Raises:
@@ -65,7 +65,7 @@ def _copied(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> t
         raise AttachError(
             "LBFGS evaluates the loss several times in a step, which a pipeline cannot offer it"
         )
-    # torch's optimizers pickle what they are made of: defaults, groups, state; hooks are left out.
+    # torch's optimizers pickle defaults, groups and state; hooks are left out.
     made = copy.copy(optimizer)
     made.state = defaultdict(dict)
     made.param_groups = groups

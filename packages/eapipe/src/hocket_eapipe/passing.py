@@ -23,17 +23,17 @@ __all__ = ["MessageReceiver", "MessageSender", "detached"]
 
 
 def detached(value: Any) -> Any:
-    """Return a value without graphs, in the same memory; what required gradients is a leaf that does."""
+    """Return a value without graphs, in the same memory; tensors that required gradients are leaves that do."""
     return tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), value)
 
 
 class MessageSender:
-    """Sends values to one rank.
+    """The sender of values to one rank.
 
     Args:
         lane: between the ranks of a pipeline.
         to: the rank on it.
-        counters: count what is sent.
+        counters: counters of the bytes sent.
     """
 
     def __init__(self, lane: Lane, to: int, counters: Counters) -> None:
@@ -41,14 +41,14 @@ class MessageSender:
         self._counters = counters
         self._to = to
         self._form: Form | None = None
-        #: What is on its way, with its memory.
+        #: The sends under way, with their memory.
         self._sending: deque[tuple[Request, Array]] = deque()
 
     def send(self, value: Any, round: int) -> None:
         """Send a value; its tensors must not be written before they have arrived.
 
         Raises:
-            UserError: it holds what no message can; names its place.
+            UserError: it holds something that no message can; the error names its place.
         """
         form, tensors = take_apart(value)
         is_new = form != self._form
@@ -63,7 +63,7 @@ class MessageSender:
         self.release()
 
     def release(self) -> None:
-        """Let go of the memory of what has left; never blocks."""
+        """Free the memory of sends that have ended; never blocks."""
         while self._sending and self._sending[0][0].done():
             self._sending.popleft()
 
@@ -78,14 +78,14 @@ class MessageSender:
 
 
 class MessageReceiver:
-    """Receives values from one rank.
+    """The receiver of values from one rank.
 
     Args:
         lane: between the ranks of a pipeline.
         source: the rank on it.
-        device: where tensors are put.
+        device: the device of the received tensors.
         clock: this rank's, in seconds.
-        counters: count the time waited.
+        counters: counters of the time waited.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MessageReceiver:
         start_s = self._clock()
         value = self._receive(round)
         waited_s = self._clock() - start_s
-        # Nothing hides this: the stage has nothing else to do.
+        # Nothing overlaps with this wait: the stage has nothing else to do.
         self._counters.overlap.under_way_s += waited_s
         self._counters.overlap.exposed_wait_s += waited_s
         return value

@@ -18,14 +18,14 @@ __all__ = ["Pipeline"]
 
 @dataclass(frozen=True)
 class Pipeline(PipelineConfig):
-    """Opens a session whose model is shared out over the ranks, stage by stage."""
+    """The engine whose sessions share a model out over the ranks, stage by stage."""
 
     def attach(self, given: Attachment) -> TrainingSession:
         """Share the model out; each rank keeps the parameters of its own stages and gives up the others'.
 
         Raises:
             AttachError: the model cannot be cut, or the optimizer cannot be copied.
-            CompositionError: the ranks cannot be shared out so, or the strategy means nothing with it.
+            CompositionError: the pipelines do not fit that many ranks, or the strategy is meaningless with them.
         """
         from hocket_eapipe.session import PipelineSession
 

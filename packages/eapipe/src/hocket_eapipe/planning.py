@@ -39,13 +39,13 @@ def plan_stages(
 
 
 class _Passes:
-    """One forward and one backward of a stage on copies of its weights, and what they held.
+    """One forward and one backward of a stage on copies of its weights, and the memory that they held.
 
     Attributes:
-        output: what is handed to the next stage.
-        kept_bytes: what a forward leaves for its backward, its input and its output among it.
-        peak_bytes: the most that either pass held, gradients included.
-        sent_bytes: of the output, and of the input's gradients.
+        output: the value for the next stage.
+        kept_bytes: bytes that a forward keeps for its backward, those of its input and output included.
+        peak_bytes: the most bytes that either pass held, gradients included.
+        sent_bytes: bytes of the output, and of the input's gradients.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ def _planned(
 
 
 def _state_bytes(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> int:
-    """Return what an optimizer like the given one keeps for some of its parameters after a step."""
+    """Return the bytes that an optimizer like the given one keeps for some parameters after a step."""
     copies = {parameter: copied(parameter) for parameter in parameters}
     if not copies:
         return 0

@@ -13,15 +13,15 @@ from hocket_eapipe.runner import Runner
 
 __all__ = ["Reestimation"]
 
-#: Over how many batches statistics are averaged; PyTorch's own running averages look back about ten.
+#: The batches over which statistics are averaged; PyTorch's own running averages look back about ten.
 _BATCHES = 16
 
 
 class Reestimation:
-    """Keeps the last inputs, and sets BatchNorm's running statistics to the mean of theirs.
+    """BatchNorm statistics from the last inputs, whose mean becomes the running statistics.
 
     Args:
-        runner: of the stages of this rank, drained.
+        runner: runs the stages of this rank; drained.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -47,7 +47,7 @@ class Reestimation:
 
 @contextmanager
 def _averaging(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Let running statistics be plain means over the batches that follow, where there are any."""
+    """Make running statistics plain means over the batches that follow, where there are any."""
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()

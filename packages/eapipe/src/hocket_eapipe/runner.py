@@ -1,4 +1,4 @@
-"""The stages of one rank at work: which pass comes next, and what comes from and goes to other ranks."""
+"""The stages of one rank at work: the order of their passes, and the messages from and to other ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Batch:
 
     Attributes:
         number: counted from 1.
-        weights: what each call that brought a part of it counts.
-        rounds: of the messages of each of its micro-batches.
+        weights: the weight of each call that brought a part of it.
+        rounds: the rounds of the messages of each of its micro-batches.
     """
 
     number: int
@@ -37,7 +37,7 @@ class _Batch:
 
     @property
     def weight(self) -> float:
-        """How much it counts among pipelines."""
+        """The weight of the batch among pipelines."""
         return sum(self.weights) / len(self.weights)
 
 
@@ -46,8 +46,8 @@ class Neighbours:
     """The ranks before and after this one in its pipeline; None at its ends.
 
     Attributes:
-        activations_from, activations_to: of forwards.
-        gradients_from, gradients_to: of backwards.
+        activations_from, activations_to: messages of forwards.
+        gradients_from, gradients_to: messages of backwards.
     """
 
     activations_from: MessageReceiver | None = None
@@ -56,7 +56,7 @@ class Neighbours:
     gradients_to: MessageSender | None = None
 
     def release(self) -> None:
-        """Let go of the memory of what has left this rank."""
+        """Free the memory of sends that have ended."""
         for sender in (self.activations_to, self.gradients_to):
             if sender is not None:
                 sender.release()
@@ -69,7 +69,7 @@ class Neighbours:
 
 
 class Runner:
-    """Carries out the programs of this rank's stages, batch by batch.
+    """The runner of the programs of this rank's stages, batch by batch.
 
     With each batch every stage runs its forward, then the backward that its program says comes next (`schedule`). The
     last stage is where the loss is: its rank has the result of a batch in the call that brings it. A batch that
@@ -78,14 +78,14 @@ class Runner:
     Args:
         stages: neighbouring ones, in order.
         num_stages: N.
-        neighbours: where the others are.
-        flushes: whether a batch's backward follows its forward at every stage, so that none is under way between two.
-        micro_batches: how many a batch is cut into; 1 unless each is flushed.
+        neighbours: the messages from and to the ranks before and after this one.
+        flushes: true: a batch's backward follows its forward at every stage, so that none is under way between two.
+        micro_batches: the number that a batch is cut into; 1 unless each is flushed.
         clip: called between the exchange of a batch's gradients and the steps of all stages; None unless each batch is
             flushed, as only then all of a batch's gradients are there at one time.
 
     Attributes:
-        batches: how many have come.
+        batches: the number of batches that have come.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Runner:
         #: The batches of each stage whose backward is to come.
         self._under_way: list[deque[_Batch]] = [deque() for _ in stages]
         self._clip = clip
-        #: The batch of which more is to come.
+        #: The batch whose further parts are to come.
         self._begun: _Batch | None = None
         self._num_rounds = 0
         #: Gradients of what a stage of this rank has handed to the next one, which is here, too.
@@ -116,12 +116,12 @@ class Runner:
 
     @property
     def drained(self) -> bool:
-        """Whether no batch is under way on this rank."""
+        """True if no batch is under way on this rank."""
         return not any(self._under_way)
 
     @property
     def accumulates(self) -> bool:
-        """Whether more of a batch is to come."""
+        """True if further parts of a batch are to come."""
         return self._begun is not None
 
     def run(self, batch: Any, loss: Loss, weight: float, *, is_last: bool = True) -> StepResult | None:
@@ -130,13 +130,13 @@ class Runner:
         Args:
             batch: (input, target); looked at by the first stage, the other one by the last.
             loss: the mean over a (micro-)batch; of a batch in several parts, its share of the batch's.
-            weight: how much it counts among pipelines.
-            is_last: whether nothing more of the batch comes.
+            weight: the batch's weight among pipelines.
+            is_last: true: no further part of the batch comes.
         """
         if self._begun is None:
             self.batches += 1
         begun = self._begun or _Batch(self.batches)
-        # What came alone is weighed where it is exchanged; parts of a batch, before they are added up.
+        # A batch that came as a whole is weighted at its exchange; parts of a batch, before they are added up.
         factor = 1.0 if is_last and not begun.weights else weight
         begun.weights.append(weight)
         result = self._forwards(begun, batch, loss, factor)
@@ -207,7 +207,7 @@ class Runner:
         return _joined(results) if results else None
 
     def _backward(self, position: int) -> None:
-        """Run a stage's next backward, of all its micro-batches, exchange, and step unless all stages do together."""
+        """Run a stage's next backward over all micro-batches, exchange, and step unless all stages do so together."""
         stage, batch = self.stages[position], self._under_way[position].popleft()
         is_last = position == len(self.stages) - 1
         for micro, round in enumerate(batch.rounds):

@@ -19,7 +19,7 @@ __all__ = ["Kind", "Pass", "phases", "program", "pulls", "replica_of", "timeline
 
 
 class Kind(StrEnum):
-    """Which of a batch's two passes."""
+    """The kinds of a batch's passes."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -37,7 +37,7 @@ class Pass:
 
 
 def warm_up(stage: int, num_stages: int) -> int:
-    """Return how many forwards a stage is ahead of its backwards: those of the initial phase, but for the last."""
+    """Return the number of forwards by which a stage is ahead: those of the initial phase except the last."""
     return num_stages - 1 - stage
 
 
@@ -59,7 +59,7 @@ def program(ahead: int, num_batches: int) -> list[Pass]:
 
 
 def phases(passes: Sequence[Pass]) -> tuple[int, int, int]:
-    """Return how many passes of a program the initial phase (forwards), the steady one and the final one have."""
+    """Return the number of passes in a program's initial phase (forwards), steady phase and final phase."""
     kinds = [each.kind for each in passes]
     if Kind.BACKWARD not in kinds:
         return len(kinds), 0, 0
@@ -79,7 +79,7 @@ def pulls(batch: int, num_replicas: int, period: int) -> bool:
 
 
 def timeline(num_stages: int, num_batches: int) -> list[dict[int, Pass]]:
-    """Return what each stage does when, if all passes take one unit of time and handing over takes none.
+    """Return each stage's passes over time, if each pass takes one unit of time and messages take none.
 
     Returns:
         For each stage its passes by the time at which they begin.
@@ -110,7 +110,7 @@ def timeline(num_stages: int, num_batches: int) -> list[dict[int, Pass]]:
 
 
 def _ready(stage: int, num_stages: int, each: Pass, ended: dict[tuple[int, Pass], int]) -> int | None:
-    """Return when what a pass needs of the neighbours is there; None while it is not known."""
+    """Return the time at which a pass has all inputs from its neighbours; None while it is not known."""
     if each.kind is Kind.FORWARD:
         return 0 if stage == 0 else ended.get((stage - 1, each))
     # The stage's own forward comes before it in its program.

@@ -1,4 +1,4 @@
-"""A session whose model is shared out: each rank trains its stages, each with a session over all that hold it."""
+"""A session whose model is shared out: each rank trains its stages, with a session per stage over all its holders."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class PipelineSession(TrainingSession):
     gradients are clipped by the engine's `clip_grad_norm`.
 
     Attributes:
-        mesh: who holds which stage.
-        stages: of this rank, in order.
+        mesh: the holders of the stages.
+        stages: this rank's stages, in order.
     """
 
     def __init__(self, engine: PipelineConfig, given: Attachment) -> None:
@@ -181,7 +181,7 @@ class PipelineSession(TrainingSession):
 
     @property
     def _sessions(self) -> list[Session]:
-        """Of the stages that have parameters."""
+        """The sessions of the stages that have parameters."""
         return [stage.session for stage in self.stages if stage.session is not None]
 
     # ---- the loop ----------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class PipelineSession(TrainingSession):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Mark batches of `train_batch` that are parts of one, which ends with the next batch outside of it.
+        """Make the batches of `train_batch` within it, and the next one after it, parts of one batch.
 
         To the weight policy and the optimizers they are one batch, of which each stage keeps the activations until its
         end. The loss of each is its share of the whole one's: K batches of one size divide theirs by K.
@@ -236,7 +236,7 @@ class PipelineSession(TrainingSession):
         self._weight = weight
 
     def end_batch(self) -> None:
-        """Nothing: a batch's step comes when its backward has, some batches later."""
+        """Do nothing: a batch's step comes after its backward, some batches later."""
 
     def end_pass(self) -> None:
         self._weight = 1.0
@@ -256,7 +256,7 @@ class PipelineSession(TrainingSession):
     def consensus(self) -> AbstractContextManager[None]:
         """Set the whole model, on every rank, to the mean of the pipelines' masters; collective.
 
-        The pipeline is drained. Used in a `with` statement, ranks give up again at its end what they do not train.
+        The pipeline is drained. At the end of a `with` statement, ranks free again the parameters they do not train.
         """
         self.settle()
         if self._reestimation is not None:
@@ -290,7 +290,7 @@ class PipelineSession(TrainingSession):
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def end_step_to_save(self) -> None:
-        """Drain the pipeline: what is under way is no part of a checkpoint."""
+        """Drain the pipeline: batches under way are no part of a checkpoint."""
         if self._runner.accumulates:
             raise CheckpointError(
                 f"rank {self.rank}: save after a batch outside of session.accumulate(): the gradients that were "
@@ -380,12 +380,12 @@ class PipelineSession(TrainingSession):
 
 
 def _group(peer: Peer, ranks: Sequence[int]) -> Peer:
-    """Return this rank's endpoint among `ranks`, one of which it is; collective."""
+    """Return this rank's endpoint among `ranks`, which include it; collective."""
     group = peer.group(ranks)
     assert group is not None
     return group
 
 
 def _full(name: str) -> str:
-    """Return the name in the model of what a stage's module calls so."""
+    """Return the model's name of something from its name in a stage's module."""
     return name.replace("/", ".")

@@ -18,12 +18,12 @@ from hocket_eapipe.configuration import Balance
 
 __all__ = ["Chain", "balanced_cuts", "layers_of", "measured_cuts", "split"]
 
-# How often a layer is timed; the fastest counts.
+# Repetitions of a layer's timing; the fastest counts.
 _REPETITIONS = 3
 
 
 class Chain(nn.Module):
-    """Some of a model's modules one after the other, under the names that they have in the model.
+    """A chain of some of a model's modules, under the names that they have in the model.
 
     Args:
         layers: their names and modules; they may belong to another module, too.
@@ -62,13 +62,13 @@ def _is_chain(module: nn.Module) -> bool:
 
 
 def balanced_cuts(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Return where to cut a chain so that the most expensive stage is as cheap as can be.
+    """Return the cuts of a chain that make the most expensive stage as cheap as can be.
 
     Among equally good cuts those are taken in which costs are most equal, then those that come late, so that layers
-    without cost stay with what comes before them.
+    without cost stay with those before them.
 
     Args:
-        costs: of the layers, 0 or more.
+        costs: the layers' costs, 0 or more.
         num_stages: 1 to len(costs).
 
     Returns:
@@ -77,8 +77,8 @@ def balanced_cuts(costs: Sequence[float], num_stages: int) -> list[int]:
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # Of the best way to cut the first i layers into stages: the most expensive one, the sum of squares, and for each
-    # number of stages where its last one starts.
+    # The best cuts of the first i layers into stages: the most expensive stage, the sum of squares, and for each number
+    # of stages the start of the last one.
     best = [(sums[stop], sums[stop] ** 2) for stop in range(len(costs) + 1)]
     last_starts: list[list[int]] = []
     for stage in range(1, num_stages):
@@ -110,7 +110,7 @@ def split(model: nn.Module, num_stages: int, balance: Balance, cuts: Sequence[st
     Args:
         model: a chain (`nn.Sequential`, nested ones too), or a module that torch.fx can trace.
         num_stages: N.
-        balance: what stages have equally much of.
+        balance: the quantity that stages share out about equally.
         cuts: the layers, by name, with which the second, third, ... stage begins; where given, `balance` is not used.
 
     Raises:

@@ -21,14 +21,14 @@ __all__ = ["Place", "Stage"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage is, for errors and random draws.
+    """The place of a stage, for errors and random draws.
 
     Attributes:
-        title: its number, of how many, and its modules.
+        title: its number, the number of stages, and its modules.
         stage: its number, from 0.
-        rank: who holds it.
+        rank: its holder.
         pipeline: the number of its pipeline, from 0.
-        seed: of what its modules draw.
+        seed: the seed of its modules' draws.
     """
 
     title: str
@@ -45,7 +45,7 @@ class _Pending:
     Attributes:
         inputs: the tensors of the input that get a gradient.
         outputs: those of the output that have one, or the loss.
-        binding: what the forward read.
+        binding: the tensors that the forward read.
     """
 
     inputs: list[Tensor]
@@ -59,8 +59,8 @@ class Stage:
     Attributes:
         module: its parameters are the newest values, or the master's.
         session: over all ranks that hold the stage; None where it has no trainable parameters.
-        weights: what its passes read.
-        place: where it is.
+        weights: the weights that its passes read.
+        place: its place, for errors and draws.
     """
 
     def __init__(self, module: nn.Module, session: Session | None, weights: Weights, place: Place) -> None:
@@ -69,7 +69,7 @@ class Stage:
         self.weights = weights
         self.place = place
         names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        # Looking for weights that are tied takes longer than a small layer.
+        # A search for tied weights takes longer than a small layer.
         self._has_ties = len(names) > len(list(module.parameters()))
         self._draws = int(draws.words(1, "dropout", place.seed, place.pipeline, place.stage)[0])
         self._pending: dict[tuple[int, int], _Pending] = {}
@@ -82,12 +82,12 @@ class Stage:
 
         Args:
             batch, micro: the batch, counted from 1, and the micro-batch, from 0.
-            value: what the stage before, or the loader, has handed over.
+            value: the input from the stage before, or from the loader.
 
         Returns:
-            What is to be handed to the next stage: the output without graph.
+            The output without graph, for the next stage.
         """
-        with self._told("forward", batch):
+        with self._naming_itself("forward", batch):
             pending, output = self._run(batch, micro, value)
             pending.outputs = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
             self._pending[batch, micro] = pending
@@ -100,13 +100,13 @@ class Stage:
 
         Args:
             target: the batch's.
-            share: what of the batch's samples the micro-batch has.
-            weight: what its gradient is multiplied by.
+            share: the micro-batch's share of the batch's samples.
+            weight: the factor of its gradient.
 
         Returns:
             The loss times the share, and the output, both without graph.
         """
-        with self._told("forward", batch):
+        with self._naming_itself("forward", batch):
             pending, output = self._run(batch, micro, value)
             found = loss(output, target)
             found = found if share == 1.0 else found * share
@@ -118,7 +118,7 @@ class Stage:
         """Run a backward, and keep the parameters' gradients for `step`.
 
         Args:
-            gradients: of what `forward` returned, one for each tensor that requires one; None at the last stage.
+            gradients: one for each tensor of `forward`'s result that requires one; None at the last stage.
 
         Returns:
             The gradients of the input, one for each tensor that required one.
@@ -132,7 +132,7 @@ class Stage:
             given = zip(pending.outputs, gradients, strict=True)
             reached = [(output, gradient) for output, gradient in given if gradient is not None]
         found: Sequence[Tensor | None] = [None] * len(wanted)
-        with self._told("backward", batch):
+        with self._naming_itself("backward", batch):
             self.weights.before_backward(batch)
             if reached and wanted:
                 outputs, of_outputs = zip(*reached, strict=True)
@@ -158,19 +158,19 @@ class Stage:
         """Hand the batch's gradients to the weight policy, once all its micro-batches have had their backward.
 
         Args:
-            weight: how much the batch counts among the ranks that hold the stage.
-            divisor: what the gradients were multiplied by, all in all, where they are exchanged.
+            weight: the batch's weight among the ranks that hold the stage.
+            divisor: the product of all factors of the gradients, where they are exchanged.
         """
         gradients, self._gradients = self._gradients, {}
         self._summed.clear()
         if divisor not in (0.0, 1.0) and self.session is not None and self.session.strategy.gradients:
             gradients = {name: gradient / divisor for name, gradient in gradients.items()}
-        with self._told("update", batch):
+        with self._naming_itself("update", batch):
             self.weights.exchange(gradients, weight)
 
     def step(self, batch: int) -> None:
         """Step with the batch's gradients, as they have been exchanged."""
-        with self._told("update", batch):
+        with self._naming_itself("update", batch):
             self.weights.step(batch)
 
     def evaluate(self, value: Any) -> Any:
@@ -179,7 +179,7 @@ class Stage:
             return self.module(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it keeps beside the module's own tensors, while no batch is under way."""
+        """Return its state beside the module's own tensors, while no batch is under way."""
         session = {} if self.session is None else self.session.state_dict()
         return {
             "session": {key: session[key] for key in session if key != "model"},
@@ -187,7 +187,7 @@ class Stage:
         }
 
     def load_state_dict(self, state: dict[str, Any], where: str) -> None:
-        """Continue from what `state_dict` returned; `where` it comes from is for errors."""
+        """Continue from the result of `state_dict`; `where` names its origin in errors."""
         if self.session is not None:
             self.session.replica_state.load_beside_model(
                 state["session"].__getitem__, f"{where}: {self.place.title}"
@@ -209,7 +209,7 @@ class Stage:
         return _Pending(inputs, [], binding), output
 
     @contextmanager
-    def _told(self, what: str, batch: int) -> Iterator[None]:
+    def _naming_itself(self, what: str, batch: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -236,17 +236,17 @@ def _passed(x: Tensor) -> Tensor:
 
 @contextmanager
 def _seeded(drawn: int, batch: int, micro: int) -> Iterator[None]:
-    """Let modules draw (dropout) what depends on stage and batch alone, whatever else this process draws.
+    """Make modules' draws (dropout) depend on stage and batch alone, whatever else this process draws.
 
     Args:
         drawn: a word of the stage's own.
-        batch, micro: whose forward it is.
+        batch, micro: the batch and micro-batch of the forward.
     """
     # The finalizer of SplitMix64; torch's generator looks at the lower half alone.
     word = (drawn + (batch << 16) + micro) * 0x9E3779B97F4A7C15 % 2**64
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     seed = (word ^ word >> 32) & 0xFFFFFFFF
-    # Not torch.manual_seed: it notes for each kind of device that is not in use where it was called, in a millisecond.
+    # Not torch.manual_seed: it records its caller for each kind of device that is not in use, in a millisecond.
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])

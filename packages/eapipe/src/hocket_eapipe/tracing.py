@@ -17,7 +17,7 @@ __all__ = ["Traced"]
 class Traced:
     """A model as torch.fx sees it: its operations in their order.
 
-    What later stages need of earlier ones (a skip connection) is passed on by all stages in between.
+    All stages in between pass on the values that later stages need of earlier ones (a skip connection).
 
     Args:
         model: with one input.
@@ -46,13 +46,13 @@ class Traced:
                 "several tensors as a tuple"
             )
         self._input = inputs[0]
-        # Parameters are read where they are used first: what a stage reads is its own.
+        # Parameters are read where they are used first, so a stage reads only its own.
         self._nodes = [node for node in nodes if node.op not in ("placeholder", "output", "get_attr")]
         [self._output] = [node for node in nodes if node.op == "output"]
         self.layers = [(_name(node), _module(model, node)) for node in self._nodes]
 
     def stages(self, bounds: Sequence[tuple[int, int]]) -> list[nn.Module]:
-        """Return a module for each range of operations, which takes and gives what the ranges after it still need."""
+        """Return a module for each range of operations, which passes on the values that later ranges need."""
         passed = [(self._input,), *(self._live_at(stop) for _, stop in bounds[:-1]), ()]
         return [
             self._stage(self._nodes[start:stop], passed[number], passed[number + 1], number, len(bounds))

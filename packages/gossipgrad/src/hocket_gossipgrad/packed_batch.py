@@ -14,19 +14,19 @@ from hocket.api import Array, Form, TensorForm, put_together, take_apart
 
 __all__ = ["BatchForm", "pack"]
 
-# Where tensors begin, so that each is aligned for its dtype.
+# Bytes to which each tensor's start is aligned, enough for every dtype.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class BatchForm:
-    """What a batch is besides its numbers, and how it is packed."""
+    """The structure, dtypes and shapes of a batch, without its numbers, and the layout of its packed form."""
 
     form: Form
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the packed batch has."""
+        """The size of the packed batch in bytes."""
         return sum(_padded(tensor) for tensor in self.form.tensors)
 
     def unpack(self, packed: Array) -> Any:
@@ -58,8 +58,8 @@ def pack(batch: Any) -> tuple[BatchForm, Array]:
         Its form, and uint8 [form.nbytes].
 
     Raises:
-        TypeError: it holds something else than tensors; says what.
-        UserError: it holds them in something that no message can hold; names its place.
+        TypeError: it holds something other than tensors; the error names it.
+        UserError: it holds them in something that no message can hold; the error names its place.
     """
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):

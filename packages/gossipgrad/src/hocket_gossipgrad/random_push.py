@@ -1,4 +1,4 @@
-"""Random gossip, the baseline: everyone sends to somebody, whoever else does.
+"""Random gossip, the baseline: each rank draws a receiver of its own, whoever the others draw.
 
 Source: M. Blot, D. Picard, M. Cord, N. Thome, "Gossip training for deep learning" (GoSGD), 2016, arXiv:1611.09726,
 algorithms 3 and 4, where each rank sends in every step; P. Jin et al., "How to scale distributed deep learning?",
@@ -20,13 +20,13 @@ __all__ = ["RandomPush"]
 
 @dataclass(frozen=True)
 class RandomPush(Topology):
-    """Each rank gives half of its value to another one, drawn uniformly for each (round, segment).
+    """Random pushes: each rank gives half of its value to another one, drawn uniformly for each (round, segment).
 
-    Unbalanced: who is drawn by many receives many messages, and 1/e of the ranks receive none. W's columns sum to
-    1 and its rows do not, so that averaging needs push-sum, whose weights are GoSGD's.
+    Unbalanced: a rank that many have drawn receives many messages, and 1/e of the ranks receive none. W's columns
+    sum to 1 and its rows do not, so that averaging needs push-sum, whose weights are GoSGD's.
 
     Attributes:
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: the seed is not in its range.
@@ -40,7 +40,7 @@ class RandomPush(Topology):
         draws.check_seed(self.seed)
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return whom this rank has drawn, and who has drawn it."""
+        """Return the rank that this one has drawn, and the ranks that have drawn it."""
         if size == 1:
             return Neighbours((), (), (), 1.0)
         receivers = _receivers(size, self.seed, round, segment)
@@ -50,7 +50,7 @@ class RandomPush(Topology):
 
 @lru_cache(maxsize=64)
 def _receivers(size: int, seed: int, round: int, segment: int) -> list[int]:
-    """Return whom each rank sends to, by rank."""
+    """Return the receiver of each rank, by rank."""
     distances = 1 + draws.below(np.full(size, size - 1), "push", seed, round, segment)
     receivers: list[int] = ((np.arange(size) + distances) % size).tolist()
     return receivers

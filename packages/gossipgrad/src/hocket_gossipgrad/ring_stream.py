@@ -1,4 +1,4 @@
-"""The batches of one rank while samples rotate: what it holds, what is on its way to it, and what it has sent.
+"""The batches of one rank while samples rotate: those it holds, those on their way to it, and those it has sent.
 
 All ranks know the form of every batch from the beginning, so that each is received straight into the memory from which
 it will be used, without a message that says how long it is.
@@ -20,7 +20,7 @@ __all__ = ["RingStream"]
 
 
 class RingStream(SampleStream):
-    """What `RingShuffle.wrap` returns.
+    """The batches of one rank, epoch by epoch, as `RingShuffle.wrap` returns them.
 
     Args:
         loader: this rank's batches; read whole when the first epoch begins.
@@ -29,7 +29,7 @@ class RingStream(SampleStream):
 
     Attributes:
         waited_s: seconds, on the peer's clock, in which this rank waited for batches that had not come yet.
-        bytes_sent: by this rank, to the next one.
+        bytes_sent: bytes sent by this rank to the next one.
     """
 
     def __init__(self, loader: Any, peer: Peer, epoch: int = 0) -> None:
@@ -38,7 +38,7 @@ class RingStream(SampleStream):
         self._loader = loader
         self._peer = peer
         self._lane = peer.lane("samples")
-        #: Of each rank's own batches, by rank; empty before the first epoch.
+        #: The forms of each rank's own batches, by rank; empty before the first epoch.
         self._forms: list[list[BatchForm]] = []
         self._first_epoch = epoch
         self._epoch = -1
@@ -99,10 +99,10 @@ class RingStream(SampleStream):
         return self._forms[(self._peer.rank - epoch) % self._peer.size]
 
     def _read(self) -> None:
-        """Read the loader, tell the forms, and begin the first epoch, or the one that was loaded; collective."""
+        """Read the loader, exchange forms, and begin the first epoch, or the one that was loaded; collective."""
         packed = [pack(batch) for batch in self._loader]
-        told = self._peer.allgather_bytes(_told([form for form, _ in packed]))
-        self._forms = [_forms_told(of_rank) for of_rank in told]
+        messages = self._peer.allgather_bytes(_encoded([form for form, _ in packed]))
+        self._forms = [_decoded(message) for message in messages]
         memories = [memory for _, memory in packed]
         if self._epoch < 0:
             self._epoch = self._first_epoch
@@ -169,14 +169,14 @@ class RingStream(SampleStream):
         return self._epoch * max(map(len, self._forms)) + number
 
 
-def _told(forms: Sequence[BatchForm]) -> bytes:
-    """Return forms as a message: each that is new, and for every batch which one is its."""
+def _encoded(forms: Sequence[BatchForm]) -> bytes:
+    """Return forms as a message: each distinct form once, and for every batch the number of its form."""
     numbers: dict[BatchForm, int] = {}
     of_batches = [numbers.setdefault(form, len(numbers)) for form in forms]
     return json.dumps([[each.form.encode().decode() for each in numbers], of_batches]).encode()
 
 
-def _forms_told(message: bytes) -> list[BatchForm]:
+def _decoded(message: bytes) -> list[BatchForm]:
     encoded, of_batches = json.loads(message)
     forms = [BatchForm(Form.decode(each.encode())) for each in encoded]
     return [forms[number] for number in of_batches]
@@ -186,8 +186,8 @@ class _Batch:
     """A packed batch that is here or on its way.
 
     Args:
-        memory: uint8; where it is, or will be.
-        request: of its receive; None where it is here.
+        memory: uint8, its place now or once it has arrived.
+        request: its receive; None where it is here.
     """
 
     __slots__ = ("_memory", "_request")
@@ -209,5 +209,5 @@ class _Batch:
             self._request.withdraw()
 
 
-#: What stands in the place of a batch that was sent on.
+#: The placeholder of a batch that was sent on.
 _SENT = _Batch(np.empty(0, np.uint8))

@@ -16,7 +16,7 @@ __all__ = ["Rotated", "Shuffles"]
 
 
 class Shuffles(StrEnum):
-    """Which shuffles of the ranks follow each other."""
+    """Sequences of shuffles of the ranks."""
 
     FRESH = "fresh"
     FIXED = "fixed"
@@ -36,9 +36,9 @@ class Rotated(Topology):
     p (p - 1) (1 - k / (p - 1))**p in expectation: 0.6 at p = 8, 3.6 at 32, 11.5 at 128.
 
     Attributes:
-        topology: whose places they are; it sees the rounds as they are.
+        topology: the topology that has the places; it sees unchanged round numbers.
         shuffles: `fresh` ones for ever, or the paper's p `fixed` ones, the first of which leaves ranks in their places.
-        seed: of the draws, 0 to 2**64 - 1; the same on every rank.
+        seed: the draws' seed, 0 to 2**64 - 1; the same on every rank.
 
     Raises:
         ValueError: the seed is not in its range.
@@ -64,7 +64,7 @@ class Rotated(Topology):
         return self.topology.differs_by_segment
 
     def check_size(self, size: int) -> None:
-        """Refuse what the rotated topology refuses."""
+        """Refuse the sizes that the rotated topology refuses."""
         self.topology.check_size(size)
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:

@@ -1,4 +1,4 @@
-"""RedSync: residual gradient compression with a cheap selection and packed messages, which knows when to stop.
+"""RedSync: residual gradient compression with a cheap selection, packed messages, and dense sums where they are faster.
 
 Source: J. Fang, H. Fu, G. Yang, C.-J. Hsieh, "RedSync: Reducing Synchronization Bandwidth for Distributed Deep
 Learning Training System", 2018, arXiv:1808.04357.

@@ -1,4 +1,4 @@
-"""The mean of all ranks' gradients, each parameter sparse or dense as is cheaper, and sparse ones gathered or scalable.
+"""The mean of all ranks' gradients, with each parameter sparse or dense, whichever is cheaper.
 
 Source: Fang et al., "RedSync", section 2.3: one allgather of packed messages, the cost model, and dense allreduce where
 compression does not pay. Scalable: Ok-Topk, see `hocket.collective.scalable`.
@@ -35,15 +35,15 @@ __all__ = ["RedSyncAllreduce"]
 
 @dataclass(frozen=True)
 class RedSyncAllreduce(SparseAllreduce):
-    """Of each segment, sparse parameters travel in one message, and dense ones are summed by an allreduce.
+    """An allreduce that sends a segment's sparse parameters in one message and sums its dense ones.
 
     Only with compressors of RedSync. Where nothing is sparse this is the transport's own allreduce, between the
     segment's own buffers. Bytes are counted as those of a message whose gather would send as much.
 
     Attributes:
-        auto: whether the cost model decides which parameters are dense; if not, the compressor's policy does.
-        algorithm: of sparse ones, as of `sparse_allreduce`; with `auto` by this cost model.
-        costs: of the machine. None: measured when a session opens, in some tenths of a second, and agreed on by all
+        auto: true: the cost model decides which parameters are dense; false: the compressor's policy does.
+        algorithm: the algorithm for sparse ones, as in `sparse_allreduce`; with `auto` by this cost model.
+        costs: the machine's. None: measured when a session opens, in some tenths of a second, and agreed on by all
             ranks; a resumed run keeps its choices, another run may choose otherwise.
     """
 
@@ -98,7 +98,7 @@ class RedSyncAllreduce(SparseAllreduce):
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the cost of a gather, whatever the algorithm: `message_bytes` are those of an equal one.
 
-        But for the memory, which is that of the algorithm for a message of so many bytes.
+        Only the memory is the algorithm's own, for a message of that many bytes.
         """
         gathered = gather_cost(message_bytes, size, network)
         if self.algorithm is not SparseAlgorithm.SCALABLE:
@@ -115,7 +115,7 @@ class RedSyncAllreduce(SparseAllreduce):
     def notes(
         self, compressor: Compressor | None, shapes: Sequence[SegmentShape], size: int, network: NetworkModel
     ) -> list[str]:
-        """Return how much is sent sparse, and from how many ranks on dense would be better."""
+        """Return notes on the share sent sparse, and on the number of ranks from which dense is better."""
         from hocket_redsync.choosing import first_dense_size
 
         own, costs = _own(compressor), self.costs or CostModel.of_network(network)
@@ -137,12 +137,12 @@ class RedSyncAllreduce(SparseAllreduce):
         ]
 
 
-#: Without `auto` nobody asks what anything costs.
+#: The costs without `auto`, which never reads them.
 _FREE = CostModel(0.0, 0.0, 0.0, 0.0)
 
 
 def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) -> str:
-    """Say why nothing is compressed."""
+    """Return the reason why nothing is compressed."""
     from hocket.api import dtype_of
 
     sizes = [span.numel * dtype_of(segment).itemsize for segment in segments for span in segment.spans]

@@ -24,11 +24,11 @@ __all__ = ["Asq", "Feedback"]
 
 
 class Feedback(StrEnum):
-    """What stays in the residual where something was sent.
+    """The residual left where something was sent.
 
     Attributes:
-        NOTHING: the paper's algorithm 1: a parameter's sum is kept, each element's own is not.
-        ERROR: what quantisation has changed: what was sent is subtracted, so each element's own sum is kept, too.
+        NOTHING: nothing, the paper's algorithm 1: a parameter's sum is kept, each element's own is not.
+        ERROR: quantisation's error: the sent value is subtracted, so each element's own sum is kept, too.
     """
 
     NOTHING = "nothing"
@@ -37,13 +37,14 @@ class Feedback(StrEnum):
 
 @dataclass(frozen=True)
 class Asq(ResidualCompressor):
-    """On even rounds the k largest elements, on odd ones the k smallest, all replaced by their mean.
+    """Quantisation with alternating signs: the k largest elements, or the k smallest, replaced by their mean.
 
-    They are all of one sign; where fewer than k are, those are sent. The sets are trimmed, never sampled. The
-    output layer, the module that owns the model's last parameters, is sent with its values.
+    Even rounds send the largest, odd ones the smallest. They are all of one sign; where fewer than k are, those are
+    sent. The sets are trimmed, never sampled. The output layer, the module that owns the model's last parameters, is
+    sent with its values.
 
     Attributes:
-        feedback: what stays where something was sent.
+        feedback: the residual left where something was sent.
         unquantised: patterns of names of other parameters that are sent with their values.
     """
 
@@ -79,8 +80,8 @@ class Asq(ResidualCompressor):
 def _in_output_layer(shape: SegmentShape, span: Span) -> bool:
     """Return whether a parameter belongs to the module of the model's last one.
 
-    Segments of gradients are cut from the model's end, so that is the first of segment 0. A layout that is only
-    planned has no number, and counts as one without it.
+    Segments of gradients are cut from the model's end, so that one is the first of segment 0. A layout that is only
+    planned has no segment number, and counts as one without the last parameter.
     """
     if getattr(shape, "index", None) != 0:
         return False

@@ -23,22 +23,22 @@ __all__ = ["calibrate"]
 _REPEATS = 5
 _SMALL_BYTES, _LARGE_BYTES = 1 << 10, 1 << 20
 
-# More than a core's caches hold, and a share of it that is sent.
+# Elements, more than a core's caches hold, and the share of them that is sent.
 _NUMEL = 1 << 22
 _SENT = _NUMEL // 1000
 
 
 def calibrate(peer: Peer, progress: ProgressEngine, device: torch.device) -> CostModel:
-    """Return what this network and this machine cost: the same on every rank; collective.
+    """Return the costs of this network and machine, the same on every rank; collective.
 
     The machine is measured once in a process, the network each time.
 
-    On virtual ranks, seconds of the network are virtual, and those of a core are the wall's.
+    On virtual ranks, seconds of the network are virtual, and those of a core are the wall clock's.
 
     Args:
         peer: the ranks that will exchange.
-        progress: carries out what is scalable.
-        device: where the segments lie.
+        progress: carries out scalable exchanges.
+        device: the segments' device.
     """
     gather_latency_s, gather_s_per_byte = _gather(peer)
     reduce_latency_s, reduce_s_per_byte = _reduce(peer)
@@ -52,8 +52,8 @@ def calibrate(peer: Peer, progress: ProgressEngine, device: torch.device) -> Cos
         _scalable_latency_s(peer, progress),
     )
     of_ranks = gather(peer, asdict(own))
-    # The slowest rank is the one that all wait for.
-    return CostModel(**{name: max(told[name] for told in of_ranks) for name in of_ranks[0]})
+    # All wait for the slowest rank.
+    return CostModel(**{name: max(costs[name] for costs in of_ranks) for name in of_ranks[0]})
 
 
 def _gather(peer: Peer) -> tuple[float, float]:
@@ -84,7 +84,7 @@ def _reduce(peer: Peer) -> tuple[float, float]:
 
 
 def _scalable_latency_s(peer: Peer, progress: ProgressEngine) -> float:
-    """Return a'' of (1 + lg(p)) a'': of a schedule whose messages hold next to nothing."""
+    """Return a'' of (1 + lg(p)) a'', measured on a schedule with nearly empty messages."""
     if peer.size == 1:
         return 0.0
     send, receive, rows = np.zeros((3, peer.size, 16), np.uint8)
@@ -121,7 +121,7 @@ def _network_seconds(peer: Peer, exchange: Callable[[], object]) -> float:
 
 @cache
 def _select(device: torch.device) -> float:
-    """Return s: of a pass that accumulates and finds a thousandth, with momentum, per element."""
+    """Return s, per element: the time of a pass that accumulates, with momentum, and finds a thousandth."""
     kernels = kernels_for(device)
     residual = torch.linspace(-1, 1, _NUMEL, device=device)
     memory = Memory(torch.zeros_like(residual), residual, torch.zeros_like(residual), 0)
@@ -137,7 +137,7 @@ def _select(device: torch.device) -> float:
 
 @cache
 def _add(device: torch.device) -> float:
-    """Return g1, per element that was received."""
+    """Return g1, per received element."""
     out = torch.zeros(_NUMEL, device=device)
     rng = np.random.Generator(np.random.Philox(key=0))
     indices = torch.from_numpy(rng.permutation(_NUMEL)[:_SENT].astype(np.int32)).to(device)

@@ -1,4 +1,4 @@
-"""The channel of `redsync.allreduce`: what is sparse, gathered or scalable, beside an allreduce of what is dense."""
+"""The channel of `redsync.allreduce`: a sparse exchange, gathered or scalable, beside a dense allreduce."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = ["RedSyncChannel"]
 
 
 class RedSyncChannel(Channel):
-    """Puts the sum of all ranks' gradients into everyone's `incoming`, the same bits on every rank.
+    """The channel that puts the sum of all ranks' gradients into `incoming`, the same bits on every rank.
 
     Args:
         peer: the ranks that take part; collective.
         segments: opened in this order on every rank, started later in any order.
-        progress: carries out what is scalable.
-        compressor: of RedSync, or wrappers around one.
+        progress: carries out scalable exchanges.
+        compressor: one of RedSync's, or wrappers around one.
         own: RedSync's.
-        ways: how each segment's parameters travel; the same on every rank.
+        ways: the way that each segment's parameters travel; the same on every rank.
     """
 
     packing: Packing
@@ -133,7 +133,7 @@ class RedSyncChannel(Channel):
         }
 
     def resume(self, rounds: Mapping[int, int], state: dict[str, Any] | None) -> None:
-        """Continue, with the saved run's choices: what a parameter's residual holds would not be sent by another."""
+        """Continue with the saved run's choices: another choice might never send a parameter's residual."""
         if state is None:
             return
         self.packing.load_state_dict(state["messages"])
@@ -152,7 +152,7 @@ class _DensePart:
     with the gather.
 
     Attributes:
-        lane: where they do.
+        lane: the lane that they travel on.
         as_gathered_bytes: the bytes of a message whose gather would have a rank send as much, by which it is counted.
     """
 
@@ -170,7 +170,7 @@ class _DensePart:
         self.as_gathered_bytes = 2 / peer.size * nbytes
 
     def start(self) -> Request:
-        """Send what `outgoing` holds."""
+        """Send `outgoing`."""
         segment = self._segment
         if self._whole:
             segment.stage_out()

@@ -1,4 +1,4 @@
-"""The choice between sparse and dense for each parameter of a segment, and between a gather and what is scalable."""
+"""The choice between sparse and dense for each parameter of a segment, and between gather and scalable exchange."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "Way", "choose", "first_dense_size", "num_selected"]
 
-# `plan` looks for the number of ranks from which dense is better up to here.
+# The largest number of ranks at which `plan` looks whether dense is better.
 _MOST_RANKS = 1 << 14
 
 
 class Way(NamedTuple):
-    """How the parameters of one segment travel, the same on every rank.
+    """The way that the parameters of one segment travel, the same on every rank.
 
     Attributes:
         dense: the positions of those that are summed by an allreduce.
-        algorithm: `gather` or `scalable`, of the others.
+        algorithm: `gather` or `scalable`, for the others.
     """
 
     dense: frozenset[int]
@@ -36,13 +36,13 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, and what it takes.
+    """A way, and its costs.
 
     Attributes:
-        way: how parameters travel.
-        bytes_to_each: what sparse messages send to each other rank, on average; 0 where nothing is sparse.
-        reduced_bytes: of what is summed; 0 where nothing is.
-        seconds: that the model predicts.
+        way: the way that parameters travel.
+        bytes_to_each: bytes of sparse messages to each other rank, on average; 0 where nothing is sparse.
+        reduced_bytes: bytes of dense parameters; 0 where nothing is dense.
+        seconds: the time that the model predicts.
     """
 
     way: Way
@@ -56,7 +56,7 @@ class Choice:
 
 
 def num_selected(compressor: ResidualCompressor, shape: SegmentShape, dense: Collection[int]) -> float:
-    """Return how many elements a segment's message has on average, those of `dense` parameters left out."""
+    """Return the elements of a segment's message on average, those of `dense` parameters left out."""
     pairs = enumerate(zip(compressor.sendings(shape), shape.spans, strict=True))
     return sum(sending.expected_count(span.numel) for i, (sending, span) in pairs if i not in dense)
 
@@ -70,16 +70,16 @@ def choose(
     auto: bool,
     algorithm: SparseAlgorithm = SparseAlgorithm.GATHER,
 ) -> Choice:
-    """Return how a segment's parameters travel.
+    """Return the way that a segment's parameters travel.
 
     Args:
-        compressor: says how each would be sent.
+        compressor: gives each parameter's method.
         shape: the segment's.
         size: ranks.
-        costs: of the machine.
-        auto: whether each parameter travels as is predicted to be cheaper; if not, those are dense that the
-            compressor sends dense.
-        algorithm: of what is sparse; with `auto` whichever is predicted to be faster, if messages are elements.
+        costs: the machine's.
+        auto: true: each parameter travels by the way predicted to be cheaper; false: the compressor decides which are
+            dense.
+        algorithm: the algorithm for sparse ones; with `auto` the one predicted to be faster, if messages are elements.
     """
     sendings = compressor.sendings(shape)
     of_policy = frozenset(i for i, sending in enumerate(sendings) if sending.method is Method.DENSE)
@@ -96,7 +96,7 @@ def choose(
                 if i in of_policy
                 or _saved(sending, span.numel, dtype_of(shape).itemsize, size, costs, each) <= 0
             )
-            # Latencies are the segment's: one way for all may be cheaper than two.
+            # Latencies are the segment's, so one way for all parameters may be cheaper than two.
             ways[-1:] = [
                 Way(dense, each) for dense in (frozenset(range(len(sendings))), frozenset[int](), cheaper)
             ]
@@ -107,7 +107,7 @@ def choose(
 def _sparse_seconds(
     sending: Sending, numel: int, itemsize: int, size: int, costs: CostModel, algorithm: SparseAlgorithm
 ) -> float:
-    """Return what a parameter takes that is not dense, latencies aside."""
+    """Return the seconds of a sparse parameter, latencies aside."""
     sent = sending.expected_count(numel)
     selected = 0 if sending.form is Form.DENSE else numel
     if algorithm is SparseAlgorithm.SCALABLE:
@@ -164,9 +164,9 @@ def first_dense_size(
     costs: CostModel,
     algorithm: SparseAlgorithm = SparseAlgorithm.GATHER,
 ) -> int | None:
-    """Return from how many ranks on sending everything dense is predicted to be cheaper; None for no number.
+    """Return the number of ranks from which a dense exchange is predicted to be cheaper; None for no number.
 
-    Against what the compressor sends by its own policy, all segments together, by that algorithm.
+    The alternative is the compressor's own policy by that algorithm, over all segments together.
     """
 
     def sparse_pays(size: int) -> bool:

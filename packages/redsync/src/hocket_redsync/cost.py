@@ -58,7 +58,7 @@ class CostModel:
 
     @staticmethod
     def of_network(network: NetworkModel) -> CostModel:
-        """Return the model of a network that is only described, as `plan` has it."""
+        """Return the model of a network from its description alone, for `plan`."""
         byte_s = network.link_seconds(1)
         return CostModel(network.latency_s, byte_s, network.latency_s, byte_s)
 
@@ -67,8 +67,8 @@ class CostModel:
 
         Args:
             numel: M.
-            added: how many elements a rank adds: p k, or 2 k where it is scalable.
-            bytes_to_each: what a rank sends to each other rank: m, or 2.5 m / p.
+            added: the elements that a rank adds: p k, or 2 k where it is scalable.
+            bytes_to_each: the bytes that a rank sends to each other rank: m, or 2.5 m / p.
             size: p.
         """
         network = (size - 1) * bytes_to_each * self.gather_s_per_byte

@@ -20,15 +20,15 @@ __all__ = ["Exact", "Hybrid", "Sampled", "Threshold", "Trimmed"]
 
 @dataclass(frozen=True)
 class Hybrid(ResidualCompressor):
-    """The method by size: dense, trimmed, and sampled threshold for what is very large; or by name.
+    """A method for each parameter by its size: dense, trimmed, or sampled for very large ones; or by its name.
 
     Attributes:
-        sampled_from_kb: a parameter with at least so much memory is searched for a threshold, in units of 1024 bytes.
+        sampled_from_kb: the memory from which a parameter is searched for a threshold, in units of 1024 bytes.
         methods: a method by pattern of parameters' names, as `{"*.bias": dense}`; the first that matches is taken,
             whatever the size but `dense_below_kb`.
 
     Raises:
-        ValueError: a field is not in its range, or a method is not known.
+        ValueError: a field is out of range, or a method is not known.
     """
 
     sampled_from_kb: float = 16384.0
@@ -61,7 +61,7 @@ class _Single(ResidualCompressor):
 
 @dataclass(frozen=True)
 class Exact(_Single):
-    """The k largest, by a partition of all elements in every step: what a simple implementation does."""
+    """The k largest, by a partition of all elements in every step, as in a simple implementation."""
 
     method = Method.EXACT
 
@@ -75,13 +75,13 @@ class Trimmed(_Single):
 
 @dataclass(frozen=True)
 class Threshold(_Single):
-    """All that reach one threshold, which k to 2 k elements do."""
+    """All elements that reach one threshold: k to 2 k of them."""
 
     method = Method.THRESHOLD
 
 
 @dataclass(frozen=True)
 class Sampled(_Single):
-    """All that reach a threshold that is searched in each sixth step."""
+    """All elements that reach a threshold, which is searched in each sixth step."""
 
     method = Method.SAMPLED

@@ -1,15 +1,15 @@
-"""The message of a segment: for each parameter how many elements, in which form, and then all of them, in one buffer.
+"""The message of a segment, one buffer: each parameter's number of elements and form, then all elements.
 
     bytes        content
-    8 * t        for each of t parameters: how many elements, int32, and their form, int32
+    8 * t        for each of t parameters: its number of elements, int32, and their form, int32
     c * b        the trailer, in the segment's dtype
     v * b        values: those of the sparse parameters, then a mean for each quantised one, then the dense ones'
     i * 4        places in the segment, int32: those of the sparse parameters' values, then of the quantised ones'
     0 to 7       up to a multiple of 8
 
 c is the trailer's length, b the bytes of the segment's dtype. A dense parameter sends all its values and no places,
-a quantised one places and one value. Numbers are in the machine's own byte order. The buffer says itself how long it
-is, so it may be received into a longer one.
+a quantised one places and one value. Numbers are in the machine's own byte order. The buffer holds its own length, so
+it may be received into a longer one.
 
 Source: Fang et al., "RedSync", section 2.3 (length, indices and values in one message) and 2.2 (quantised).
 """
@@ -47,7 +47,7 @@ _INDEX_BYTES = 4
 
 
 class Form(IntEnum):
-    """In what form a parameter's elements travel."""
+    """The form in which a parameter's elements travel."""
 
     SPARSE = 0
     MEAN = 1
@@ -61,11 +61,11 @@ _DENSE = int(Form.DENSE)
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a parameter sends.
+    """The elements that a parameter sends.
 
     Attributes:
-        form: in which.
-        count: how many elements it sends.
+        form: their form.
+        count: their number.
         values: [count] of the segment's dtype; [1] for `MEAN`, the same for all.
         indices: [count], int32, places in the segment, each once; empty for `DENSE`.
     """
@@ -81,11 +81,11 @@ class _Parts:
     """A message, read: views of its payload.
 
     Attributes:
-        counts, forms: how many elements each parameter sends, and in which form.
+        counts, forms: the number of elements of each parameter, and their form.
         trailer: [trailer_numel].
         values, means, dense: in the order of the parameters.
-        indices: of `values`.
-        mean_indices: of what has a mean.
+        indices: those of `values`.
+        mean_indices: those of elements with a mean.
     """
 
     counts: list[int]
@@ -98,11 +98,11 @@ class _Parts:
     mean_indices: Array
 
     def counts_of(self, form: Form) -> Array:
-        """Return how many elements each parameter of a form sends, int64."""
+        """Return the number of elements that each parameter of a form sends, int64."""
         return np.array(_counts_of(self.counts, self.forms, int(form)), np.int64)
 
     def dense_spans(self, segment: Segment) -> list[Span]:
-        """Return where the parameters lie that send all their values."""
+        """Return the spans of the parameters that send all their values."""
         return [span for span, form in zip(segment.spans, self.forms, strict=True) if form == _DENSE]
 
 
@@ -155,7 +155,7 @@ def pack(segment: Segment, contents: Sequence[Content]) -> Array:
 
 
 def unpack(message: Message) -> _Parts:
-    """Return what a message holds; its payload may be followed by other bytes.
+    """Return the parts of a message; its payload may be followed by other bytes.
 
     Raises:
         ValueError: the payload is shorter than it says, or not of this segment.
@@ -164,7 +164,7 @@ def unpack(message: Message) -> _Parts:
     dtype = segment.outgoing_array.dtype
     start = _HEADER_BYTES * len(segment.spans)
     _check(message, start)
-    # As plain numbers: they are few, and a message comes from every other rank.
+    # Plain numbers: they are few, and a message comes from every other rank.
     header = payload[:start].view(np.int32).tolist()
     counts, forms = header[::2], header[1::2]
     for span, count, form in zip(segment.spans, counts, forms, strict=True):
@@ -202,7 +202,7 @@ def _check(message: Message, needed: int) -> None:
 
 
 def add_packed(message: Message, weight: float, out: Tensor) -> None:
-    """Add weight * message to `out`, [numel + trailer_numel]: what `Compressor.accumulate` asks for.
+    """Add weight * message to `out`, [numel + trailer_numel], for `Compressor.accumulate`.
 
     Raises:
         ValueError: the message is not of this segment.
@@ -246,7 +246,7 @@ def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, num
 
 
 def read_packed(message: Message) -> SparseValues:
-    """Return all elements of a message without means: what `Compressor.read` asks for.
+    """Return all elements of a message without means, for `Compressor.read`.
 
     Raises:
         ValueError: the message is not of this segment.
@@ -263,7 +263,7 @@ def read_packed(message: Message) -> SparseValues:
 
 
 def clear_packed(message: Message, out: Tensor) -> None:
-    """Set the elements to 0 that a message carries: what `Compressor.clear_sent` asks for."""
+    """Set the elements to 0 that a message carries, for `Compressor.clear_sent`."""
     import torch
 
     parts = unpack(message)

@@ -1,4 +1,4 @@
-"""One parameter of a segment in one round: how it is sent, and what that does to its residual."""
+"""One parameter of a segment in one round: its way of sending, and the update of its residual."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_INDICES", "Part", "Sending", "accelerate", "nonfinite_of", "nothing_of", "values_of"]
 
-#: The places of what is sent whole.
+#: The places of a parameter that is sent whole: none.
 NO_INDICES = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How one parameter is sent.
+    """The way that one parameter is sent.
 
     Attributes:
-        method: how its communication-set is found.
-        k: how many elements are wanted, 1 to numel, or 0 where there is none.
-        form: in what form they travel.
+        method: the method that finds its communication-set.
+        k: the number of elements wanted, 1 to numel, or 0 where there is none.
+        form: the form in which they travel.
     """
 
     method: Method
@@ -40,13 +40,13 @@ class Sending:
     form: Form
 
     def expected_count(self, numel: int) -> float:
-        """Return how many elements it sends on average: the threshold methods' sets have k to 2 k."""
+        """Return the elements that it sends on average: the threshold methods' sets have k to 2 k."""
         if self.form is Form.DENSE:
             return numel
         return min(numel, 1.5 * self.k) if self.method in {Method.THRESHOLD, Method.SAMPLED} else self.k
 
     def most(self, numel: int) -> int:
-        """Return how many elements it sends at most."""
+        """Return the largest number of elements that it sends."""
         return numel if self.form is Form.DENSE else most_selected(self.method, self.k, numel)
 
 
@@ -55,10 +55,10 @@ class Part:
 
     Attributes:
         position: its place in the segment's list.
-        sending: how it is sent.
+        sending: its way of sending.
         memory: its own.
-        ranking: what is large in this round.
-        column: of its floor.
+        ranking: the order by which elements are large in this round.
+        column: its floor's column.
     """
 
     def __init__(self, position: int, sending: Sending, memory: Memory, round: int) -> None:
@@ -72,7 +72,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all elements are sent."""
+        """True if all elements are sent."""
         return self.sending.form is Form.DENSE
 
     def advance(self, state: ResidualState) -> Any:
@@ -86,7 +86,7 @@ class Part:
         return state.kernels.advance(self.memory, update, self.ranking, floor, capacity)
 
     def select(self, state: ResidualState, found: Found) -> Selected:
-        """Return the communication-set, and remember where the next round begins."""
+        """Return the communication-set, and remember the floor of the next round."""
         floors, ages = state.floors[self.position], state.ages
         selected = select(
             state.kernels,
@@ -104,19 +104,19 @@ class Part:
     def send_all(self, values: Array, *, masking: bool) -> Content:
         """Return all elements, and keep nothing of them."""
         self.memory.residual.zero_()
-        # What is dense by its method was never selected: it has the momentum that it has without compression.
+        # A parameter that is dense by its method was never selected: its momentum is that without compression.
         if masking and self.memory.velocity is not None and self.sending.method is not Method.DENSE:
             self.memory.velocity.zero_()
         return Content(Form.DENSE, len(values), values, NO_INDICES)
 
 
 def nothing_of(segment: Segment) -> Content:
-    """Return what a parameter sends that travels elsewhere."""
+    """Return the content of a parameter that travels elsewhere: none."""
     return Content(Form.SPARSE, 0, segment.outgoing_array[:0], NO_INDICES)
 
 
 def accelerate(memory: Memory, update: Update) -> None:
-    """Make of G what the optimizer would step with: in place, as the collective sends it from there."""
+    """Turn G into the optimizer's step, in place, as the collective sends it from there."""
     if update.parameter is not None:
         memory.given.add_(update.parameter, alpha=update.decay)
     if update.momentum:
@@ -139,7 +139,7 @@ def values_of(parts: Sequence[Tensor]) -> list[Array]:
 
 
 def nonfinite_of(segment: Segment, sendings: Sequence[Sending], elsewhere: frozenset[int]) -> list[Content]:
-    """Return contents that spoil the step as the gradient would: its NaN and Inf, as many as a message may hold."""
+    """Return contents that spoil the step as the gradient would: its NaN and Inf, up to a message's limit."""
     contents = []
     for position, (span, sending) in enumerate(zip(segment.spans, sendings, strict=True)):
         if position in elsewhere:

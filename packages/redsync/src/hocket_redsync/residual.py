@@ -1,8 +1,8 @@
-"""Residual gradient compression: what all the compressors of RedSync do with a segment.
+"""Residual gradient compression: the common part of all compressors of RedSync.
 
 For each parameter: V <- V + G, with momentum correction V <- V + u; send some elements of V, and set V (and u, with
-factor masking) to 0 where they were sent. One pass over memory does the sum, the update of u and the search for what
-is large; see `hocket_redsync.selection` for what is searched, and `hocket_redsync.kernels` for the pass.
+factor masking) to 0 where they were sent. One pass over memory does the sum, the update of u and the search for large
+elements; see `hocket_redsync.selection` for the search, and `hocket_redsync.kernels` for the pass.
 
 Source: Fang et al., "RedSync", algorithm 1 and sections 2.1 and 2.4; momentum correction and factor masking are those
 of Y. Lin et al., "Deep Gradient Compression", ICLR 2018, sections 3.1 and 3.2.
@@ -55,9 +55,9 @@ _BYTES_PER_KB = 1 << 10
 
 @dataclass(frozen=True)
 class ResidualCompressor(Compressor):
-    """Base of the compressors that keep what they do not send: a subclass says how each parameter is sent.
+    """Base of the compressors that keep unsent values; a subclass chooses each parameter's way of sending.
 
-    Nothing is lost: V before + G = V after + what was sent, bit for bit but where values are quantised. A round with
+    Nothing is lost: V before + G = V after + the sent values, bit for bit unless values are quantised. A round with
     NaN or Inf in G sends these alone, and leaves the state as it was. Memory: a copy of the segment's data, another
     one with momentum correction.
 
@@ -65,11 +65,11 @@ class ResidualCompressor(Compressor):
         density: D; of a parameter's numel elements about k = D numel are sent, one at least; above 0, at most 1.
             Where k elements with their places would take more bytes than all do, all are sent.
         dense_below_kb: a parameter with less memory than this is sent whole, in units of 1024 bytes.
-        correct_momentum: whether to take over momentum and weight decay of torch's SGD, so that what is sent late
-            has the velocity that it would have had; as `momentum_correction` does around `error_feedback`, in a
-            third of the passes over memory. False where the optimizer keeps them: in hooks of
-            DistributedDataParallel, and with other optimizers.
-        masking: whether u is cleared where elements were selected and sent.
+        correct_momentum: true: take over momentum and weight decay of torch's SGD, so that values sent late have the
+            velocity that they would have had; as `momentum_correction` does around `error_feedback`, in a third of
+            the passes over memory. False where the optimizer keeps them: in hooks of DistributedDataParallel, and
+            with other optimizers.
+        masking: true: u is cleared where elements were selected and sent.
 
     Raises:
         ValueError: a field is not in its range.
@@ -88,7 +88,7 @@ class ResidualCompressor(Compressor):
 
     @abstractmethod
     def method_of(self, span: Span, nbytes: int) -> Method:
-        """Return how the communication-set of a parameter of `nbytes` bytes, at least `dense_below_kb`, is found."""
+        """Return the method for the communication-set of a parameter of `nbytes`, at least `dense_below_kb`."""
 
     def quantises(self, shape: SegmentShape, span: Span) -> bool:
         """Return whether a parameter's values travel as their mean."""
@@ -111,7 +111,7 @@ class ResidualCompressor(Compressor):
         return replace(self, correct_momentum=False)
 
     def sendings(self, shape: SegmentShape) -> list[Sending]:
-        """Return how each parameter of a segment is sent."""
+        """Return the way of sending of each parameter of a segment."""
         return [self._sending(shape, span) for span in shape.spans]
 
     def _sending(self, shape: SegmentShape, span: Span) -> Sending:
@@ -182,7 +182,7 @@ class ResidualCompressor(Compressor):
         return Content(sending.form, count, values, selected.indices)
 
     def _clear(self, state: ResidualState, contents: Sequence[Content], sent: Array) -> None:
-        """Take out of the residual what is sent: as in algorithm 1, all that was selected."""
+        """Take the sent values out of the residual: as in algorithm 1, all that were selected."""
         state.kernels.clear(state.residual, sent)
 
     def accumulate(self, message: Message, weight: float, out: Tensor) -> None:
@@ -211,6 +211,6 @@ class ResidualCompressor(Compressor):
 
 
 def _message_bytes(shape: SegmentShape, counts: Sequence[tuple[Sending, float]]) -> int:
-    """Return the bytes of a message in which each parameter sends so many elements."""
+    """Return the bytes of a message with the given count of elements for each parameter."""
     itemsize = dtype_of(shape).itemsize
     return message_bytes(shape, sum(content_bytes(s.form, count, itemsize) for s, count in counts))

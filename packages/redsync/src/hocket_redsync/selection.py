@@ -1,11 +1,11 @@
-"""The selection of a parameter's elements: from what passed a floor to the communication-set, and the next floor.
+"""The selection of a parameter's elements: from those that passed a floor to the communication-set and the next floor.
 
 Every method needs one pass over the residual, the one that accumulates the gradient, if it knows a floor that a few
 times k elements pass. The step before knows one: residuals change little from step to step. Where none is known, or it
 turns out wrong, a sample of the residual gives one and a second pass, which only reads, picks out what passes it.
 
 Source: Fang et al., "RedSync", section 2.1 and algorithms 2 and 3. There, the floors are mean + r (max - mean) for r
-from a ladder (trimmed) or by bisection (threshold), each tried by a pass that counts. What is selected is the same:
+from a ladder (trimmed) or by bisection (threshold), each tried by a pass that counts. The selection is the same:
 the k largest, or all that reach one threshold which k to 2 k elements reach. Our floor is read off the last step's
 candidates, and the exact place among these few is found by partitioning them.
 """
@@ -23,10 +23,10 @@ from hocket_redsync.kernels.api import NOTHING_PASSES, SMALLEST_KEY, Found, Kern
 
 __all__ = ["SAMPLED_INTERVAL", "Method", "Selected", "capacity_of", "most_selected", "search", "select"]
 
-#: In how many steps a threshold is used again before it is searched anew.
+#: The number of steps that use a threshold again before a new search.
 SAMPLED_INTERVAL = 5
 
-# So many times k candidates are aimed at: fewer cost less, more are rarely too few in the next step.
+# Candidates aimed at, in multiples of k: fewer cost less, more are rarely too few in the next step.
 _AIM = 3
 _MOST_FALL = 0.15
 _SAMPLE_SIZE = 1 << 16
@@ -34,11 +34,11 @@ _LEAST_CAPACITY = 4096
 
 
 class Method(StrEnum):
-    """How a parameter's communication-set is found.
+    """Methods to find a parameter's communication-set.
 
     Attributes:
         DENSE: all is sent, nothing is kept back.
-        EXACT: the k largest, by a partition of all elements: the reference, and what others do.
+        EXACT: the k largest, by a partition of all elements: the reference, and the usual implementation.
         TRIMMED: the k largest.
         THRESHOLD: all that reach one threshold, which k to 2 k elements do; the k largest where ties allow none.
         SAMPLED: the same, with a threshold that is used in 5 more steps, and is searched at once where less than k
@@ -54,14 +54,14 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Selected:
-    """What a parameter sends in a round, and where the next round begins.
+    """The elements that a parameter sends in a round, and the floor of the next round.
 
     Attributes:
         indices: places in the segment, int32, each once, in no particular order.
         values: V there.
         floor: the key from which the next round of this ranking picks candidates.
-        age: in how many rounds the floor has served as the threshold that sends all that reach it; 0 where it only
-            picks candidates.
+        age: the number of rounds in which the floor has served as the threshold that sends all that reach it; 0 where
+            it only picks candidates.
     """
 
     indices: Array
@@ -71,13 +71,13 @@ class Selected:
 
 
 def most_selected(method: Method, k: int, numel: int) -> int:
-    """Return how many elements a parameter can send at most: k, 2 k or 4 k of its `numel`."""
+    """Return the most elements that a parameter can send: k, 2 k or 4 k of its `numel`."""
     factor = {Method.THRESHOLD: 2, Method.SAMPLED: 4}.get(method, 1)
     return min(factor * k, numel)
 
 
 def capacity_of(k: int, numel: int) -> int:
-    """Return for how many candidates of `numel` elements there is room."""
+    """Return the number of candidates, of `numel` elements, that there is room for."""
     return min(numel, max(_LEAST_CAPACITY, 16 * k))
 
 
@@ -96,10 +96,10 @@ def select(
     Args:
         kernels: those of the residual's device.
         memory: the parameter's.
-        ranking: what makes an element large.
+        ranking: the order by which elements are large.
         method: any but `DENSE`.
         k: 1 to numel.
-        found: what passed `floor` when the residual was updated.
+        found: the elements that passed `floor` when the residual was updated.
         floor: the last round's.
         age: the last round's.
     """
@@ -156,9 +156,9 @@ def search(kernels: Kernels, memory: Memory, ranking: Ranking, k: int) -> tuple[
 
 
 def _exhaustive(memory: Memory, ranking: Ranking, k: int) -> tuple[Found, int]:
-    """Return all that reaches the k-th largest element if that is at most 2 k, else the k largest.
+    """Return all elements that reach the k-th largest if those are at most 2 k, else the k largest.
 
-    For where so many elements are equal that no element of a sample is a floor.
+    It is for parameters with so many equal elements that no element of a sample is a floor.
     """
     values = memory.residual.detach().cpu().numpy()
     keys = ranking.keys(values)
@@ -186,7 +186,7 @@ def _key_at(keys: Array, rank: int) -> int:
 
 
 def _largest(keys: Array, k: int, indices: Array) -> Array:
-    """Return where the k largest keys are; of equal ones those with the lowest `indices`."""
+    """Return the places of the k largest keys; of equal ones those with the lowest `indices`."""
     if k >= len(keys):
         return np.arange(len(keys))
     threshold = _key_at(keys, k)
@@ -199,7 +199,7 @@ def _largest(keys: Array, k: int, indices: Array) -> Array:
 
 
 def _threshold(keys: Array, k: int) -> int | None:
-    """Return a key that k to 2 k of the candidates reach, with room on both sides if there is; None if none is."""
+    """Return a key, or None, that k to 2 k candidates reach, with room on both sides if possible."""
     for rank in (k + k // 2, k):
         if rank <= len(keys):
             key = _key_at(keys, rank)
@@ -209,7 +209,7 @@ def _threshold(keys: Array, k: int) -> int | None:
 
 
 def _following(keys: Array, dtype: np.dtype[np.floating], k: int) -> int:
-    """Return the key that about `_AIM` times k elements reach, of which `keys` are the largest; at least k of them.
+    """Return the key that about `_AIM` times k elements reach; `keys` are the largest, at least k of them.
 
     Where they are fewer, the value goes on falling with the logarithm of the rank as it does in their lower half, and
     by 0.15 of itself at most: more than there are in the tails of uniform and normal values, and in heavy ones.

@@ -18,15 +18,15 @@ __all__ = ["ResidualState"]
 
 
 class ResidualState(State):
-    """What is remembered of a segment: V, u, and for each parameter where its next selection begins.
+    """The state of a segment: V, u, and for each parameter the floor of its next selection.
 
     Attributes:
         kernels: those of the segment's device.
         floors: int64 [parameters, 2], the keys from which candidates are picked; the second for the smallest.
-        ages: int64 [parameters], in how many rounds a floor has served as the threshold of `sampled`.
+        ages: int64 [parameters], the rounds in which a floor has served as the threshold of `sampled`.
         elsewhere: the positions of parameters that the collective sends whole, and messages leave out.
-        terms, scale: what the optimizer would do in this round.
-        cleared: what masking has cleared of u in this round.
+        terms, scale: the optimizer's terms in this round, and the factor that G has been multiplied by.
+        cleared: the elements of u that masking has cleared in this round.
     """
 
     def __init__(self, segment: Segment, *, corrects_momentum: bool) -> None:
@@ -72,7 +72,7 @@ class ResidualState(State):
         return Memory(segment.outgoing[place], self._residual[place], velocity, span.start)
 
     def update(self, position: int, memory: Memory) -> Update:
-        """Return what this round does to the residual of a parameter, [0 .. parameters), of which `memory` is."""
+        """Return this round's update of the residual of parameter `position`, whose memory is `memory`."""
         terms = self.terms[position] if self.terms else None
         if terms is None:  # the optimizer does it, or the parameter has no gradient: G is 0, u stays as it is
             return Update()

@@ -32,7 +32,7 @@ class Network(StrEnum):
 
 @dataclass(frozen=True)
 class Bible(Task):
-    """Predict each next character: inputs int64 [T], targets the same characters one later.
+    """Prediction of each next character: inputs int64 [T], targets the same characters one later.
 
     There are 29,710 sentences of 4 to 2,298 characters, 138 on average with a standard deviation of 102. So a step
     takes one rank several times as long as another. The end of the text is held out. The loss, in nats, and
@@ -75,7 +75,7 @@ class Bible(Task):
         return TaskData(_samples(pieces[:split]), _samples(sorted(pieces[split:], key=len)))
 
     def _sentences(self, text: bytes) -> list[bytes]:
-        # Of a single character there is no next one.
+        # A single character has no next one.
         return [s[: self.longest] for s in _BETWEEN_SENTENCES.split(text) if len(s) > 1]
 
     @staticmethod

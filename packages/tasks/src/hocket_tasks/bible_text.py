@@ -24,7 +24,7 @@ from hocket_tasks.saved_datasets import columns_of, is_saved
 
 __all__ = ["FILE", "read_verses"]
 
-#: Where the package has its text.
+#: The place of the package's text.
 FILE = "/usr/lib/bible.data"
 
 _TABLE_AT = 0x58
@@ -46,11 +46,11 @@ def read_verses(path: str) -> bytes:
     """Return a text as ASCII, with single spaces between words and without verses' numbers; the Bible's has 4 MB.
 
     Args:
-        path: of the package's bible.data; of a plain text in UTF-8, of which Project Gutenberg's preface and licence
-            are left out; or of a folder that the library datasets has written, whose column `text` is read.
+        path: the package's bible.data; a plain text in UTF-8, of which Project Gutenberg's preface and licence are
+            left out; or a folder that the library datasets has written, whose column `text` is read.
 
     Raises:
-        UserError: there is none, or it is none of these; says each way to get one.
+        UserError: there is none, or it is none of these; the error names each way to get one.
     """
     place = Path(path).expanduser()
     if is_saved(place):

@@ -26,7 +26,7 @@ _FILES = {
     "valid": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 
-# Where torchvision has them, below the folder that it is given.
+# The place below its root folder in which torchvision keeps them.
 _TORCHVISION = Path("FashionMNIST", "raw")
 
 #: uint8, of images or of their classes.
@@ -45,9 +45,9 @@ class FashionMNIST(ImageClassification):
 
     Attributes:
         network, hidden, label_smoothing: as in `ImageClassification`.
-        folder: where the four IDX files are, compressed (`.gz`) or plain, themselves or in `FashionMNIST/raw` below it,
-            as torchvision has them; or what the library datasets has saved to disk, with splits train and test.
-        train_samples: how many samples to train with, the first in the file's (shuffled) order; all where
+        folder: the folder of the four IDX files, compressed (`.gz`) or plain, directly or in `FashionMNIST/raw` below
+            it, as torchvision has them; or what the library datasets has saved to disk, with splits train and test.
+        train_samples: the number of samples to train with, the first in the file's (shuffled) order; all where
             None.
     """
 

@@ -51,8 +51,8 @@ class Hyperplane(Task):
 
     Attributes:
         dimensions: d, 1 or more.
-        train_samples: how many samples to train with, 1 or more.
-        valid_samples: how many are held out, 1 or more.
+        train_samples: the number of samples to train with, 1 or more.
+        valid_samples: the number held out, 1 or more.
         noise_variance: 0 or more.
     """
 
@@ -76,7 +76,7 @@ class Hyperplane(Task):
         )
 
     def coefficients(self) -> Tensor:
-        """Return a, float32 [d]: what is to be learnt."""
+        """Return a, float32 [d], the values to learn."""
         drawn = draws.words(self.dimensions, "plane-a", 0, 0) >> np.uint64(61)
         return torch.from_numpy(drawn.astype(np.float32)).mul_(2).sub_(7).mul_(_COEFFICIENT_UNIT)
 

@@ -29,7 +29,7 @@ def read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
 
     Args:
         path: the file.
-        num_dims: how many dimensions it must have, 1 or more.
+        num_dims: the number of dimensions that it must have, 1 or more.
 
     Returns:
         A new, writable array, uint8, with the file's dimensions.

@@ -1,4 +1,4 @@
-"""Registers the tasks of hocket-tasks, each imported when a config names it."""
+"""Tasks that hocket-tasks provides, each imported when a config names it."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ def columns_of(folder: Path, key: str, split: str | None, names: tuple[str, ...]
 
     Args:
         folder: as `is_saved` takes it.
-        key: what named it, for errors.
+        key: the key or argument that named it, for errors.
         split: its name; None for `train`, or the only one.
-        names: of the columns.
+        names: the columns' names.
 
     Raises:
         UserError: the library is not installed, cannot read the folder, or there is no such split or column.

@@ -25,7 +25,7 @@ class Sequences:
     Attributes:
         values: their elements, one sequence after the other, [sum of lengths, ...], any dtype; none is zero, which is
             what padding is.
-        starts: where each begins, and where the last ends, int64 [N + 1].
+        starts: the place at which each begins, and the end of the last, int64 [N + 1].
     """
 
     values: Tensor
@@ -38,7 +38,7 @@ class Sequences:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """How long each is, int64 [N]."""
+        """The length of each, int64 [N]."""
         lengths: NDArray[np.int64] = self.starts.diff().numpy()
         return lengths
 
@@ -46,7 +46,7 @@ class Sequences:
         """Return some of them, [B, T, ...], zero behind their ends.
 
         Args:
-            rows: which, int64 [B].
+            rows: the sequences' numbers, int64 [B].
 
         Raises:
             IndexError: a row out of range.

@@ -33,18 +33,18 @@ _NOISE_UNIT = 1 / 128
 
 @dataclass(frozen=True)
 class Videos(Task):
-    """Which of 101 pairs of scenes a video shows: inputs float32 [T, features], targets int64.
+    """Classification of videos by 101 pairs of scenes: inputs float32 [T, features], targets int64.
 
     A frame is its scene's pattern, +-`signal` for each feature, behind uniform noise of variance 4/3. The first half of
-    a video shows one of 12 scenes, the second another, and the class is which two in which order: from a mean over
-    frames it could not be told. Lengths are the paper's in number, range, mean and standard deviation; their
+    a video shows one of 12 scenes, the second another, and the class is the pair in its order: a mean over frames
+    cannot tell it. Lengths are the paper's in number, range, mean and standard deviation; their
     distribution, of which the paper shows a histogram, is log-normal here. Of a video every `stride`-th frame is there.
 
     Attributes:
-        train_samples: how many videos to train with, 1 or more.
-        valid_samples: how many are held out, 1 or more.
+        train_samples: the number of videos to train with, 1 or more.
+        valid_samples: the number held out, 1 or more.
         stride: 1 for the paper's lengths; 8 makes them 4 to some 140 frames, 24 on average.
-        features: of a frame, 1 or more; the paper has 2,048.
+        features: the features of a frame, 1 or more; the paper has 2,048.
         hidden: units of the LSTM, 1 or more; the paper has 2,048.
         signal: a multiple of 1/64, more than 0: the smaller, the harder. The default ends at about
             the paper's 70 % accuracy.

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["Ground", "PeerGround", "RealGround", "idle_cores", "measure"]
 
 WARM_UP = 8
-#: From the moment on which all have agreed until the first arrives, and from the last arrival until the next agreement.
+#: Seconds from the agreed start to the first arrival, and from the last arrival to the next agreement.
 SETTLE_S = 0.02
 
 Call = Callable[[int], None]
 
 
 class Ground(ABC):
-    """Where it is measured: a clock that all ranks read, how they agree on a start, and what it is compared with.
+    """The clock that all ranks read, their agreement on a start, and the baselines.
 
     Args:
         peer: this rank's.
     """
 
-    #: What partial allreduces are compared with, by name.
+    #: The baselines' names.
     baselines: tuple[str, ...]
 
     def __init__(self, peer: Peer) -> None:
@@ -128,15 +128,15 @@ def measure(
     else:
         progress = ThreadProgress()
         sums, close = sides[side].open_sums(peer, progress, side, [(side, 0, send)])
-        told: list[int] = []
+        active_in: list[int] = []
 
         def partial(round: int) -> None:
             sums[0].propose(send, round)
             sums[0].wait(round)
-            told.append(sums[0].fetch(round, receive).num_active)
+            active_in.append(sums[0].fetch(round, receive).num_active)
 
         latencies = _skewed(ground, partial, iterations)
-        active = told[WARM_UP:]
+        active = active_in[WARM_UP:]
         sums[0].close()
         close()
         progress.close()
@@ -170,7 +170,7 @@ def _skewed(ground: Ground, call: Call, iterations: int) -> list[float]:
         arrived_s = ground.now()
         call(round)
         seconds.append(ground.now() - arrived_s)
-        # Those who are done early would burn the cores of those who are not, in MPI's own wait.
+        # In MPI's own wait, ranks that end early would burn the cores of those that compute.
         ground.pause_until(start_s + 1e-3 * ground.peer.size + SETTLE_S)
     return seconds[WARM_UP:]
 

@@ -19,7 +19,7 @@ def _lines(nbytes: int) -> int:
 
 
 def _words(memory: Array) -> memoryview:
-    """Return memory as int64; of a view Python reads numbers faster than of an array."""
+    """Return memory as int64: Python reads numbers faster from a view than from an array."""
     return memory.view(np.int64).data
 
 
@@ -27,18 +27,18 @@ class RankPart:
     """One rank's part.
 
     Attributes:
-        mutex: guards what follows, but `slot` and `slot_round` and `slot_active`.
+        mutex: guards all that follows, except `slot`, `slot_round` and `slot_active`.
         holder: [1] the rank that holds the mutex; -1 for none.
         oldest, newest: [1] the steps of the oldest and the newest gradient in `send`; `oldest` is -1 if it holds none.
         accepted_step, accepted_round: [1] the newest step whose gradient a round has taken, and that round; or -1.
-        staleness_max: [1] how many rounds late a gradient has come in, at most.
-        fetched: [1] so many rounds' results this rank has been handed, or `undelivered` holds for it.
-        send: [numel] the gradients that no round has taken, added up.
-        undelivered: [numel] the sum of results that this rank was to be handed and that are in no slot any more; empty
-            where only the newest counts.
+        staleness_max: [1] the most rounds by which a gradient was late.
+        fetched: [1] the number of rounds whose results this rank has been handed, or `undelivered` holds for it.
+        send: [numel] the sum of the gradients that no round has taken.
+        undelivered: [numel] the sum of results that this rank is still to be handed and that no slot holds any more;
+            empty where only the newest counts.
         has_undelivered: [1] whether `undelivered` holds anything.
         slot: [numel] the result of round `slot_round`, one of those with this rank's number modulo the number of ranks.
-        slot_round, slot_active: [1] that round, and how many ranks were active in it.
+        slot_round, slot_active: [1] that round, and the number of ranks active in it.
     """
 
     def __init__(self, memory: Array, numel: int, dtype: np.dtype[np.generic], sums: bool) -> None:
@@ -79,16 +79,16 @@ class RankPart:
 
 
 class Table:
-    """What all ranks have in common.
+    """The state that all ranks have in common.
 
     Attributes:
-        mutex: guards what follows.
+        mutex: guards all that follows.
         holder: [1] the rank that holds the mutex; -1 for none.
-        rounds: [1] how many rounds have ended.
-        gone: [1] how many ranks have left for good.
+        rounds: [1] the number of rounds that have ended.
+        gone: [1] the number of ranks that have left for good.
         word: uint32 [1], another number after each round.
-        changed: where that number is, for waits.
-        arrived: [size] in how many rounds each rank's application has taken part.
+        changed: the place of that number, for waits.
+        arrived: [size] the number of rounds in which each rank's application has taken part.
     """
 
     def __init__(self, memory: Array, size: int) -> None:
@@ -120,7 +120,7 @@ class Layout:
         rank: this rank.
         memory: every rank's, uint8, zeroed, as of `Memory.share`.
         numel, dtype: of a gradient.
-        sums: whether ranks are handed the sums of rounds.
+        sums: true: ranks are handed the sums of rounds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A partial sum in shared memory: whoever starts a round takes what the others have proposed, and adds it up alone.
+"""A partial sum in shared memory: the rank that starts a round adds up what all have proposed.
 
 Each rank adds its gradients to a buffer that the others can read, under a lock of its own. A rank that comes to a
 round, and by the rules starts it, takes all locks, adds up what is there into the round's slot, marks it as taken,
@@ -6,8 +6,8 @@ and says that the round has ended. So nothing goes in twice or is lost, however 
 author, and the same bits for all; and rounds end in order. Ranks that compute are not woken and need no progress
 thread, and those that wait sleep until the round has ended.
 
-There is a slot for each rank, taken in turn: who reads one looks afterwards whether it has been written meanwhile, and
-then reads a newer one.
+There is a slot for each rank, taken in turn. A reader checks afterwards whether its slot was written meanwhile; if so,
+it reads a newer one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hocket_eager.rules import Delivery, QuorumRules, is_handed
 
 __all__ = ["SharedSum", "open_shared_sum"]
 
-# Until then the launcher's side can say which rank has died; its lock tells before.
+# Seconds until the launcher's side can say which rank has died; the rank's lock shows it earlier.
 _TOLD_WITHIN_S = 2.0
 
 
@@ -47,9 +47,9 @@ def open_shared_sum(
     Args:
         peer: the ranks.
         name: the segment, for messages.
-        numel, dtype: of a gradient.
-        rules: when rounds start.
-        missed: what a late rank is handed.
+        numel, dtype: a gradient's.
+        rules: the rules by which rounds start.
+        missed: the result that a late rank is handed.
     """
     if peer.size == 1 or not sync.is_available():
         return None
@@ -63,14 +63,14 @@ def open_shared_sum(
 
 
 class SharedSum(PartialSum):
-    """See `PartialSum`; of a process whose training thread alone uses it.
+    """A partial sum in shared memory, used by the training thread alone; see `PartialSum`.
 
     Args:
         peer: the ranks, which are on one host.
         name: the segment, for messages.
         layout: their memory.
-        rules: when rounds start.
-        missed: what a late rank is handed.
+        rules: the rules by which rounds start.
+        missed: the result that a late rank is handed.
     """
 
     def __init__(self, peer: Peer, name: str, layout: Layout, rules: QuorumRules, missed: Delivery) -> None:
@@ -144,7 +144,7 @@ class SharedSum(PartialSum):
             self._own.fetched[0] = max(self._own.fetched[0], round)
 
     def leave(self) -> None:
-        """Let nobody wait for this rank's application from now on."""
+        """Leave for good: no rank waits for this rank's application from now on."""
         with self._holding_table:
             self._table.gone[0] += 1
             self._start_if_it_may()
@@ -155,7 +155,7 @@ class SharedSum(PartialSum):
     # ------------------------------------------------------------------------------------------- how it does it
 
     def _start_if_it_may(self) -> None:
-        """Carry out the round that is to come, if it may start; the table is held."""
+        """Carry out the next round if it may start; the table is held."""
         table = self._table
         round = table.rounds[0]
         if self._rules.may_start(round, table.arrived) or (
@@ -187,7 +187,7 @@ class SharedSum(PartialSum):
                 part.oldest[0] = -1
 
     def _save_for_late_ranks(self, author: RankPart) -> None:
-        """Keep what a slot holds, which will be overwritten, for the ranks that have not been handed it."""
+        """Keep a slot's result, which will be overwritten, for the ranks that have not been handed it."""
         round = author.slot_round[0]
         for part in self._parts:
             if part.fetched[0] == round:
@@ -293,7 +293,7 @@ class SharedSum(PartialSum):
         )
 
     def _describe(self, step: int) -> str:
-        """Say whom a round waits for."""
+        """Describe the ranks that a round waits for."""
         round = self._table.rounds[0]
         missing = self._rules.missing(round, self._table.arrived)
         return f"round {step} of {self.name}, for which there have not come: {missing}"
@@ -306,7 +306,7 @@ class SharedSum(PartialSum):
             raise type(error)(f"{self.name}, round {self._table.rounds[0]}: {error}") from error
 
     def _lost(self, holder: int) -> PeerLostError:
-        """Return what to raise where the holder of a lock has died."""
+        """Return the error for a lock whose holder has died."""
         end_s = time.monotonic() + _TOLD_WITHIN_S
         while time.monotonic() < end_s:
             self._telling(self._peer.status.check_lost)  # knows the rank's number in the job
@@ -318,7 +318,10 @@ class SharedSum(PartialSum):
 
 
 class _Holding:
-    """Holds a lock for a `with`; made once, as a rank that comes to a round finds nothing in its caches."""
+    """A lock held in a `with` statement.
+
+    It is made once, as a rank that comes to a round finds nothing in its caches.
+    """
 
     __slots__ = ("_of", "_what")
 

@@ -1,4 +1,4 @@
-"""The weight policies: which values of a stage's weights a batch's passes read, and where its gradient goes."""
+"""The weight policies: the values of a stage's weights that a batch's passes read, and the use of its gradient."""
 
 from hocket_eapipe.weights.api import Binding, Fixed, StagePart, Weights
 from hocket_eapipe.weights.elastic import Elastic

@@ -25,7 +25,7 @@ class Binding:
         parameters: the trainable ones, leaves that require gradients. Until the batch's backward nobody writes their
             memory, but for policies that mean it.
         buffers: those that are not the module's own.
-        are_modules: whether all of them are the module's own, which can be called as it is.
+        are_modules: true if all of them are the module's own, which can be called as it is.
     """
 
     parameters: Tensors
@@ -38,7 +38,7 @@ class StagePart:
     """A stage's share of the model, and its place in the pipeline.
 
     Attributes:
-        module: what the stage computes; its parameters are the newest values, or the master's.
+        module: the stage's module; its parameters are the newest values, or the master's.
         session: over all ranks that hold this stage, with an optimizer over `module`: the strategy of the data axis.
         stage: the number of the stage, from 0.
         num_stages: N.
@@ -62,16 +62,16 @@ class Weights(ABC):
         """Return what the forward of a batch, counted from 1, reads; also for each of its micro-batches."""
 
     def before_backward(self, batch: int) -> None:  # noqa: B027 (mostly what the forward read is what backward reads)
-        """Make what the batch's forward read hold what its backward is to read."""
+        """Write the values for the batch's backward into the tensors that its forward read."""
 
     @abstractmethod
     def exchange(self, gradients: Tensors, weight: float) -> None:
         """Put the gradient of a batch whose backward has just ended into `.grad`, as the strategy exchanges it.
 
         Args:
-            gradients: of what `forward` bound, by name, but for what has none; emptied, so that they are held
-                no longer than they are needed.
-            weight: how much the batch counts among the ranks that hold the stage; 0 for nothing.
+            gradients: those of the tensors that `forward` bound, by name, where there is one; emptied, so that they
+                are held no longer than they are needed.
+            weight: the batch's weight among the ranks that hold the stage; 0 for nothing.
         """
 
     @abstractmethod
@@ -82,24 +82,24 @@ class Weights(ABC):
         """Take note that no batch is under way, at any stage."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the policy keeps beside the module and its optimizer, while no batch is under way."""
+        """Return the policy's state beside the module and its optimizer, while no batch is under way."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Continue from what `state_dict` returned."""
+        """Continue from the result of `state_dict`."""
 
 
 class Fixed(Weights):
-    """What a stage without trainable parameters has."""
+    """The weights of a stage without trainable parameters."""
 
     def forward(self, batch: int) -> Binding:
         return Binding({})
 
     def exchange(self, gradients: Tensors, weight: float) -> None:
-        """Nothing, as there are no gradients."""
+        """Do nothing, as there are no gradients."""
 
     def step(self, batch: int) -> None:
-        """Nothing, as there are no gradients."""
+        """Do nothing, as there are no gradients."""
 
 
 def alias(tensor: Tensor) -> Tensor:

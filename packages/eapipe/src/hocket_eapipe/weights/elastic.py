@@ -1,4 +1,4 @@
-"""EA-Pipe: N replicas of each stage, one for each batch under way, and a master that they pull and that pulls them.
+"""EA-Pipe: N replicas of each stage, one for each batch under way, and a master; master and replicas pull each other.
 
 Source: "Pipeline Parallelism With Elastic Averaging", 2024, sec. III and eq. 1. The text gives the
 order as update, then pull, where ceil(t / N) is a multiple of tau; so is it here (the appendix's algorithms 2 and 3,
@@ -22,19 +22,19 @@ __all__ = ["Elastic", "pull", "replicate"]
 
 
 class Elastic(Weights):
-    """Batch t reads and steps replica ((t - 1) mod N) + 1; the module's own weights are the master.
+    """Elastic averaging: batch t reads and steps replica ((t - 1) mod N) + 1; the module is the master.
 
     Each replica's optimizer has a state of its own, made by its first step. The strategy's gradients are exchanged
     before a replica's step, its parameters, on the master, after the pull.
 
     Args:
         part: the stage.
-        leader: of the session's optimizer, which stands for the user's and never steps.
+        leader: the follower with the session's optimizer, which stands for the user's and never steps.
         followers: an optimizer for each replica, over `replicas` of the same place.
         replicas: their parameters, as `replicate` makes them.
-        alpha: how strongly they pull each other, more than 0 and less than 1.
+        alpha: the strength of the pull, more than 0 and less than 1.
         period: tau, 1 or more.
-        buffers: whether the floating-point buffers are pulled like the weights.
+        buffers: true: the floating-point buffers are pulled like the weights.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Elastic(Weights):
         with session.stepping():
             for name, tensor in replica.parameters.items():
                 tensor.grad, self._master[name].grad = self._master[name].grad, None
-            # Not the user's own: of the session's, compressors have taken their terms out by now.
+            # Not the user's own optimizer: compressors have taken their terms out of the session's by now.
             follower.follow(session.optimizer)
             follower.optimizer.step()
             follower.optimizer.zero_grad()
-            # What the last step's exchange has under way for the next forward belongs to the master.
+            # The exchange that the last step has under way for the next forward belongs to the master.
             session.phase.parameters.merge_forward()
             if pulls(batch, len(self._bindings), self._period):
                 self._pull(replica)

@@ -19,7 +19,7 @@ class Newest(Weights):
     """The newest weights are the module's own, and the session's optimizer steps them.
 
     Attributes:
-        applied: how many batches' gradients they hold.
+        applied: the number of batches whose gradients they hold.
     """
 
     def __init__(self, part: StagePart, follower: Follower) -> None:
@@ -29,7 +29,7 @@ class Newest(Weights):
         self._parameters = part.parameters()
 
     def merge(self) -> None:
-        """Write into the newest weights what a strategy has under way for the next forward."""
+        """Write a strategy's exchange for the next forward into the newest weights."""
         self._part.session.phase.parameters.merge_forward()
 
     def newest(self) -> Tensors:
@@ -59,9 +59,9 @@ class Newest(Weights):
 
 
 class Naive(Newest):
-    """Both passes read the newest weights, which are not the same: what forward read is overwritten before backward.
+    """The newest weights in both passes: other batches overwrite the forward's before the backward.
 
-    That the gradient is then of no function of any weights is what the policy is there to show.
+    The policy shows the effect: the gradient is not that of the loss at any weights.
     """
 
     def forward(self, batch: int) -> Binding:
@@ -69,7 +69,7 @@ class Naive(Newest):
 
 
 class Flush(Newest):
-    """No weights change between a batch's forward and its backward, as no other batch comes between."""
+    """The newest weights, which no other batch changes between a batch's forward and its backward."""
 
     def forward(self, batch: int) -> Binding:
         self.merge()
@@ -77,7 +77,7 @@ class Flush(Newest):
 
 
 class Stashing(Newest):
-    """Both passes of a batch read the weights that were the newest at its forward."""
+    """Weights stashed at each batch's forward, the newest at that time, for both of its passes."""
 
     def __init__(self, part: StagePart, follower: Follower) -> None:
         super().__init__(part, follower)
@@ -101,17 +101,18 @@ class Stashing(Newest):
 
 
 class VerticalSync(Newest):
-    """Both passes of a batch, at every stage, read the weights that were the newest at its forward at the first stage.
+    """One version of the weights for both passes of a batch at every stage.
 
-    These have the gradients of all batches up to t - N (and of all that were drained before): at the other stages an
-    older version than the newest, which is kept until all batches that are to read it have come and gone.
+    It is the newest at the batch's forward at the first stage. It has the gradients of all batches up to t - N (and of
+    all that were drained before). The other stages keep it, an older version there than the newest, until all batches
+    that are to read it have come and gone.
     """
 
     def __init__(self, part: StagePart, follower: Follower) -> None:
         super().__init__(part, follower)
-        #: Weights by how many batches' gradients they hold; the newest is kept as soon as it is there.
+        #: Weights by the number of batches whose gradients they hold; the newest is kept as soon as it is there.
         self._versions: dict[int, Tensors] = {}
-        #: How many batches had been drained when the pipeline was last empty.
+        #: The number of batches drained when the pipeline was last empty.
         self._base = 0
 
     def forward(self, batch: int) -> Binding:

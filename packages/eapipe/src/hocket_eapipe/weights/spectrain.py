@@ -19,10 +19,10 @@ _MOMENTUM = "momentum_buffer"
 
 
 class SpecTrain(Newest):
-    """Forward reads w - s * lr * v; backward reads it anew, with s = 0, as the gradient is applied at once.
+    """Predicted weights: the forward reads w - s * lr * v, and the backward reads it anew, with s = 0.
 
-    v is the momentum buffer of torch's SGD, which steps by lr * v. The values that backward reads take the place of
-    those that forward has read, in one working copy of the weights for all batches.
+    s is 0 there because the gradient is applied at once. v is the momentum buffer of torch's SGD, which steps by
+    lr * v. The backward's values replace the forward's, in one working copy of the weights for all batches.
 
     Raises:
         AttachError: the optimizer is not torch's SGD with momentum.

@@ -1,4 +1,4 @@
-"""The passes over gradients and residuals, behind one door for every device: Numba on the CPU, CuPy on CUDA."""
+"""The passes over gradients and residuals, with one interface for every device: Numba on the CPU, CuPy on CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Found", "Kernels", "Memory", "Ranking", "Update", "kernels_for"]
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """Return the kernels for tensors on `device`, compiled or loaded from disk: no training step pays for that.
+    """Return the kernels for tensors on `device`, compiled now or loaded from disk, before any training step.
 
     Raises:
         ValueError: a device without kernels, or CUDA without CuPy.

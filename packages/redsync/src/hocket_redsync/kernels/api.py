@@ -1,4 +1,4 @@
-"""The interface of kernels: one pass that accumulates a parameter's gradient and picks out what is large."""
+"""The interface of kernels: one pass that accumulates a parameter's gradient and picks out large elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "mode_of",
 ]
 
-#: What a pass does before it picks, as the loops know it; advance.cu has the same numbers.
+#: The update of a pass before it picks, as a number for the loops; advance.cu has the same numbers.
 PICK, PLAIN, MOMENTUM, NESTEROV = range(4)
 
 #: A floor that only NaN reaches, for float32 and float64 by their bytes: one above Inf.
@@ -41,11 +41,11 @@ SMALLEST_KEY = 1
 
 
 class Ranking(Enum):
-    """What makes an element large; its key is the bits of its value, seen as a whole number, after a flip and a mask.
+    """An order of elements by keys; an element is large if its key is at least a floor.
 
-    Bits of non-negative floats are ordered as the floats are, denormals included, and comparing whole numbers needs
-    no care for NaN, so loops become vector instructions. An element whose key is at least a floor of 1 or more is
-    large; zeros never are, nor what has the other sign.
+    A key is the bits of the value as a whole number, after a flip and a mask. Bits of non-negative floats are ordered
+    as the floats are, denormals included. Comparing whole numbers needs no care for NaN, so loops become vector
+    instructions. Floors are 1 or more, so zeros are never large, nor are values of the other sign.
 
     Source: RedSync, section 2.1 (magnitude) and 2.2 (the k largest, and in the next step the k smallest).
     """
@@ -55,7 +55,7 @@ class Ranking(Enum):
     SMALLEST = "smallest"
 
     def flip_and_mask(self, itemsize: int) -> tuple[int, int]:
-        """Return what bits are combined with by xor, and then by and, as signed numbers of `itemsize` bytes."""
+        """Return the operands of the bits' xor and of the following and, as signed numbers of `itemsize` bytes."""
         sign, rest = -(1 << (8 * itemsize - 1)), (1 << (8 * itemsize - 1)) - 1
         return {"magnitude": (0, rest), "largest": (0, -1), "smallest": (sign, -1)}[self.value]
 
@@ -86,15 +86,15 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a round does to a parameter's residual, in the order of torch's SGD.
+    """The update of a parameter's residual in a round, in the order of torch's SGD.
 
     g = G + decay * x; without momentum V <- V + g; with it u <- momentum * u + g, and V <- V + u, or with Nesterov
     V <- V + (g + momentum * u).
 
     Attributes:
         momentum: m; 0 for none, which leaves u as it is.
-        nesterov: whether to look ahead.
-        decay: weight decay times what G has been multiplied by.
+        nesterov: true: look ahead.
+        decay: weight decay times the factor that G has been multiplied by.
         parameter: x, [n] in the segment's order; None where `decay` is 0.
     """
 
@@ -118,12 +118,12 @@ def mode_of(update: Update | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What passed a floor, in host memory.
+    """The elements that passed a floor, in host memory.
 
     Attributes:
         indices: places in the segment, int32, as many as there was room for.
         values: V there.
-        count: how many passed.
+        count: the number that passed.
     """
 
     indices: Array
@@ -132,7 +132,7 @@ class Found:
 
     @property
     def complete(self) -> bool:
-        """Whether there was room for all."""
+        """True if there was room for all."""
         return self.count == len(self.indices)
 
 
@@ -147,14 +147,14 @@ class Kernels(ABC):
     def advance(
         self, memory: Memory, update: Update | None, ranking: Ranking, floor: int, capacity: int
     ) -> Any:
-        """Update a parameter's residual and pick out what has a key of at least `floor`; all in one pass.
+        """Update a parameter's residual and pick the elements with a key of at least `floor`, in one pass.
 
         Args:
             memory: the parameter's.
-            update: what to do first; None to pick only.
+            update: the update before picking; None to pick only.
             ranking: gives the keys.
             floor: 1 or more.
-            capacity: how many there is room for.
+            capacity: the number of elements that there is room for.
 
         Returns:
             A handle for `collect`; on a GPU the pass may still be under way.
@@ -162,7 +162,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def collect(self, handles: Sequence[Any]) -> list[Found]:
-        """Return what the passes have found; waits for a device once, not for each."""
+        """Return the elements that the passes have found; waits for a device once, not for each."""
 
     @abstractmethod
     def sample(self, residual: Tensor, size: int) -> Array:

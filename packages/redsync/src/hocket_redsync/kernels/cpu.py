@@ -1,6 +1,6 @@
 """The passes on the CPU, compiled by Numba, without the GIL and kept on disk.
 
-What is compiled stands in `hocket_redsync.kernels.loops`.
+The compiled loops are in `hocket_redsync.kernels.loops`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CpuKernels", "add_message"]
 
 
 class CpuKernels(Kernels):
-    """Numba, on as many threads as torch may use; results do not depend on how many."""
+    """Kernels by Numba, on as many threads as torch may use; results do not depend on their number."""
 
     def __init__(self) -> None:
         _load()
@@ -97,9 +97,9 @@ def add_message(
     Args:
         out: float32 or float64, flat.
         weight: rounded to the dtype of `out` first, as torch does.
-        places: the first element of each dense parameter, how many it has, and how many elements each mean is for.
-        values: of elements with an index, means, and dense ones.
-        indices: int32, of elements with a value each, and of those with a mean.
+        places: the first element of each dense parameter, its number of elements, and each mean's number of elements.
+        values: values of elements with an index, means, and dense values.
+        indices: int32, those of elements with a value each, and those of elements with a mean.
 
     Raises:
         IndexError: an index beyond `out`.
@@ -119,7 +119,7 @@ def _joined(pieces: list[Found], capacity: int) -> Found:
 
 @cache
 def _load() -> None:
-    """Have all kernels compiled, or read from disk, now."""
+    """Compile all kernels now, or read them from disk."""
     kernels = CpuKernels.__new__(CpuKernels)
     for dtype in (torch.float32, torch.float64):
         tensor = torch.zeros(1, dtype=dtype)

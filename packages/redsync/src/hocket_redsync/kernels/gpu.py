@@ -1,7 +1,7 @@
 """The passes on CUDA, by CuPy's raw kernels on torch's current stream.
 
 Passes are only started; `collect` waits for all of a segment's at once, and brings the candidates to the host, where
-the rest of the selection is done as on the CPU. What it does there is on a few elements in a thousand.
+the rest of the selection is done as on the CPU, on a few elements in a thousand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["COMPILE_OPTIONS", "SOURCE", "GpuKernels"]
 #: The kernels' source.
 SOURCE = Path(__file__).with_name("advance.cu")
 
-#: What it is compiled with, by NVRTC as by nvcc.
+#: Options of its compilation, for NVRTC and nvcc.
 COMPILE_OPTIONS = ("-std=c++17", "-fmad=false")
 
 _THREADS = 256
@@ -38,7 +38,7 @@ _BLOCKS_PER_PROCESSOR = 8
 
 @dataclass(frozen=True, eq=False)
 class _Handle:
-    """A pass that may be under way: where it writes what it finds, and how much that is, int32 [1]."""
+    """A pass that may be under way: the buffers for the elements that it finds, and their number, int32 [1]."""
 
     indices: Tensor
     values: Tensor
@@ -46,7 +46,7 @@ class _Handle:
 
 
 class GpuKernels(Kernels):
-    """CuPy, on one CUDA device.
+    """Kernels by CuPy, on one CUDA device.
 
     Raises:
         ValueError: CuPy is not installed.

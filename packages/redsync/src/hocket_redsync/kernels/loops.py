@@ -23,7 +23,7 @@ __all__ = ["add_message", "advance", "clear", "is_below"]
 _TILE = 1024
 _PART = 64
 
-# After how many elements the search for NaN and Inf may stop early.
+# The number of elements after which the search for NaN and Inf may stop early.
 _BLOCK = 1 << 16
 
 # Calls for each tile would cost a tenth of the pass.
@@ -63,7 +63,7 @@ def _pick(
     values: Array,
     count: int,
 ) -> int:
-    """Write down what passes behind the `count` that have, as far as there is room; return how many have now."""
+    """Append the elements that pass to the `count` found so far, while there is room; return the new count."""
     for start in range(0, keys.size, _PART):
         own = keys[start : start + _PART]
         if own.size == _PART:  # a loop of known length becomes a few vector instructions
@@ -98,7 +98,7 @@ def advance(
     indices: Array,
     values: Array,
 ) -> int:
-    """Do what `Kernels.advance` says, in one piece; return how many have passed, also where there was no room."""
+    """Carry out `Kernels.advance` in one piece; return the number that passed, those without room included."""
     count = 0
     tile = np.empty(_TILE, residual.dtype)
     for start in range(0, residual.size, _TILE):
@@ -148,7 +148,7 @@ def add_message(
     indices: Array,
     mean_indices: Array,
 ) -> bool:
-    """Add a message, as `hocket_redsync.kernels.cpu.add_message` says; return False, before that, for a bad index."""
+    """Add a message as `hocket_redsync.kernels.cpu.add_message`; return False, and add nothing, for a bad index."""
     numel = out.size
     for index in indices:
         if not 0 <= index < numel:

@@ -20,7 +20,7 @@ __all__ = ["in_pieces"]
 
 _T = TypeVar("_T")
 
-# Below, handing out the pieces takes longer than they do.
+# The smallest piece: with smaller ones, handing out takes longer than the work.
 _SMALLEST_PIECE = 1 << 18
 
 # A vector unit's favourite boundary, and a whole number of the kernels' tiles.
@@ -28,7 +28,7 @@ _ALIGNMENT = 1024
 
 
 def in_pieces(numel: int, work: Callable[[int, int], _T]) -> list[_T]:
-    """Return what `work(start, stop)` gives for consecutive pieces of 0 to `numel`, in their order.
+    """Return the results of `work(start, stop)` for consecutive pieces of 0 to `numel`, in their order.
 
     Args:
         numel: elements.
