@@ -17,7 +17,9 @@ __all__ = ["LARS"]
 
 
 class LARS(torch.optim.Optimizer):
-    """Layer-wise adaptive rate scaling: v = momentum * v - rate * (g + weight_decay * w), then w += v.
+    """SGD with momentum whose rate is scaled layer by layer.
+
+    A step is v = momentum * v - rate * (g + weight_decay * w), then w += v.
 
     Where a tensor w has two axes or more, rate = lr * coefficient * |w| / (|g| + weight_decay * |w| + eps); lr itself
     where either norm is 0 or no number, and for tensors of one axis or none: biases, gamma and beta. The rate is

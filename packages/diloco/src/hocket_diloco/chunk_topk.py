@@ -1,4 +1,4 @@
-"""Top-k of chunks: the largest values of each run of 4096, or of each tile, with their places in it in 12 bits.
+"""Top-k of chunks: the largest values of each run of 4096, or of each tile, with places in 12 bits.
 
     bytes        content
     c * b        the trailer, in the segment's dtype

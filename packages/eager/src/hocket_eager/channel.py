@@ -1,4 +1,4 @@
-"""Partial allreduces in a session: each segment has rounds of its own, many of which can be under way at once."""
+"""Partial allreduces in a session: each segment has rounds of its own, of which many can overlap."""
 
 from __future__ import annotations
 

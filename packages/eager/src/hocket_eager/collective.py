@@ -174,9 +174,10 @@ class PartialAllreduce(Collective):
         return sums, close
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return the cost of the sum and of the notices, by messages: all ranks come at once, and one starts the round.
+        """Return the cost of the sum and of the notices, by messages.
 
-        Memory is for the send buffer, the sum, the receive buffer, and for where the sum's messages go.
+        All ranks come at once, and one starts the round. Memory is for the send buffer, the sum, the receive buffer,
+        and for where the sum's messages go.
         """
         of_sum = {
             Algorithm.RECURSIVE_DOUBLING: recursive_doubling_cost,

@@ -1,4 +1,4 @@
-"""The rounds of one segment on one rank: the interface of both ways to sum, by messages and in shared memory.
+"""The rounds of one segment on one rank: the interface of sums by messages and in shared memory.
 
 The contract (eager-SGD, Lemma 6.1), which the tests check on every way:
 

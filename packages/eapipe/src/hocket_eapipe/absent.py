@@ -1,4 +1,4 @@
-"""The stages of a pipeline that this rank does not train: their memory is freed except while the model is whole."""
+"""The stages of a pipeline that other ranks train: their memory is freed except while the model is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session whose model is shared out: each rank trains its stages, with a session per stage over all its holders."""
+"""A session whose model is shared out: each rank trains its stages, each with a session over all holders."""
 
 from __future__ import annotations
 

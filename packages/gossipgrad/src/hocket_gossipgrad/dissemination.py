@@ -20,9 +20,11 @@ def num_dimensions(size: int) -> int:
 
 @dataclass(frozen=True)
 class Dissemination(Topology):
-    """A ring whose stride doubles: rank i sends to (i + 2**k) mod p and hears from (i - 2**k) mod p.
+    """A ring whose stride doubles from round to round.
 
-    In round t, k = t mod ceil(log2 p). W = (I + P) / 2, with P a cyclic shift: doubly stochastic for any p. One message
+    In round t, with k = t mod ceil(log2 p), rank i sends to (i + 2**k) mod p and hears from (i - 2**k) mod p.
+
+    W = (I + P) / 2, with P a cyclic shift: doubly stochastic for any p. One message
     is sent and one received per round, to and from different ranks where p > 2. The product of ceil(log2 p) rounds is
     positive; it is the exact mean where p is a power of two, and nowhere else. All segments have the same partners.
     """

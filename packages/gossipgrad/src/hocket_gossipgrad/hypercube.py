@@ -16,7 +16,9 @@ __all__ = ["Hypercube"]
 
 @dataclass(frozen=True)
 class Hypercube(Topology):
-    """Pairs of a hypercube: ranks i and i xor 2**k average in round t, with k = t mod log2 p.
+    """Pairs of ranks along one dimension of a hypercube after the other.
+
+    In round t, with k = t mod log2 p, ranks i and i xor 2**k average.
 
     W = (I + P) / 2, with P an exchange of pairs: symmetric and doubly stochastic. The product of log2 p rounds is
     the exact mean. All segments have the same partners.

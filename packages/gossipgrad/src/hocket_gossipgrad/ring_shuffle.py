@@ -18,11 +18,12 @@ __all__ = ["RingShuffle"]
 
 @dataclass(frozen=True)
 class RingShuffle(SampleShuffle):
-    """Rotation around a ring: in epoch e, rank r trains on the batches that rank (r - e) mod p has read.
+    """Rotation of batches around the ring of ranks, one rank further in each epoch.
 
-    Epochs count from 0, and batches keep their order. Every batch goes from rank r to rank (r + 1) mod p when r has
-    used it, and is needed there an epoch later: it travels while both compute. So in each epoch the ranks together use
-    every sample once; a sample comes back to a rank after p epochs, when each of the others has used it once.
+    In epoch e, from 0, rank r trains on the batches that rank (r - e) mod p has read, in their order. Every batch goes
+    from rank r to rank (r + 1) mod p when r has used it, and is needed there an epoch later: it travels while both
+    compute. So in each epoch the ranks together use every sample once; a sample comes back to a rank after p epochs,
+    when each of the others has used it once.
 
     The loader is read once, whole, when the first epoch begins: it must end, and what it draws (an order,
     augmentations) is drawn once. Its batches are tensors in host memory, or tuples, lists and dictionaries of such, of

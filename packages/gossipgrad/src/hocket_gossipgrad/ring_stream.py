@@ -1,4 +1,4 @@
-"""The batches of one rank while samples rotate: those it holds, those on their way to it, and those it has sent.
+"""The batches of one rank while samples rotate: those it holds, those still to arrive, and those it has sent.
 
 All ranks know the form of every batch from the beginning, so that each is received straight into the memory from which
 it will be used, without a message that says how long it is.

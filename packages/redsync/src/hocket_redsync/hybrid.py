@@ -1,4 +1,4 @@
-"""Compressors that send a small share of the gradient and keep the rest: by one method, or by each parameter's size.
+"""Compressors that send a small share of the gradient and keep the rest, by one method or by size.
 
 Source: Fang et al., "RedSync", sections 2.1 and 3.1 (which method for which layers).
 """

@@ -12,9 +12,9 @@ __all__ = ["CharacterModel", "SequenceClassifier"]
 
 
 class SequenceClassifier(nn.Module):
-    """An LSTM over sequences float [B, T, F], and a linear layer over its state at each one's last element: [B, K].
+    """An LSTM and a linear layer over its state at each sequence's last element.
 
-    An element of zeros is padding.
+    Takes float [B, T, F], returns [B, K]. An element of zeros is padding.
     """
 
     def __init__(self, num_features: int, hidden: int, num_classes: int) -> None:

@@ -92,7 +92,7 @@ class RealGround(Ground):
 
 
 class PeerGround(Ground):
-    """Ranks of any transport with one clock: virtual ones, each with a core of its own, or those of one machine."""
+    """Ranks of any transport with one clock: virtual ones, with a core each, or those of one machine."""
 
     baselines = ("allreduce",)
 

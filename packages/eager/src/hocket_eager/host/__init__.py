@@ -1,4 +1,4 @@
-"""Partial sums in memory that the ranks of a host share: one rank carries out a whole round, and wakes nobody."""
+"""Partial sums in memory shared by a host's ranks: one rank carries out a whole round, and wakes nobody."""
 
 from hocket_eager.host.shared_sum import SharedSum, open_shared_sum
 

@@ -103,7 +103,10 @@ class Fixed(Weights):
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """Return a leaf over the same memory, with a version count of its own: autograd does not notice writes to it."""
+    """Return a leaf over the same memory, with a version count of its own.
+
+    Autograd does not notice writes to it.
+    """
     return tensor.data.requires_grad_()
 
 

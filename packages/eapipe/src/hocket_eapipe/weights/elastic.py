@@ -1,4 +1,4 @@
-"""EA-Pipe: N replicas of each stage, one for each batch under way, and a master; master and replicas pull each other.
+"""EA-Pipe: a master and N replicas of each stage, one for each batch under way, which pull each other.
 
 Source: "Pipeline Parallelism With Elastic Averaging", 2024, sec. III and eq. 1. The text gives the
 order as update, then pull, where ceil(t / N) is a multiple of tau; so is it here (the appendix's algorithms 2 and 3,
@@ -121,7 +121,10 @@ class Elastic(Weights):
 
 @torch.no_grad()
 def pull(replica: Sequence[Tensor], master: Sequence[Tensor], alpha: float) -> None:
-    """Let replica and master pull each other: x -= alpha (x - m), m += alpha (x - m), with x from before (eq. 1)."""
+    """Let replica and master pull each other (eq. 1).
+
+    x -= alpha (x - m) and m += alpha (x - m), both with the x from before.
+    """
     if not replica:
         return
     distance = torch._foreach_sub([x.data for x in replica], [m.data for m in master])

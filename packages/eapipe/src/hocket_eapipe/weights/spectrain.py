@@ -19,7 +19,7 @@ _MOMENTUM = "momentum_buffer"
 
 
 class SpecTrain(Newest):
-    """Predicted weights: the forward reads w - s * lr * v, and the backward reads it anew, with s = 0.
+    """Predicted weights: w - s * lr * v in the forward, w anew in the backward (s = 0).
 
     s is 0 there because the gradient is applied at once. v is the momentum buffer of torch's SGD, which steps by
     lr * v. The backward's values replace the forward's, in one working copy of the weights for all batches.
