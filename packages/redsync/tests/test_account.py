@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from hocket.testing.account import LOOPS, MOVES, STEPPED_BY, WITH_VELOCITY, Move, check_account
+import hocket
+from hocket.testing.account import (
+    LAYERS,
+    LOOPS,
+    MOVES,
+    STEPPED_BY,
+    WITH_VELOCITY,
+    Move,
+    Sums,
+    check_account,
+    sample,
+)
 
 SPARSE = "sparse_allreduce"
 SCALABLE = {"name": SPARSE, "algorithm": "scalable"}
@@ -70,3 +82,36 @@ def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer:
     if "velocity" in name:
         optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
     check_account({"gradients": EXCHANGES[name]}, moves, optimizers_of, of_sums=name == "quantised sums")
+
+
+@pytest.mark.parametrize("method", ["trimmed", "hybrid"])
+def test_momentum_is_read_written_and_cleared_in_the_optimizers_state(method: str) -> None:
+    """With all sent it is SGD with momentum, whose buffers are the mean of what ranks read."""
+
+    def train(batches: Any, given: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model = Sums()
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.5, weight_decay=0.1)
+        read = []
+        with hocket.attach(model, optimizer, given):
+            for step in range(6):
+                if step in (1, 2, 4, 5):
+                    read += [optimizer.state[p]["momentum_buffer"].clone() for p in parameters]
+                if step == 2:
+                    optimizer.state[parameters[1]]["momentum_buffer"].mul_(-2.0)
+                if step == 3:
+                    optimizer.state.clear()
+                sum(model(x, range(LAYERS)) for x in batches(step)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p.detach() for p in parameters], read
+
+    given = {"gradients": exchange(SPARSE, method, corrects=True, density=1.0)}
+    ended = hocket.virtual(2).run(lambda: train(lambda step: [sample(step, hocket.join().rank)], given))
+    [(values, read)] = hocket.virtual(1).run(
+        lambda: train(lambda step: [sample(step, rank) / 2 for rank in range(2)], "sgd")
+    )
+    for own, _ in ended:
+        torch.testing.assert_close(own, values, rtol=1e-12, atol=1e-12)
+    means = [torch.stack(of_ranks).mean(0) for of_ranks in zip(*(told for _, told in ended), strict=True)]
+    torch.testing.assert_close(means, read, rtol=1e-12, atol=1e-12)

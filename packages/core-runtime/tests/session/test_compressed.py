@@ -134,7 +134,8 @@ def test_the_optimizers_terms_are_its_own_between_steps_and_at_the_end() -> None
                     its.step()
                 group = optimizer.param_groups[0]
                 assert (group["momentum"], group["weight_decay"]) == (0.9, 0.01)
-                assert not any("momentum_buffer" in state for state in optimizer.state.values())
+                buffers = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+                assert all(buffer.any() for buffer in buffers)
         own, expected = (
             [o.state[p]["momentum_buffer"] for p in m.parameters()]
             for m, o in ((model, optimizer), (plain, other))

@@ -36,8 +36,9 @@ _FEW_BYTES = 8 << 20
 class _Kept:
     """A tensor of a compressor's state, and a copy from before gradients were sent that no optimizer has used."""
 
-    def __init__(self, now: Tensor) -> None:
+    def __init__(self, now: Tensor, *, is_momentum: bool) -> None:
         self.now = now
+        self.is_momentum = is_momentum
         self.before = torch.empty_like(now)
         self.made = False
 
@@ -64,7 +65,8 @@ class Account:
         self._slots_of: dict[Optimizer, frozenset[GradientSlot]] = {}
         self.unstepped: set[GradientSlot] = set()
         self.rounds = 0
-        self._kept = {state: [_Kept(tensor) for tensor in _remembered(state)] for state in segments}
+        self._slot_of: dict[Tensor, GradientSlot] = {slot.parameter: slot for slot in self._slots}
+        self._kept = {state: list(_remembered(state)) for state in segments}
         nbytes = sum(kept.now.nbytes for of_segment in self._kept.values() for kept in of_segment)
         self._rounds_to_copy: float = float("inf") if nbytes <= _FEW_BYTES else _FIRST_ROUNDS
         self._warned = False
@@ -130,6 +132,18 @@ class Account:
                 self._drop(slot)
         self.unstepped -= self._slots_of[optimizer]
 
+    @torch.no_grad()
+    def note_written(self, parameter: Tensor) -> bool:
+        """Take note that a velocity was set to other values; return whether gradients wait that were sent before."""
+        slot = self._slot_of[parameter]
+        if slot not in self.unstepped:
+            return False
+        for kept in self._kept[slot.state]:
+            if kept.is_momentum:
+                place = slot.state.place_of(slot)
+                kept.before[place] = kept.now[place]
+        return parameter.grad is not None
+
     def drop_unused(self) -> None:
         """Take out what no optimizer has used, and `p.grad` does not hold any more, before states are handed on."""
         for slot in [slot for slot in self.unstepped if slot.parameter.grad is None]:
@@ -177,7 +191,9 @@ def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:
             yield opened.channel.packing, segment
 
 
-def _remembered(state: SegmentState) -> Iterator[Tensor]:
+def _remembered(state: SegmentState) -> Iterator[_Kept]:
     for packing, segment in _packed(state):
         of_segment = packing.states[segment.index]
-        yield from (t for t in (of_segment.residual, of_segment.momentum) if t is not None)
+        for tensor, is_momentum in ((of_segment.residual, False), (of_segment.momentum, True)):
+            if tensor is not None:
+                yield _Kept(tensor, is_momentum=is_momentum)

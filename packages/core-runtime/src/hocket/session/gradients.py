@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hocket.collective.packing import Packing
@@ -124,6 +125,8 @@ class GradientSync:
             self._undo.begin()
         self._segments = [SegmentState(stages, parameters, exchanges) for stages in segments]
         self.account = None if agreement is None else Account(self._segments, self._open.peer.rank)
+        if terms is not None and self.account is not None:
+            terms.on_written = self.account.note_written
         if agreement is None and self._open.channel.packing is None:
             for segment in (state.first for state in self._segments if state.first.on_device):
                 segment.flag = segment.numel + NONFINITE
@@ -255,14 +258,14 @@ class GradientSync:
             contribution = self._agreement.weigh(contribution)
         if self._undo is not None:
             self._undo.begin_round(spoiled=self.nonfinite_anywhere)
+        if self.terms is not None:
+            self.terms.read()
         if self.account is not None:
             self.account.begin_round()
         self.contribution = contribution
         self._factor = contribution.factor * self._open.scale
         self._nonfinite_before = self.nonfinite if self.nonfinite_anywhere else None
         self.nonfinite = []
-        if self.terms is not None:
-            self.terms.read()
         self._next = 0
         for state in self._segments:
             state.reset()
@@ -399,6 +402,13 @@ class GradientSync:
         """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
         self._begin_round(NOTHING)
         self._finish_round()
+
+    def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
+        """Take note of an optimizer's step, or of one that was left out."""
+        if self.account is not None:
+            self.account.end_step(optimizer, used=used)
+        if self.terms is not None:
+            self.terms.end_step()
 
     def close_lane(self) -> None:
         """Give back what the ranks agree over; collective."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch.optim import Optimizer
 
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.config.component import component_name
-from hocket.segment.partition import Span
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
+from hocket.session.momentum_state import BUFFER, MomentumState, buffer_of
 from hocket.session.optimizers import Optimizers, parameters_of
 from hocket.session.refusals import override_of
 from hocket.transport.peer import Peer
@@ -23,15 +24,13 @@ __all__ = ["AppliedTerms"]
 
 _log = logging.getLogger("hocket")
 
-_BUFFER = "momentum_buffer"
-
 
 class AppliedTerms:
     """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
 
     The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
-    optimizer's again after `hand_back`. Meanwhile an optimizer's `state_dict` has what this rank alone knows of them,
-    and what `load_state_dict` brings becomes the compressor's.
+    optimizer's again after `hand_back`. Meanwhile the optimizer's state has what this rank alone knows of them, and
+    what is written there, cleared or loaded becomes the compressor's.
 
     Args:
         optimizers: torch's SGD, one or several.
@@ -58,7 +57,15 @@ class AppliedTerms:
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
-        self._told = self._told_of_rounds = False
+        self._told = self._told_of_rounds = self._told_of_late = False
+        #: Called with a parameter whose velocity was set; returns whether gradients of it wait for a step.
+        self.on_written: Callable[[Tensor], bool] = lambda _: False
+        self._velocities: dict[Tensor, Tensor] = {}
+        for segment, momentum in self._momenta():
+            self._velocities |= self._views(segment, momentum)
+        # The optimizers' state of parameters that have been stepped, and all that was in each optimizer's then.
+        self._states: dict[Tensor, MomentumState] = {}
+        self._seen: dict[Optimizer, list[Any]] = {}
         self.read()
         self._take_buffers(optimizers.given)
         self._handles = [
@@ -73,6 +80,7 @@ class AppliedTerms:
     def read(self) -> None:
         """Read the terms of this step: schedulers rewrite them."""
         within_step = self._suspended is not None  # a closure's backward
+        self._take_written()
         self.resume()
         self._terms = {}
         for optimizer in self._optimizers.given:
@@ -85,19 +93,21 @@ class AppliedTerms:
         if self._told_of_rounds or not any(terms.momentum for terms in self._terms.values()):
             return
         self._told_of_rounds = True
-        compressor = self._packing.compressor
-        cure = override_of(
-            f"{self._opened.exchange.name}.compressor", compressor, compressor.without_optimizer_terms()
-        )
         _log.warning(
             "rank %d: backward() came twice before optimizer.step(), and compressor %s applies momentum before it "
             "sends: between the two p.grad holds velocity, not the gradient alone. What is stepped with is right; a "
             "program that reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to "
             "the optimizer",
             self._peer.rank,
-            component_name(compressor),
-            cure,
+            component_name(self._packing.compressor),
+            self._cure(),
         )
+
+    def _cure(self) -> str:
+        """Return the override that leaves momentum to the optimizer."""
+        compressor = self._packing.compressor
+        key = f"{self._opened.exchange.name}.compressor"
+        return override_of(key, compressor, compressor.without_optimizer_terms())
 
     def give(
         self, segment: Segment, present: Iterable[bool], share: float, continues: Sequence[bool]
@@ -122,6 +132,7 @@ class AppliedTerms:
 
     def suspend(self) -> None:
         """Take the terms out of the optimizer's step that follows."""
+        self._take_written()
         if self._suspended is not None:  # the last step failed, and its terms have not come back
             return
         taken = self._packing.traits.applies_optimizer_terms
@@ -143,23 +154,80 @@ class AppliedTerms:
             (float(group["lr"]) for group in groups if any(p is parameter for p in group["params"])), 0.0
         )
 
+    def end_step(self) -> None:
+        """Let the optimizers' state have the momentum that a step has left."""
+        if len(self._states) < len(self._velocities):
+            for optimizer, parameter in self._owned():
+                terms = self._terms.get(parameter)
+                if parameter not in self._states and parameter.grad is not None and terms and terms.momentum:
+                    self._put_state(optimizer, parameter, optimizer.state.get(parameter, {}))
+            self._note_states()
+        for state in self._states.values():
+            state.renew()
+
     @torch.no_grad()
-    def _take_buffers(self, optimizers: Iterable[Optimizer]) -> None:
-        held = {
-            parameter: optimizer.state for optimizer in optimizers for parameter in parameters_of(optimizer)
-        }
-        for segment, momentum in self._momenta():
-            for span in segment.spans:
-                parameter = self._parameters[span.name]
-                if parameter not in held:
-                    continue
-                velocity = view_of(momentum, span)
-                buffer = held[parameter].get(parameter, {}).pop(_BUFFER, None)
-                if buffer is None:
-                    velocity.zero_()
-                else:
-                    # Each rank's share: they add up to the mean over ranks of what the ranks hold.
-                    velocity.copy_(buffer).mul_(self._opened.scale)
+    def _take_written(self) -> None:
+        """Let the compressor's velocity be what somebody has made of the optimizers' state."""
+        written = [parameter for parameter, state in self._states.items() if state.take()]
+        if any(map(_differs, self._seen, self._seen.values())):
+            for optimizer, parameter in self._owned():
+                now = optimizer.state.get(parameter, {})
+                own = self._states.get(parameter)
+                if now is not own and (own is not None or BUFFER in now):
+                    self._take_buffer(optimizer, parameter)
+                    written.append(parameter)
+            self._note_states()
+        late = [parameter for parameter in written if self.on_written(parameter)]
+        if late and not self._told_of_late:
+            self._told_of_late = True
+            compressor = component_name(self._packing.compressor)
+            name = next(name for name, each in self._parameters.items() if each is late[0])
+            _log.warning(
+                "rank %d: the optimizer's momentum of %s was cleared or written between backward() and "
+                "optimizer.step(), and compressor %s had applied what was there before: what was written counts from "
+                "the next step on. Do it before backward(); or %s leaves momentum to the optimizer",
+                self._peer.rank,
+                name,
+                compressor,
+                self._cure(),
+            )
+
+    def _owned(self) -> Iterator[tuple[Optimizer, Tensor]]:
+        """Yield the parameters whose velocity is the compressor's, with their optimizers."""
+        for optimizer in self._optimizers.given:
+            for parameter in parameters_of(optimizer):
+                if parameter in self._velocities:
+                    yield optimizer, parameter
+
+    def _note_states(self) -> None:
+        """Be able to tell whether somebody takes states out, or puts others in."""
+        self._seen = {optimizer: list(optimizer.state.values()) for optimizer in self._optimizers.given}
+
+    def _put_state(self, optimizer: Optimizer, parameter: Tensor, given: Mapping[str, Any]) -> None:
+        state = MomentumState(parameter, self._velocities[parameter], self._opened.scale, given)
+        self._states[parameter] = optimizer.state[parameter] = state
+
+    @torch.no_grad()
+    def _take_buffers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Let velocities be what optimizers hold: at attach, and when their state was loaded."""
+        for optimizer, parameter in self._owned():
+            if optimizer in optimizers:
+                self._take_buffer(optimizer, parameter)
+        self._note_states()
+
+    def _take_buffer(self, optimizer: Optimizer, parameter: Tensor) -> None:
+        """Let a parameter's velocity be this rank's share of the buffer that its optimizer holds; zeros for none.
+
+        The ranks' shares add up to the mean of what they hold.
+        """
+        given = optimizer.state.get(parameter, {})
+        self._states.pop(parameter, None)
+        if given.get(BUFFER) is None:
+            self._velocities[parameter].zero_()
+            return
+        self._put_state(optimizer, parameter, given)
+        del given  # which refers to the buffer, as whoever keeps it would
+        self._states[parameter].take()
 
     def _add_buffers(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Add momentum buffers to what an optimizer's `state_dict` returns: the share of this rank, as if of all."""
@@ -170,33 +238,38 @@ class AppliedTerms:
                 "a share on each rank: save it on every rank and load each rank's own, or use session.save",
                 self._peer.rank,
             )
-        numbers = {parameter: number for number, parameter in enumerate(parameters_of(optimizer))}
-        for segment, momentum in self._momenta():
-            for span in segment.spans:
-                parameter = self._parameters[span.name]
-                if parameter in numbers and self._terms[parameter].momentum:
-                    number = numbers[parameter]
-                    buffer = self._buffer_of(momentum / self._opened.scale, span)
-                    saved["state"][number] = {**saved["state"].get(number, {}), _BUFFER: buffer}
+        self._take_written()
+        for number, parameter in enumerate(parameters_of(optimizer)):
+            if parameter in self._velocities and (
+                parameter in self._states or self._terms[parameter].momentum
+            ):
+                buffer = buffer_of(self._velocities[parameter], self._opened.scale, parameter)
+                state = saved["state"].get(number, {})
+                saved["state"][number] = {key: state[key] for key in state if key != BUFFER} | {
+                    BUFFER: buffer
+                }
 
     @torch.no_grad()
     def hand_back(self) -> None:
         """Give the optimizer the momentum buffers again, the mean over ranks; collective."""
+        self._take_written()
         lane = self._peer.lane("momentum")
+        means: dict[Tensor, Tensor] = {}
         for segment, momentum in self._momenta():
             own = momentum.cpu().contiguous()
             total = torch.empty_like(own)
             lane.iallreduce(own.numpy(), total.numpy()).wait()
-            self._give_buffers(segment, total.mul_(1 / (self._peer.size * self._opened.scale)))
+            means |= self._views(segment, total.mul_(1 / self._peer.size))
         lane.close()
+        self._give_buffers(means)
         self.unhook()
 
     @torch.no_grad()
     def hand_back_own(self) -> None:
         """Give the optimizer its terms again, and what this rank alone knows of the momentum buffers."""
         self.resume()
-        for segment, momentum in self._momenta():
-            self._give_buffers(segment, momentum / self._opened.scale)
+        self._take_written()
+        self._give_buffers(self._velocities)
 
     def unhook(self) -> None:
         """Leave what optimizers save and load as it is."""
@@ -209,12 +282,20 @@ class AppliedTerms:
             if momentum is not None:
                 yield segment, momentum
 
-    def _give_buffers(self, segment: Segment, momentum: Tensor) -> None:
-        for span in segment.spans:
-            self._optimizers.state_of(self._parameters[span.name])[_BUFFER] = self._buffer_of(momentum, span)
+    def _views(self, segment: Segment, momentum: Tensor) -> dict[Tensor, Tensor]:
+        return {self._parameters[span.name]: view_of(momentum, span) for span in segment.spans}
 
-    def _buffer_of(self, momentum: Tensor, span: Span) -> Tensor:
-        """Return a parameter's share of a segment's momentum as its optimizer would hold it."""
-        parameter = self._parameters[span.name]
-        buffer = view_of(momentum, span).to(parameter.device, parameter.dtype)
-        return buffer.clone(memory_format=torch.preserve_format)
+    def _give_buffers(self, velocities: Mapping[Tensor, Tensor]) -> None:
+        for optimizer, parameter in self._owned():
+            buffer = buffer_of(velocities[parameter], self._opened.scale, parameter)
+            state = optimizer.state.get(parameter, {})
+            of_torch = (
+                state.with_buffer(buffer) if isinstance(state, MomentumState) else {**state, BUFFER: buffer}
+            )
+            optimizer.state[parameter] = of_torch
+
+
+def _differs(optimizer: Optimizer, seen: Sequence[Any]) -> bool:
+    """Return whether an optimizer's state holds others than it did."""
+    now = optimizer.state.values()
+    return len(now) != len(seen) or not all(map(operator.is_, now, seen))

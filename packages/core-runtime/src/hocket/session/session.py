@@ -325,16 +325,14 @@ class Session(TrainingSession):
         self._nonfinite.end_closure()
         self.phase.end_step()
         self.stale.end_step(used=not self._nonfinite.skipping)
-        self._end_account(optimizer, used=not self._nonfinite.skipping)
-        self.skipped(optimizer)
-
-    def _end_account(self, optimizer: Optimizer, *, used: bool) -> None:
-        gradients = self.phase.gradients
-        if gradients is not None and gradients.account is not None:
-            gradients.account.end_step(optimizer, used=used)
+        self._end_optimizer(optimizer, used=not self._nonfinite.skipping)
 
     def skipped(self, optimizer: Optimizer) -> None:
-        self._end_account(optimizer, used=False)
+        self._end_optimizer(optimizer, used=False)
+
+    def _end_optimizer(self, optimizer: Optimizer, *, used: bool) -> None:
+        if self.phase.gradients is not None:
+            self.phase.gradients.end_step(optimizer, used=used)
         self.used_backward = self._last_backward
         self.optimizers.waiting.discard(optimizer)
         if self.state is SessionState.EXCHANGED:
