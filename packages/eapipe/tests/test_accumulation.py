@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from toys import batch, chain, flat, sgd, trained
 
 import hocket
-from hocket.api import CheckpointError
+from hocket.errors import CheckpointError
 from hocket_eapipe import Pipeline, Policy
 
 STAGES, PARTS, STEPS = 3, 2, 5

@@ -26,10 +26,10 @@ import torch
 from hocket.collective.allreduce import Algorithm, Allreduce
 from hocket.collective.api import Choices, Collective
 from hocket.collective.sparse import SparseAlgorithm, SparseAllreduce
-from hocket.compressor.api import SegmentShape
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, allocate
+from hocket.segment.shape import SegmentShape
 from hocket.transport.joining import join
 from hocket.transport.network import Cost, NetworkModel
 from hocket.transport.peer import gather

@@ -12,7 +12,6 @@ from torch import nn
 
 import hocket
 from hocket.collective.sparse import SparseAlgorithm
-from hocket.compressor.api import numel_of
 from hocket.errors import CompositionError
 from hocket.plan.layout import Layout, gradient_layout
 from hocket.plan.plan import plan
@@ -78,7 +77,7 @@ def test_what_is_chosen_is_never_predicted_to_be_worse_than_dense(
     costs = CostModel(2e-5, s_per_byte, 2e-5, s_per_byte)
     shape = layout(*sizes)
     chosen = choose(Hybrid(0.001), shape, size, costs, auto=True, algorithm=SparseAlgorithm.AUTO)
-    nbytes = 4 * (numel_of(shape) + shape.trailer_numel)
+    nbytes = 4 * (shape.numel + shape.trailer_numel)
     assert chosen.seconds <= costs.reduce_latency(size) + costs.dense_seconds(nbytes, size) + 1e-12
 
 

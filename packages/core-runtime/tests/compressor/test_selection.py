@@ -21,7 +21,6 @@ from hocket.compressor import (
     SharedRandom,
     SparseValues,
     TopK,
-    check_indexable,
     largest,
     sparse_bytes,
     unpack_sparse,
@@ -29,6 +28,7 @@ from hocket.compressor import (
 from hocket.errors import NonFiniteError
 from hocket.segment.partition import Span
 from hocket.segment.segment import Segment
+from hocket.segment.shape import SegmentShape
 from hocket.testing.compressor import dense, fill, make_segment, run_round
 
 # Few different values, so that there are ties, and all kinds of them.
@@ -129,12 +129,12 @@ def test_sparse_messages_that_were_cut_are_noticed(payload: list[int]) -> None:
 
 
 def test_segments_too_long_for_their_indices_are_refused() -> None:
-    class Long:
+    class Long(SegmentShape):
         trailer_numel = 0
         spans = (Span("p", 0, 2**31, (2**31,), (1,), torch.float32, torch.device("cpu")),)
 
     with pytest.raises(ValueError, match=r"2147483648 elements .*segments: layers or bytes"):
-        check_indexable(Long())
+        Long().check_indexable()
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.5, math.nan])

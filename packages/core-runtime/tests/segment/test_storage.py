@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hocket.segment.partition import ALIGNMENT_BYTES, Bytes, Layers, Model, Segmentation, partition
-from hocket.segment.segment import Segment, allocate, view_of, wire_dtype
+from hocket.segment.segment import Segment, allocate, view_of
+from hocket.segment.shape import wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.transport.single import SinglePeer
 

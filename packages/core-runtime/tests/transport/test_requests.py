@@ -8,7 +8,7 @@ import pytest
 from hocket.errors import ExchangeTimeoutError
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.joining import join
-from hocket.transport.request import Finished, FunctionRequest, Request, all_of
+from hocket.transport.request import Finished, FunctionRequest, Request
 from hocket.transport.single import SinglePeer
 from hocket.transport.virtual import World
 
@@ -81,20 +81,20 @@ def test_what_follows_and_fails_says_so_to_the_caller() -> None:
 
 def test_several_are_done_when_all_are() -> None:
     requests = [Third(), Finished(7), Third()]
-    together = all_of(requests)
+    together = Request.all_of(requests)
     assert [together.done() for _ in range(4)] == [False, False, True, True]
     assert together.result == [3, 7, 3]
     assert [request.looks for request in requests if isinstance(request, Third)] == [3, 3], (
         "only looked at until done"
     )
-    assert all_of([Third(), Third()]).then(sum).wait() == 6
-    assert all_of([]).done()
-    assert all_of([]).wait() == []
+    assert Request.all_of([Third(), Third()]).then(sum).wait() == 6
+    assert Request.all_of([]).done()
+    assert Request.all_of([]).wait() == []
 
 
 def test_receives_are_withdrawn_together() -> None:
     lane, data = SinglePeer().lane("a"), np.zeros(1)
-    request = all_of(lane.irecv(data, 0, round) for round in range(2)).then(lambda _: None)
+    request = Request.all_of(lane.irecv(data, 0, round) for round in range(2)).then(lambda _: None)
     request.withdraw()
     lane.isend(np.ones(1), 0, 0)
     assert request.done()  # as on the other transports: nothing is awaited any more
@@ -106,7 +106,7 @@ def test_a_wait_for_several_ends_with_a_timeout() -> None:
         peer, data = join(), np.zeros(1)
         lane = peer.lane("a")
         with pytest.raises(ExchangeTimeoutError, match="lane 'a', since 1 s"):
-            all_of([Finished(), lane.irecv(data, 1 - peer.rank, 0)]).wait(1.0)
+            Request.all_of([Finished(), lane.irecv(data, 1 - peer.rank, 0)]).wait(1.0)
         assert peer.clock.now() < 2.0
 
     World(2).run(body)

@@ -27,8 +27,6 @@ from hocket.api import (
     Message,
     SegmentShape,
     State,
-    dtype_of,
-    trailer_bytes,
 )
 
 if TYPE_CHECKING:
@@ -177,13 +175,13 @@ class ChunkTopK(Compressor):
     def footprint(self, shape: SegmentShape) -> Footprint:
         """Return the bytes of values, places and trailer; the message's memory is kept."""
         chunks = self.chunks(shape)
-        nbytes = trailer_bytes(shape) + chunks.total * dtype_of(shape).itemsize + chunks.index_bytes
+        nbytes = shape.trailer_bytes + chunks.total * shape.dtype.itemsize + chunks.index_bytes
         return Footprint.of(nbytes, state_bytes=nbytes)
 
     def _parts(self, payload: Array, segment: Segment) -> tuple[Array, Array, Array]:
         """Return views of a payload: trailer, values, places."""
         dtype, chunks = segment.outgoing_array.dtype, self.chunks(segment)
-        first = trailer_bytes(segment)
+        first = segment.trailer_bytes
         last = first + chunks.total * dtype.itemsize
         end = last + chunks.index_bytes
         return payload[:first].view(dtype), payload[first:last].view(dtype), payload[last:end]

@@ -23,7 +23,6 @@ from hocket.api import (
     State,
     Wrapper,
     WrapperState,
-    whole_bytes,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Dct(Wrapper):
     def footprint(self, shape: SegmentShape) -> Footprint:
         """Return the other's, and the memory of coefficients."""
         held = self.compressor.footprint(shape)
-        return replace(held, state_bytes=held.state_bytes + whole_bytes(shape))
+        return replace(held, state_bytes=held.state_bytes + shape.wire_bytes)
 
     def _transform(self, values: Tensor, coefficients: Tensor, span: Span) -> None:
         """Write the coefficients of a parameter of a flat buffer where it lies in another."""

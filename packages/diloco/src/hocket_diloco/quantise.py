@@ -29,8 +29,6 @@ from hocket.api import (
     Message,
     SegmentShape,
     State,
-    dtype_of,
-    trailer_bytes,
 )
 from hocket_diloco.chunk_topk import ChunkTopK
 
@@ -212,16 +210,16 @@ class Quantise(Compressor):
     def footprint(self, shape: SegmentShape) -> Footprint:
         """Return the bytes of trailer, tables, codes and places; the message's memory is kept, and chosen values."""
         sizes = self._sizes(shape)
-        chosen = self._chosen(shape) * dtype_of(shape).itemsize
+        chosen = self._chosen(shape) * shape.dtype.itemsize
         return Footprint.of(sum(sizes), state_bytes=sum(sizes) + chosen)
 
     def _sizes(self, shape: SegmentShape) -> tuple[int, int, int, int]:
         """Return the bytes of each part of a message."""
         groups = self._groups(shape)
-        tables = len(groups.starts) * self._table_numel * dtype_of(shape).itemsize
+        tables = len(groups.starts) * self._table_numel * shape.dtype.itemsize
         codes = int((-(-groups.lengths * self._bits // 8)).sum())
         chooses = isinstance(self.compressor, ChunkTopK)
-        return trailer_bytes(shape), tables, codes, -(-3 * self._chosen(shape) // 2) if chooses else 0
+        return shape.trailer_bytes, tables, codes, -(-3 * self._chosen(shape) // 2) if chooses else 0
 
     def _chosen(self, shape: SegmentShape) -> int:
         return self.compressor.chunks(shape).total if isinstance(self.compressor, ChunkTopK) else 0

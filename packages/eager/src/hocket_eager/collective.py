@@ -19,16 +19,14 @@ from hocket.api import (
     Cost,
     Ends,
     draws,
-    recursive_doubling_cost,
-    ring_cost,
-    star_cost,
+    schedule,
 )
 from hocket_eager.initiative import is_coordinated, num_notices
 from hocket_eager.messages import TRAILER_BYTES
 from hocket_eager.rules import Delivery, Quorum, QuorumRules
 
 if TYPE_CHECKING:
-    from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Schedule, Segment, Topology
+    from hocket.api import Array, NetworkModel, Peer, ProgressEngine, Segment, Topology
     from hocket_eager.partial_sum import PartialSum
 
 __all__ = ["Algorithm", "PartialAllreduce"]
@@ -180,25 +178,23 @@ class PartialAllreduce(Collective):
         and for where the sum's messages go.
         """
         of_sum = {
-            Algorithm.RECURSIVE_DOUBLING: recursive_doubling_cost,
-            Algorithm.RING: ring_cost,
-            Algorithm.STAR: star_cost,
+            Algorithm.RECURSIVE_DOUBLING: network.recursive_doubling_cost,
+            Algorithm.RING: network.ring_cost,
+            Algorithm.STAR: network.star_cost,
         }[self.algorithm]
-        of_data = of_sum(message_bytes + TRAILER_BYTES, size, network)
+        of_data = of_sum(message_bytes + TRAILER_BYTES, size)
         rules = self.rules(size)
         hops = (size - 1).bit_length() + (size > 1 and is_coordinated(rules))
         return Cost(
             of_data.bytes + num_notices(rules) / size * _NOTICE_BYTES,
             hops * network.message_seconds(_NOTICE_BYTES) + of_data.seconds,
-            3 * message_bytes + of_sum(message_bytes, size, network).memory,
+            3 * message_bytes + of_sum(message_bytes, size).memory,
         )
 
-    def schedule_builder(self) -> Callable[[int, int, Array], Schedule]:
+    def schedule_builder(self) -> Callable[[int, int, Array], schedule.Schedule]:
         """Return the function that makes a rank's part of the sum."""
-        from hocket.api import recursive_doubling_allreduce, ring_allreduce, tree_allreduce
-
         if self.algorithm is Algorithm.RING:
-            return ring_allreduce
+            return schedule.ring_allreduce
         if self.algorithm is Algorithm.STAR:
-            return lambda rank, size, data: tree_allreduce(rank, size, data, arity=max(size - 1, 1))
-        return recursive_doubling_allreduce
+            return lambda rank, size, data: schedule.tree_allreduce(rank, size, data, arity=max(size - 1, 1))
+        return schedule.recursive_doubling_allreduce

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.api import Gate, Logic, NoOp, Operation, Receive, Schedule, Send
+from hocket.api import schedule
 from hocket_eager.rules import Quorum, QuorumRules
 
 __all__ = ["Situation", "initiative", "is_coordinated", "num_notices"]
@@ -36,7 +36,7 @@ class Situation:
     first_round: Callable[[], int]
 
 
-def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situation) -> Schedule:
+def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situation) -> schedule.Schedule:
     """Return this rank's part of the decision that a round starts.
 
     The schedule ends if this rank is to start the round, and otherwise never.
@@ -54,44 +54,44 @@ def initiative(rank: int, rules: QuorumRules, coordinator: int, situation: Situa
     def is_candidate(of: int) -> Callable[[int], bool]:
         return lambda round: of in rules.of_round(situation.first_round() + round)
 
-    arrive = NoOp("arrive")
-    stand = Gate("stand", ("arrive",), is_open=is_candidate(rank))
-    anyone = Gate("anyone", ("arrive",), is_open=lambda round: situation.anyone())
+    arrive = schedule.NoOp("arrive")
+    stand = schedule.Gate("stand", ("arrive",), is_open=is_candidate(rank))
+    anyone = schedule.Gate("anyone", ("arrive",), is_open=lambda round: situation.anyone())
     if not is_coordinated(rules):
-        start = NoOp("start", ("stand", "anyone"), Logic.ANY)
-        return Schedule((arrive, stand, anyone, start), ("start",), trigger="arrive")
-    operations: list[Operation] = [arrive, stand, anyone]
+        start = schedule.NoOp("start", ("stand", "anyone"), schedule.Logic.ANY)
+        return schedule.Schedule((arrive, stand, anyone, start), ("start",), trigger="arrive")
+    operations: list[schedule.Operation] = [arrive, stand, anyone]
     bounded = rules.staleness is not None
     if bounded:
         bound = rules.staleness or 0
-        fresh = Gate(
+        fresh = schedule.Gate(
             "fresh",
             is_open=lambda round: situation.arrived() + bound > situation.first_round() + round,
         )
         operations.append(fresh)
     if rank != coordinator:
-        operations.append(Send("stand: tell", ("stand",), to=coordinator, tag=_CANDIDATE))
+        operations.append(schedule.Send("stand: tell", ("stand",), to=coordinator, tag=_CANDIDATE))
         if bounded:
-            operations.append(Send("fresh: tell", ("fresh",), to=coordinator, tag=_FRESH))
-        operations.append(NoOp("start", ("anyone",)))
-        return Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+            operations.append(schedule.Send("fresh: tell", ("fresh",), to=coordinator, tag=_FRESH))
+        operations.append(schedule.NoOp("start", ("anyone",)))
+        return schedule.Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
     others = [other for other in range(rules.size) if other != rank]
-    operations += [Receive(f"stand {other}", source=other, tag=_CANDIDATE) for other in others]
+    operations += [schedule.Receive(f"stand {other}", source=other, tag=_CANDIDATE) for other in others]
     came = {rank: "stand", **{other: f"stand {other}" for other in others}}
-    operations.append(NoOp("first", tuple(came.values()), Logic.ANY))
+    operations.append(schedule.NoOp("first", tuple(came.values()), schedule.Logic.ANY))
     needed = ["first"]
     if rules.starts is Quorum.LAST:
         # Read once a candidate has come, not before: only then has a resumed run certainly set its round.
         for other, name in came.items():
-            absent = Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
-            operations += [absent, NoOp(f"settled {other}", (name, absent.name), Logic.ANY)]
+            absent = schedule.Gate(f"absent {other}", ("first",), is_open=_not(is_candidate(other)))
+            operations += [absent, schedule.NoOp(f"settled {other}", (name, absent.name), schedule.Logic.ANY)]
             needed.append(f"settled {other}")
     if bounded:
-        operations += [Receive(f"fresh {other}", source=other, tag=_FRESH) for other in others]
+        operations += [schedule.Receive(f"fresh {other}", source=other, tag=_FRESH) for other in others]
         needed += ["fresh", *(f"fresh {other}" for other in others)]
-    operations.append(NoOp("agreed", tuple(needed)))
-    operations.append(NoOp("start", ("agreed", "anyone"), Logic.ANY))
-    return Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
+    operations.append(schedule.NoOp("agreed", tuple(needed)))
+    operations.append(schedule.NoOp("start", ("agreed", "anyone"), schedule.Logic.ANY))
+    return schedule.Schedule(tuple(operations), ("start",), trigger="arrive", num_tags=2)
 
 
 def num_notices(rules: QuorumRules) -> float:

@@ -10,18 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from hocket.api import (
-    Array,
-    Compute,
-    Execution,
-    Outcome,
-    Peer,
-    PeerLostError,
-    ProgressEngine,
-    Schedule,
-    activation_broadcast,
-    chain,
-)
+from hocket.api import Array, Execution, Outcome, Peer, ProgressEngine, schedule
+from hocket.errors import PeerLostError
 from hocket_eager.initiative import Situation, initiative
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.receive_buffer import ReceiveBuffer
@@ -47,12 +37,12 @@ class Leaving:
 
     def __init__(self, peer: Peer, progress: ProgressEngine, name: str) -> None:
         self.anyone = False
-        schedule = chain(
-            ("leaving", activation_broadcast(peer.rank, peer.size)),
+        leaving = schedule.chain(
+            ("leaving", schedule.activation_broadcast(peer.rank, peer.size)),
             ("noted", _once(self._note)),
             persistent=True,
         )
-        self._run = Execution(schedule, peer, progress, f"{name} leaving")
+        self._run = Execution(leaving, peer, progress, f"{name} leaving")
 
     def tell(self) -> None:
         """Say that this rank leaves."""
@@ -94,7 +84,7 @@ class MessageSum(PartialSum):
         rules: QuorumRules,
         missed: Delivery,
         coordinator: int,
-        allreduce: Callable[[int, int, Array], Schedule],
+        allreduce: Callable[[int, int, Array], schedule.Schedule],
         leaving: Leaving,
     ) -> None:
         self.name = name
@@ -106,15 +96,15 @@ class MessageSum(PartialSum):
         self._total = np.zeros(numel + TRAILER_BYTES // dtype.itemsize, dtype)
         self._numel = numel
         situation = Situation(lambda: self._arrived, lambda: leaving.anyone, lambda: self.first_round)
-        schedule = chain(
+        rounds = schedule.chain(
             ("arrival", initiative(peer.rank, rules, coordinator, situation)),
-            ("activation", activation_broadcast(peer.rank, peer.size)),
+            ("activation", schedule.activation_broadcast(peer.rank, peer.size)),
             ("contribution", _once(self._contribute)),
             ("sum", allreduce(peer.rank, peer.size, self._total)),
             ("result", _once(self._publish)),
             persistent=True,
         )
-        self._run = Execution(schedule, peer, progress, name)
+        self._run = Execution(rounds, peer, progress, name)
 
     def propose(self, data: Array, step: int) -> None:
         self._send.add(data, step)
@@ -168,5 +158,5 @@ class MessageSum(PartialSum):
             raise type(error)(f"{self.name}, round {round}: {error}") from error
 
 
-def _once(call: Callable[[int], None]) -> Schedule:
-    return Schedule((Compute("compute", call=call),), ("compute",))
+def _once(call: Callable[[int], None]) -> schedule.Schedule:
+    return schedule.Schedule((schedule.Compute("compute", call=call),), ("compute",))

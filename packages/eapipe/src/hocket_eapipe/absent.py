@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.api import CheckpointError, Lane, broadcast_model
+from hocket.api import Lane, broadcast_model
+from hocket.errors import CheckpointError
 from hocket_eapipe.mesh import Mesh
 
 __all__ = ["AbsentStages"]

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.api import AttachError, MakeOptimizer
+from hocket.api import MakeOptimizer
+from hocket.errors import AttachError
 
 __all__ = ["Follower"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from hocket.api import Array, Counters, Form, Lane, Request, as_bytes, put_together, take_apart
+from hocket.api import Array, Counters, Lane, Request, messages
 
 __all__ = ["MessageReceiver", "MessageSender", "detached"]
 
@@ -40,7 +40,7 @@ class MessageSender:
         self._lane = lane
         self._counters = counters
         self._to = to
-        self._form: Form | None = None
+        self._form: messages.Form | None = None
         #: The sends under way, with their memory.
         self._sending: deque[tuple[Request, Array]] = deque()
 
@@ -50,7 +50,7 @@ class MessageSender:
         Raises:
             UserError: it holds something that no message can; the error names its place.
         """
-        form, tensors = take_apart(value)
+        form, tensors = messages.take_apart(value)
         is_new = form != self._form
         self._form = form
         message = form.encode() if is_new else b""
@@ -59,7 +59,7 @@ class MessageSender:
             self._isend(np.frombuffer(message, dtype=np.uint8), round)
         for tensor in tensors:
             if tensor.numel():
-                self._isend(as_bytes(tensor), round)
+                self._isend(messages.as_bytes(tensor), round)
         self.release()
 
     def release(self) -> None:
@@ -101,7 +101,7 @@ class MessageReceiver:
         self._lane = lane
         self._source = source
         self._device = device
-        self._form: Form | None = None
+        self._form: messages.Form | None = None
 
     def receive(self, round: int) -> Any:
         """Wait for a value; its tensors are this rank's own, and require gradients where the sender's did."""
@@ -119,10 +119,12 @@ class MessageReceiver:
         if header[0]:
             form = np.empty(header[0], dtype=np.uint8)
             self._lane.irecv(form, self._source, round).wait()
-            self._form = Form.decode(form.tobytes())
+            self._form = messages.Form.decode(form.tobytes())
         assert self._form is not None  # the first value brings one
         received = [tensor.empty() for tensor in self._form.tensors]
-        requests = [self._lane.irecv(as_bytes(t), self._source, round) for t in received if t.numel()]
+        requests = [
+            self._lane.irecv(messages.as_bytes(t), self._source, round) for t in received if t.numel()
+        ]
         for request in requests:
             request.wait()
-        return put_together(self._form, [tensor.to(self._device) for tensor in received])
+        return messages.put_together(self._form, [tensor.to(self._device) for tensor in received])

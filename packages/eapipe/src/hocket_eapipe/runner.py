@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from hocket.api import HocketError, Loss, StepResult
+from hocket.api import Loss, StepResult
+from hocket.errors import HocketError
 from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.stage import Stage

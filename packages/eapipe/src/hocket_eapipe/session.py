@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hocket import Session
 from hocket.api import (
-    AttachError,
     Attachment,
-    CheckpointError,
-    CompositionError,
     Loss,
     Peer,
-    Session,
     SessionState,
     StateFile,
     StepResult,
@@ -27,6 +24,7 @@ from hocket.api import (
     broadcast_model,
     load_into,
 )
+from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket_eapipe.absent import AbsentStages
 from hocket_eapipe.configuration import Buffers, PipelineConfig, Policy
 from hocket_eapipe.optimizers import Follower

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.api import AttachError, suggest
+from hocket.errors import AttachError, suggest
 from hocket_eapipe.configuration import Balance
 
 __all__ = ["Chain", "balanced_cuts", "layers_of", "measured_cuts", "split"]

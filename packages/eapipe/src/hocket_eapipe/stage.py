@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from hocket.api import Loss, Session, draws
+from hocket import Session
+from hocket.api import Loss, draws
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 

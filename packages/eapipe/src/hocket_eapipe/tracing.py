@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hocket.api import AttachError
+from hocket.errors import AttachError
 
 __all__ = ["Traced"]
 

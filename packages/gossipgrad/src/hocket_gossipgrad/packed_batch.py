@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import Array, Form, TensorForm, put_together, take_apart
+from hocket.api import Array, messages
 
 __all__ = ["BatchForm", "pack"]
 
@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 class BatchForm:
     """The structure, dtypes and shapes of a batch, without its numbers, and the layout of its packed form."""
 
-    form: Form
+    form: messages.Form
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +35,7 @@ class BatchForm:
         Args:
             packed: uint8 [nbytes].
         """
-        return put_together(self.form, [view.clone() for view in self._views(packed)])
+        return messages.put_together(self.form, [view.clone() for view in self._views(packed)])
 
     def _views(self, packed: Array) -> list[Tensor]:
         """Return the tensors as views of the packed memory."""
@@ -72,7 +72,7 @@ def pack(batch: Any) -> tuple[BatchForm, Array]:
                 f"a batch holds a {leaf.layout} tensor on {leaf.device}, and samples travel in host memory: let the "
                 "loader give dense CPU tensors, and move them to their device in the training loop"
             )
-    taken, tensors = take_apart(batch)
+    taken, tensors = messages.take_apart(batch)
     form = BatchForm(taken)
     packed = np.zeros(form.nbytes, np.uint8)
     for view, tensor in zip(form._views(packed), tensors, strict=True):
@@ -80,5 +80,5 @@ def pack(batch: Any) -> tuple[BatchForm, Array]:
     return form, packed
 
 
-def _padded(tensor: TensorForm) -> int:
+def _padded(tensor: messages.TensorForm) -> int:
     return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT

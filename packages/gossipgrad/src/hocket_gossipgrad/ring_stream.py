@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.api import Array, Form, Peer, Request, SampleStream
+from hocket.api import Array, Peer, Request, SampleStream, messages
 from hocket_gossipgrad.packed_batch import BatchForm, pack
 
 __all__ = ["RingStream"]
@@ -178,7 +178,7 @@ def _encoded(forms: Sequence[BatchForm]) -> bytes:
 
 def _decoded(message: bytes) -> list[BatchForm]:
     encoded, of_batches = json.loads(message)
-    forms = [BatchForm(Form.decode(each.encode())) for each in encoded]
+    forms = [BatchForm(messages.Form.decode(each.encode())) for each in encoded]
     return [forms[number] for number in of_batches]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hocket.api import SparseAlgorithm, SparseAllreduce, gather_cost, scalable_cost
+from hocket.api import SparseAlgorithm, SparseAllreduce
 from hocket_redsync.cost import CostModel
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class RedSyncAllreduce(SparseAllreduce):
 
         Only the memory is the algorithm's own, for a message of that many bytes.
         """
-        gathered = gather_cost(message_bytes, size, network)
+        gathered = SparseAllreduce().cost(message_bytes, size, topology, network)
         if self.algorithm is not SparseAlgorithm.SCALABLE:
             return gathered
-        return replace(gathered, memory=scalable_cost(message_bytes, size, network).memory)
+        return replace(gathered, memory=super().cost(message_bytes, size, topology, network).memory)
 
     def message_bytes(
         self, compressor: Compressor | None, shape: SegmentShape, size: int, network: NetworkModel
@@ -143,9 +143,7 @@ _FREE = CostModel(0.0, 0.0, 0.0, 0.0)
 
 def _why_dense(own: ResidualCompressor, segments: Sequence[Segment], size: int) -> str:
     """Return the reason why nothing is compressed."""
-    from hocket.api import dtype_of
-
-    sizes = [span.numel * dtype_of(segment).itemsize for segment in segments for span in segment.spans]
+    sizes = [span.numel * segment.dtype.itemsize for segment in segments for span in segment.spans]
     if all(nbytes < own.dense_below_kb * 1024 for nbytes in sizes):
         return (
             f"nothing is compressed, as all {len(sizes)} parameters are below dense_below_kb={own.dense_below_kb:g}: "

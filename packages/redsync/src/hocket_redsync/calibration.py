@@ -14,7 +14,7 @@ from itertools import count
 import numpy as np
 import torch
 
-from hocket.api import Execution, Peer, ProgressEngine, allgather, alltoall, chain, gather
+from hocket.api import Execution, Peer, ProgressEngine, gather, schedule
 from hocket_redsync.cost import CostModel
 from hocket_redsync.kernels import Memory, Ranking, Update, kernels_for
 
@@ -88,11 +88,11 @@ def _scalable_latency_s(peer: Peer, progress: ProgressEngine) -> float:
     if peer.size == 1:
         return 0.0
     send, receive, rows = np.zeros((3, peer.size, 16), np.uint8)
-    schedule = chain(
-        ("to owners", alltoall(peer.rank, peer.size, send, receive)),
-        ("from owners", allgather(peer.rank, peer.size, rows)),
+    both_ways = schedule.chain(
+        ("to owners", schedule.alltoall(peer.rank, peer.size, send, receive)),
+        ("from owners", schedule.allgather(peer.rank, peer.size, rows)),
     )
-    run, rounds = Execution(schedule, peer, progress, "calibration of what is scalable"), count()
+    run, rounds = Execution(both_ways, peer, progress, "calibration of what is scalable"), count()
     seconds = _network_seconds(peer, lambda: run.start(next(rounds)).wait())
     run.close()
     return seconds / (1 + (peer.size - 1).bit_length())

@@ -21,8 +21,6 @@ from hocket.api import (
     Segment,
     SparseAlgorithm,
     WrapperState,
-    all_of,
-    allocate,
 )
 from hocket_redsync.choosing import Way, num_selected
 from hocket_redsync.residual import ResidualCompressor
@@ -74,6 +72,10 @@ class RedSyncChannel(Channel):
             )
             for segment, way in scalable
         }
+        self._to_each = {
+            segment.index: ScalableChannel.bytes_to_each(segment, contents[segment.index][1], self._peer.size)
+            for segment, _ in scalable
+        }
         self._gathering = GatheringChannel(self._peer, gathered, self.packing)
         self._scaling = ScalableChannel(
             self._peer, [segment for segment, _ in scalable], self._progress, self.packing, contents
@@ -100,8 +102,8 @@ class RedSyncChannel(Channel):
         requests = []
         if segment.index in self._sparse:
             requests.append(self._sparse[segment.index].start(segments, round))
-            if self._sparse[segment.index] is self._scaling:
-                sent[segment.index] = self._scaling.bytes_to_each(segment)
+            if segment.index in self._to_each:
+                sent[segment.index] = self._to_each[segment.index]
         else:
             self.packing.pack(segment, round)  # momentum, which leaves in `outgoing` what is summed
             sent[segment.index] = 0
@@ -114,7 +116,7 @@ class RedSyncChannel(Channel):
             dense.finish()
             return Outcome(round, included=True, num_active=self._peer.size)
 
-        return all_of(requests).then(finish)
+        return Request.all_of(requests).then(finish)
 
     def close(self) -> None:
         self._gathering.close()
@@ -163,9 +165,11 @@ class _DensePart:
         if not self._whole:
             spans = [segment.spans[position] for position in sorted(positions)]
             numel, dtype = sum(span.numel for span in spans), segment.outgoing.dtype
-            self._send, self._receive = (allocate(peer, numel, dtype, torch.device("cpu")) for _ in range(2))
-            self._places = [slice(span.start, span.stop) for span in spans]
             nbytes = numel * dtype.itemsize
+            self._send, self._receive = (
+                torch.from_numpy(peer.memory.allocate(nbytes)).view(dtype) for _ in range(2)
+            )
+            self._places = [slice(span.start, span.stop) for span in spans]
         self.lane: Lane = peer.lane(f"{segment.name} dense", nbytes)
         self.as_gathered_bytes = 2 / peer.size * nbytes
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hocket.api import SHARES, SparseAlgorithm, bytes_to_each, dtype_of, numel_of
+from hocket.api import ScalableChannel, SparseAlgorithm
 from hocket_redsync.cost import CostModel
 from hocket_redsync.message import Form, content_bytes, message_bytes
 from hocket_redsync.selection import Method
@@ -93,8 +93,7 @@ def choose(
             cheaper = frozenset(
                 i
                 for i, (sending, span) in enumerate(zip(sendings, shape.spans, strict=True))
-                if i in of_policy
-                or _saved(sending, span.numel, dtype_of(shape).itemsize, size, costs, each) <= 0
+                if i in of_policy or _saved(sending, span.numel, shape.dtype.itemsize, size, costs, each) <= 0
             )
             # Latencies are the segment's, so one way for all parameters may be cheaper than two.
             ways[-1:] = [
@@ -111,7 +110,7 @@ def _sparse_seconds(
     sent = sending.expected_count(numel)
     selected = 0 if sending.form is Form.DENSE else numel
     if algorithm is SparseAlgorithm.SCALABLE:
-        nbytes = SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
+        nbytes = ScalableChannel.SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
         return costs.sparse_seconds(selected, 2 * sent, nbytes, size)
     return costs.sparse_seconds(selected, size * sent, content_bytes(sending.form, sent, itemsize), size)
 
@@ -132,7 +131,7 @@ def _choice(
     size: int,
     costs: CostModel,
 ) -> Choice:
-    itemsize, scalable = dtype_of(shape).itemsize, way.algorithm is SparseAlgorithm.SCALABLE
+    itemsize, scalable = shape.dtype.itemsize, way.algorithm is SparseAlgorithm.SCALABLE
     contents, reduced, seconds, to_each = 0.0, 0.0, 0.0, 0.0
     for i, (sending, span) in enumerate(zip(sendings, shape.spans, strict=True)):
         if i in way.dense:
@@ -144,9 +143,9 @@ def _choice(
         seconds += costs.scalable_latency(size) if scalable else costs.gather_latency(size)
         to_each = message_bytes(shape, contents)
         if scalable:
-            to_each = bytes_to_each(shape, num_selected(compressor, shape, way.dense), size)
+            to_each = ScalableChannel.bytes_to_each(shape, num_selected(compressor, shape, way.dense), size)
     else:  # the whole segment travels, padding and trailer included
-        reduced = (numel_of(shape) + shape.trailer_numel) * itemsize
+        reduced = (shape.numel + shape.trailer_numel) * itemsize
     if way.dense:
         seconds += costs.reduce_latency(size) + costs.dense_seconds(reduced, size)
     return Choice(way, to_each, reduced, seconds)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.api import Array, Message, SegmentShape, SparseValues, trailer_bytes
+from hocket.api import Array, Message, SegmentShape, SparseValues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +123,7 @@ def content_bytes(form: Form, count: float, itemsize: int) -> float:
 
 def message_bytes(shape: SegmentShape, contents_bytes: float) -> int:
     """Return the bytes of a segment's message whose parameters' elements take `contents_bytes`."""
-    nbytes = _HEADER_BYTES * len(shape.spans) + trailer_bytes(shape) + contents_bytes
+    nbytes = _HEADER_BYTES * len(shape.spans) + shape.trailer_bytes + contents_bytes
     return int(-(-nbytes // 8) * 8)
 
 

@@ -21,14 +21,12 @@ from hocket.api import (
     Compressor,
     CompressorTraits,
     Footprint,
-    HocketError,
     Message,
     SegmentShape,
     SparseValues,
     count_of,
-    dtype_of,
-    numel_of,
 )
+from hocket.errors import HocketError
 from hocket_redsync.message import (
     Content,
     Form,
@@ -115,7 +113,7 @@ class ResidualCompressor(Compressor):
         return [self._sending(shape, span) for span in shape.spans]
 
     def _sending(self, shape: SegmentShape, span: Span) -> Sending:
-        itemsize = dtype_of(shape).itemsize
+        itemsize = shape.dtype.itemsize
         nbytes = span.numel * itemsize
         k = count_of(self.density, span.numel)
         if nbytes < self.dense_below_kb * _BYTES_PER_KB or k == 0:
@@ -171,7 +169,7 @@ class ResidualCompressor(Compressor):
         sent = np.concatenate([NO_INDICES, *(content.indices for content in contents)])
         self._clear(state, contents, sent)
         if self.masking and state.momentum is not None:
-            state.cleared.note(state.momentum, sent)
+            state.note_cleared(sent)
             kernels.clear(state.momentum, sent)
         return contents
 
@@ -206,11 +204,11 @@ class ResidualCompressor(Compressor):
         return Footprint(
             float(_message_bytes(shape, [(s, s.expected_count(span.numel)) for s, span in pairs])),
             _message_bytes(shape, [(s, s.most(span.numel)) for s, span in pairs]),
-            copies * numel_of(shape) * dtype_of(shape).itemsize + 3 * 8 * len(shape.spans),
+            copies * shape.numel * shape.dtype.itemsize + 3 * 8 * len(shape.spans),
         )
 
 
 def _message_bytes(shape: SegmentShape, counts: Sequence[tuple[Sending, float]]) -> int:
     """Return the bytes of a message with the given count of elements for each parameter."""
-    itemsize = dtype_of(shape).itemsize
+    itemsize = shape.dtype.itemsize
     return message_bytes(shape, sum(content_bytes(s.form, count, itemsize) for s, count in counts))

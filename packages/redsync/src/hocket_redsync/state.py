@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.api import OptimizerTerms, SentMomentum, State, add_at, check_indexable
+from hocket.api import OptimizerTerms, State
 from hocket_redsync.kernels import Kernels, Memory, Update, kernels_for
 from hocket_redsync.kernels.api import NOTHING_PASSES
 
@@ -26,13 +26,12 @@ class ResidualState(State):
         ages: int64 [parameters], the rounds in which a floor has served as the threshold of `sampled`.
         elsewhere: the positions of parameters that the collective sends whole, and messages leave out.
         terms, scale: the optimizer's terms in this round, and the factor that G has been multiplied by.
-        cleared: the elements of u that masking has cleared in this round.
     """
 
     def __init__(self, segment: Segment, *, corrects_momentum: bool) -> None:
         import torch
 
-        check_indexable(segment)
+        segment.check_indexable()
         self.kernels: Kernels = kernels_for(segment.outgoing.device)
         data = segment.outgoing[: segment.numel]
         nothing = NOTHING_PASSES[data.element_size()]
@@ -43,7 +42,6 @@ class ResidualState(State):
         self.elsewhere: frozenset[int] = frozenset()
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
-        self.cleared = SentMomentum()
 
     @property
     def residual(self) -> Tensor:
@@ -57,9 +55,11 @@ class ResidualState(State):
         self.terms, self.scale = terms, scale
 
     def take_back(self, indices: Array, values: Array) -> None:
-        add_at(self._residual, indices, values)
-        if self._velocity is not None:
-            self.cleared.restore(self._velocity, indices)
+        import torch
+
+        super().take_back(indices, values)
+        places, back = (torch.from_numpy(each).to(self._residual.device) for each in (indices, values))
+        self._residual.index_add_(0, places, back)
 
     def tensors(self) -> dict[str, Tensor]:
         velocity = {} if self._velocity is None else {"momentum": self._velocity}

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.api import UserError
+from hocket.errors import UserError
 from hocket_tasks.saved_datasets import columns_of, is_saved
 
 __all__ = ["FILE", "read_verses"]

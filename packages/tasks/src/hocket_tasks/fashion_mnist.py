@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hocket.api import ImageClassification, Scaling, TaskData, TensorSamples, UserError
+from hocket.api import ImageClassification, Scaling, TaskData, TensorSamples
+from hocket.errors import UserError
 from hocket_tasks.idx import read_idx
 from hocket_tasks.saved_datasets import columns_of, is_saved
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.api import UserError
+from hocket.errors import UserError
 
 __all__ = ["read_idx"]
 

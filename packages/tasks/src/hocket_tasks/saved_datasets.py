@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.api import UserError, how_to_install
+from hocket.api import how_to_install
+from hocket.errors import UserError
 
 __all__ = ["columns_of", "is_saved"]
 

@@ -22,23 +22,18 @@ from hocket.collective.api import (
 from hocket.collective.packing import Packing, packing_for
 from hocket.compressor.api import footprint_of
 from hocket.config.component import component_name
-from hocket.transport.network import (
-    binomial_cost,
-    rabenseifner_cost,
-    recursive_doubling_cost,
-    ring_cost,
-)
+from hocket.transport.network import NetworkModel
 from hocket.transport.request import Finished
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
-    from hocket.compressor.api import Compressor, SegmentShape
+    from hocket.compressor.api import Compressor
     from hocket.progress import Execution, ProgressEngine
     from hocket.schedule import Schedule
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
     from hocket.topology import Topology
     from hocket.transport.lane import Lane
-    from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
@@ -135,8 +130,8 @@ class Allreduce(Collective):
         if self.algorithm is Algorithm.AUTO:
             return min((other.cost(message_bytes, size, topology, network) for other in _FIXED), key=_seconds)
         if self.algorithm is not Algorithm.NATIVE:
-            return _COSTS[self.algorithm](message_bytes, size, network)
-        ring = ring_cost(message_bytes, size, network)
+            return _COSTS[self.algorithm](network, message_bytes, size)
+        ring = network.ring_cost(message_bytes, size)
         return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
 
     def notes(
@@ -200,11 +195,11 @@ def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) ->
     return [taken[nbytes] for nbytes in sizes]
 
 
-_COSTS: dict[Algorithm, Callable[[float, int, NetworkModel], Cost]] = {
-    Algorithm.RABENSEIFNER: rabenseifner_cost,
-    Algorithm.RECURSIVE_DOUBLING: recursive_doubling_cost,
-    Algorithm.RING: ring_cost,
-    Algorithm.TREE: binomial_cost,
+_COSTS: dict[Algorithm, Callable[[NetworkModel, float, int], Cost]] = {
+    Algorithm.RABENSEIFNER: NetworkModel.rabenseifner_cost,
+    Algorithm.RECURSIVE_DOUBLING: NetworkModel.recursive_doubling_cost,
+    Algorithm.RING: NetworkModel.ring_cost,
+    Algorithm.TREE: NetworkModel.binomial_cost,
 }
 
 

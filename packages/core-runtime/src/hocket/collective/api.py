@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.collective.packing import Packing
-    from hocket.compressor.api import Compressor, SegmentShape
+    from hocket.compressor.api import Compressor
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer

@@ -31,13 +31,14 @@ from hocket.config.component import component_name
 from hocket.errors import UserError
 from hocket.topology.api import neighbours_fault
 from hocket.transport.reduction import weighted_sum
-from hocket.transport.request import all_of
+from hocket.transport.request import Request
 
 if TYPE_CHECKING:
     from hocket.arrays import Array, MixingRows
-    from hocket.compressor.api import Compressor, SegmentShape
+    from hocket.compressor.api import Compressor
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
     from hocket.topology import Neighbours, Topology
     from hocket.transport.lane import Mixer
     from hocket.transport.network import NetworkModel
@@ -180,7 +181,7 @@ class GossipChannel(Channel):
             num_active = min(outcome.num_active for outcome in outcomes)
             return Outcome(round, included=True, num_active=num_active)
 
-        return all_of(self._send(segment, round) for segment in segments).then(combine)
+        return Request.all_of(self._send(segment, round) for segment in segments).then(combine)
 
     def _send(self, segment: Segment, round: int) -> Request:
         """Exchange messages with the neighbours, and combine them."""

@@ -40,29 +40,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.collective.api import Channel, Outcome
-from hocket.compressor.api import dtype_of
 from hocket.compressor.topk import largest_places
 from hocket.transport.network import Cost
 
 if TYPE_CHECKING:
     from hocket.arrays import Array
     from hocket.collective.packing import Packing
-    from hocket.compressor.api import SegmentShape, SparseValues
+    from hocket.compressor.api import SparseValues
     from hocket.progress import Execution, ProgressEngine
     from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["SHARES", "Regions", "ScalableChannel", "bytes_to_each", "scalable_cost", "share_bytes"]
+__all__ = ["Regions", "ScalableChannel", "scalable_cost", "share_bytes"]
 
 _HEADER_BYTES = 16
 _INDEX_BYTES = 4
 #: To owners go messages of so many shares: ranks do not select as much as each other in a region.
 _ROOM = 1.5
-#: What a rank sends to each other rank, an owner's message included, in shares.
-SHARES = 1 + _ROOM
 #: So often the last round's elements count beside a cut into equal lengths.
 _TRUST = 3
 
@@ -75,15 +73,10 @@ def share_bytes(shape: SegmentShape, num_selected: float, size: int) -> int:
         num_selected: number of elements that a rank selects, on average.
         size: ranks.
     """
-    itemsize = dtype_of(shape).itemsize
+    itemsize = shape.dtype.itemsize
     numbers = -(-shape.trailer_numel // size) * itemsize
     elements = int(-(-num_selected // size)) * (itemsize + _INDEX_BYTES)
     return -(-(_HEADER_BYTES + numbers + elements) // 16) * 16
-
-
-def bytes_to_each(shape: SegmentShape, num_selected: float, size: int) -> float:
-    """Return the bytes that a rank sends to each other rank, on average; arguments as of `share_bytes`."""
-    return SHARES * share_bytes(shape, num_selected, size)
 
 
 def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
@@ -91,7 +84,7 @@ def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cos
     share = message_bytes / size
     seconds = network.message_seconds((size - 1) * _ROOM * share) if size > 1 else 0.0
     return Cost(
-        (size - 1) * SHARES * share,
+        (size - 1) * ScalableChannel.SHARES * share,
         seconds + network.allgather_seconds(share, size),
         (1 + 2 * _ROOM) * message_bytes,
     )
@@ -233,6 +226,9 @@ class ScalableChannel(Channel):
         of_contributors: whether an element's mean is over those that have sent it, of contributions that count 1 / p.
     """
 
+    #: What a rank sends to each other rank, an owner's message included, in shares.
+    SHARES = 1 + _ROOM
+
     packing: Packing
 
     def __init__(
@@ -297,10 +293,10 @@ class ScalableChannel(Channel):
 
         return request.then(finish)
 
-    def bytes_to_each(self, segment: Segment) -> float:
-        """Return the bytes that a rank sends to each other rank in a round, on average."""
-        _, share = self._ways[segment.index].gathered.shape
-        return SHARES * int(share)
+    @classmethod
+    def bytes_to_each(cls, shape: SegmentShape, num_selected: float, size: int) -> float:
+        """Return the bytes that a rank sends to each other rank, on average; arguments as of `share_bytes`."""
+        return cls.SHARES * share_bytes(shape, num_selected, size)
 
     def _share(self, payload: Array, segment: Segment) -> _Share:
         trailer_numel = -(-segment.trailer_numel // self._peer.size)

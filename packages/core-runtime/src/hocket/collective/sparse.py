@@ -24,7 +24,7 @@ from hocket.collective.api import (
     Outcome,
 )
 from hocket.collective.packing import Packing
-from hocket.compressor.api import footprint_of, whole_bytes
+from hocket.compressor.api import footprint_of
 from hocket.compressor.wrappers import Identity
 from hocket.config.component import component_name
 
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.arrays import Array
-    from hocket.compressor.api import Compressor, SegmentShape
+    from hocket.compressor.api import Compressor
     from hocket.progress import ProgressEngine
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
     from hocket.topology import Topology
     from hocket.transport.network import NetworkModel
     from hocket.transport.peer import Peer
@@ -201,7 +202,7 @@ class SparseAllreduce(Collective):
         if not packed:
             return []
         # (p - 1) n against 2 (p - 1) / p of the whole
-        equal = 2 * sum(whole_bytes(shape) for shape in shapes) / packed
+        equal = 2 * sum(shape.wire_bytes for shape in shapes) / packed
         more = " (it does here)" if size > equal else ""
         return [
             f"{component_name(self)} sends a message to each other rank: among more than about {equal:.0f} ranks "

@@ -8,7 +8,6 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     SparseValues,
     State,
 )
@@ -19,7 +18,6 @@ from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import (
     TopK,
     add_sparse,
-    check_indexable,
     clear_sparse,
     largest,
     pack_sparse,
@@ -48,7 +46,6 @@ __all__ = [
     "MomentumCorrection",
     "OptimizerTerms",
     "PowerSGD",
-    "SegmentShape",
     "SharedRandom",
     "SparseValues",
     "State",
@@ -56,7 +53,6 @@ __all__ = [
     "Wrapper",
     "WrapperState",
     "add_sparse",
-    "check_indexable",
     "clear_sparse",
     "largest",
     "optimizer_terms",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,44 +19,25 @@ from hocket.configured import Configured
 from hocket.errors import UserError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from hocket.arrays import Array
     from hocket.compressor.optimizer_terms import OptimizerTerms
-    from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = [
     "Compressor",
     "CompressorTraits",
     "Footprint",
     "Message",
-    "SegmentShape",
     "SparseValues",
     "State",
-    "trailer_bytes",
     "count_of",
-    "dtype_of",
     "footprint_of",
     "message_of",
-    "numel_of",
     "payload_fault",
-    "unpadded_numel_of",
-    "whole_bytes",
 ]
-
-
-class SegmentShape(Protocol):
-    """The shape that a message's size depends on: of a `Segment`, or of a layout before there is one."""
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Return the parameters and their places."""
-
-    @property
-    def trailer_numel(self) -> int:
-        """Return the number of values that travel behind the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +78,7 @@ class State:
     """The compressor state of one segment in one exchange. This base class is empty, for stateless compressors."""
 
     _looked_at = False  # whether `message_of` has seen a message of it
+    _cleared: tuple[Array, Tensor] | None = None  # places, and what momentum held there
 
     @property
     def residual(self) -> Tensor | None:
@@ -125,14 +107,35 @@ class State:
             scale: this rank's share of the mean, by which weight decay is multiplied; over all ranks it sums to 1.
         """
 
-    # Empty on purpose: what is not sent is gone, where nothing is kept.
+    def note_cleared(self, indices: Array) -> None:
+        """Remember what `momentum` holds before it is cleared, as `take_back` may want it again.
+
+        Args:
+            indices: [n], int32, of the message's elements.
+        """
+        import torch
+
+        assert self.momentum is not None
+        places = torch.from_numpy(indices).to(self.momentum.device)
+        self._cleared = indices, self.momentum.index_select(0, places)
+
     def take_back(self, indices: Array, values: Array) -> None:
         """Treat some elements of the last message as unsent, as the collective has left them out.
+
+        Of itself a state only gives `momentum` back what was noted there; one with a residual adds the values to it.
 
         Args:
             indices: [n], int32, of the message's indices.
             values: [n], their values, finite.
         """
+        import torch
+
+        if self._cleared is None or self.momentum is None:
+            return
+        cleared, held = self._cleared
+        places = torch.from_numpy(np.flatnonzero(np.isin(cleared, indices)))
+        back = torch.from_numpy(cleared)[places].to(self.momentum.device)
+        self.momentum.index_copy_(0, back.long(), held[places.to(held.device)])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that a resumed run needs, by name, without a copy."""
@@ -377,10 +380,10 @@ def _size_fault(compressor: Compressor, payload: Array, segment: Segment) -> str
         said = f"longest_bytes={footprint.longest_bytes}"
     else:
         return None
-    dtype = str(dtype_of(segment)).removeprefix("torch.")
+    dtype = str(segment.dtype).removeprefix("torch.")
     return (
         f"a payload of {len(payload)} {payload.dtype}, {payload.nbytes} bytes, and footprint says {said} of this "
-        f"segment of {numel_of(segment)} {dtype} and {segment.trailer_numel} in the trailer"
+        f"segment of {segment.numel} {dtype} and {segment.trailer_numel} in the trailer"
     )
 
 
@@ -390,35 +393,7 @@ def _kind(value: object) -> str:
 
 def footprint_of(compressor: Compressor | None, shape: SegmentShape) -> Footprint:
     """Return the footprint of a segment; without a compressor, of all its values."""
-    return Footprint.of(whole_bytes(shape)) if compressor is None else compressor.footprint(shape)
-
-
-def whole_bytes(shape: SegmentShape) -> int:
-    """Return the bytes of a segment's data and trailer."""
-    return numel_of(shape) * dtype_of(shape).itemsize + trailer_bytes(shape)
-
-
-def numel_of(shape: SegmentShape) -> int:
-    """Return the number of a segment's elements, padding included."""
-    last = shape.spans[-1]
-    return last.start + last.padded_numel
-
-
-def unpadded_numel_of(shape: SegmentShape) -> int:
-    """Return the number of elements of a segment's parameters, without padding."""
-    return sum(span.numel for span in shape.spans)
-
-
-def dtype_of(shape: SegmentShape) -> torch.dtype:
-    """Return the dtype of a segment's buffers: float32, or float64 where its parameters are."""
-    from hocket.segment.segment import wire_dtype
-
-    return wire_dtype(shape.spans[0].dtype)
-
-
-def trailer_bytes(shape: SegmentShape) -> int:
-    """Return the bytes of a segment's trailer."""
-    return shape.trailer_numel * dtype_of(shape).itemsize
+    return Footprint.of(shape.wire_bytes) if compressor is None else compressor.footprint(shape)
 
 
 def count_of(density: float, numel: int) -> int:

@@ -12,10 +12,7 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     State,
-    numel_of,
-    trailer_bytes,
 )
 from hocket.errors import NonFiniteError
 
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
 
     from hocket.arrays import Array
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = ["BFloat16", "Float16"]
 
@@ -91,7 +89,7 @@ class _Cast(Compressor):
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         """Return two bytes per value, and the trailer; the message's memory is kept."""
-        nbytes = trailer_bytes(shape) + numel_of(shape) * _ITEM_BYTES
+        nbytes = shape.trailer_bytes + shape.numel * _ITEM_BYTES
         return Footprint.of(nbytes, state_bytes=nbytes)
 
     def _type(self) -> torch.dtype:
@@ -104,7 +102,7 @@ class _Cast(Compressor):
         """Return views of a payload: the trailer and the values."""
         import torch
 
-        end = trailer_bytes(segment)
+        end = segment.trailer_bytes
         trailer = payload[:end].view(segment.outgoing_array.dtype)
         # NumPy has no bfloat16, and torch changes no element size where there is no element.
         return trailer, torch.from_numpy(payload[end:].view(np.int16)).view(self._type())

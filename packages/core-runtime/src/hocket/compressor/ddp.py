@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import GradBucket
 
 from hocket.compressor.api import Compressor, Message, State, message_of
 from hocket.segment.partition import Model, named_spans, partition
-from hocket.segment.segment import Segment, view_of, wire_dtype
+from hocket.segment.segment import Segment, view_of
+from hocket.segment.shape import wire_dtype
 
 __all__ = ["ddp_comm_hook"]
 

@@ -22,10 +22,7 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     State,
-    dtype_of,
-    trailer_bytes,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
 
     from hocket.segment.partition import Span
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = ["PowerSGD"]
 
@@ -164,8 +162,8 @@ class PowerSGD(Compressor):
         numel = sum((rows + columns) * rank for _, rows, columns, rank in matrices)
         numel += sum(span.numel for span in self._whole(shape))
         kept = sum((rows + columns) * rank for _, rows, columns, rank in matrices)
-        itemsize = dtype_of(shape).itemsize
-        return Footprint.of(numel * itemsize + trailer_bytes(shape), kept * itemsize)
+        itemsize = shape.dtype.itemsize
+        return Footprint.of(numel * itemsize + shape.trailer_bytes, kept * itemsize)
 
     def _matrices(self, shape: SegmentShape) -> Iterator[tuple[Span, int, int, int]]:
         """Yield the compressed parameters with their rows, columns and rank."""

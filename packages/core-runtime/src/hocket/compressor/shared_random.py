@@ -14,18 +14,15 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     State,
     count_of,
-    dtype_of,
-    numel_of,
-    trailer_bytes,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = ["SharedRandom"]
 
@@ -85,8 +82,8 @@ class SharedRandom(Compressor):
         out.index_fill_(0, self._indices(message.segment, message.round).to(out.device), 0)
 
     def footprint(self, shape: SegmentShape) -> Footprint:
-        values_bytes = count_of(self.density, numel_of(shape)) * dtype_of(shape).itemsize
-        return Footprint.of(values_bytes + trailer_bytes(shape))
+        values_bytes = count_of(self.density, shape.numel) * shape.dtype.itemsize
+        return Footprint.of(values_bytes + shape.trailer_bytes)
 
     def _indices(self, segment: Segment, round: int) -> Tensor:
         count = count_of(self.density, segment.numel)

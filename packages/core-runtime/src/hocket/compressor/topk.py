@@ -27,14 +27,9 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     SparseValues,
     State,
     count_of,
-    dtype_of,
-    numel_of,
-    trailer_bytes,
-    unpadded_numel_of,
 )
 
 if TYPE_CHECKING:
@@ -42,11 +37,11 @@ if TYPE_CHECKING:
 
     from hocket.arrays import Array
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = [
     "TopK",
     "add_sparse",
-    "check_indexable",
     "clear_sparse",
     "largest",
     "largest_places",
@@ -61,22 +56,9 @@ _INDEX_BYTES = 4
 
 def sparse_bytes(shape: SegmentShape, count: int) -> int:
     """Return the bytes of a message with `count` elements."""
-    element = dtype_of(shape).itemsize + _INDEX_BYTES
-    nbytes = _HEADER_BYTES + trailer_bytes(shape) + count * element
+    element = shape.dtype.itemsize + _INDEX_BYTES
+    nbytes = _HEADER_BYTES + shape.trailer_bytes + count * element
     return -(-nbytes // 8) * 8
-
-
-def check_indexable(shape: SegmentShape) -> None:
-    """Refuse a segment that is too long for its indices.
-
-    Raises:
-        ValueError: 2**31 elements or more.
-    """
-    if numel_of(shape) >= 2**31:
-        raise ValueError(
-            f"a segment of {numel_of(shape)} elements has indices beyond int32: cut the model into smaller ones "
-            "(segments: layers or bytes)"
-        )
 
 
 def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
@@ -140,7 +122,7 @@ def clear_sparse(message: Message, out: Tensor) -> None:
 
 def _parts(payload: Array, segment: Segment, count: int) -> SparseValues:
     dtype = segment.outgoing_array.dtype
-    values_start = _HEADER_BYTES + trailer_bytes(segment)
+    values_start = _HEADER_BYTES + segment.trailer_bytes
     indices_start = values_start + count * dtype.itemsize
     indices_stop = indices_start + count * _INDEX_BYTES
     return SparseValues(
@@ -188,7 +170,7 @@ class TopK(Compressor):
         return CompressorTraits(reducible=False, same_coordinates=False, leaves_out=True, selects=True)
 
     def init(self, segment: Segment) -> State:
-        check_indexable(segment)
+        segment.check_indexable()
         return _Padding(segment)
 
     def compress(self, segment: Segment, state: _Padding, round: int) -> Message:
@@ -208,7 +190,7 @@ class TopK(Compressor):
         return unpack_sparse(message)
 
     def num_selected(self, shape: SegmentShape) -> int:
-        return count_of(self.density, unpadded_numel_of(shape))
+        return count_of(self.density, sum(span.numel for span in shape.spans))
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         return Footprint.of(sparse_bytes(shape, self.num_selected(shape)))

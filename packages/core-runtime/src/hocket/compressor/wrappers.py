@@ -32,13 +32,9 @@ from hocket.compressor.api import (
     CompressorTraits,
     Footprint,
     Message,
-    SegmentShape,
     SparseValues,
     State,
-    dtype_of,
     message_of,
-    numel_of,
-    whole_bytes,
 )
 from hocket.errors import HocketError
 
@@ -48,16 +44,15 @@ if TYPE_CHECKING:
     from hocket.arrays import Array
     from hocket.compressor.optimizer_terms import OptimizerTerms
     from hocket.segment.segment import Segment
+    from hocket.segment.shape import SegmentShape
 
 __all__ = [
-    "SentMomentum",
     "ErrorFeedback",
     "Identity",
     "LocalClipping",
     "MomentumCorrection",
     "Wrapper",
     "WrapperState",
-    "add_at",
 ]
 
 
@@ -85,7 +80,7 @@ class Identity(Compressor):
 
     def footprint(self, shape: SegmentShape) -> Footprint:
         """Return the segment's own size."""
-        return Footprint.of(whole_bytes(shape))
+        return Footprint.of(shape.wire_bytes)
 
 
 class WrapperState(State):
@@ -110,6 +105,7 @@ class WrapperState(State):
         self.inner.take(terms, scale)
 
     def take_back(self, indices: Array, values: Array) -> None:
+        super().take_back(indices, values)
         self.inner.take_back(indices, values)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -173,38 +169,6 @@ def _refuse_transforms(compressor: Compressor, name: str) -> None:
         )
 
 
-class SentMomentum:
-    """The momentum at the indices of the last message, restored for elements that return unsent."""
-
-    def __init__(self) -> None:
-        self._indices: Array = np.empty(0, np.int32)
-        self._values: Tensor | None = None
-
-    def note(self, momentum: Tensor, indices: Array) -> None:
-        """Save `momentum` [numel] at `indices`, int32 [n], before it is cleared there."""
-        import torch
-
-        self._indices = indices
-        self._values = momentum.index_select(0, torch.from_numpy(indices).to(momentum.device))
-
-    def restore(self, momentum: Tensor, indices: Array) -> None:
-        """Restore `momentum` [numel] at those of `indices`, int32 [n], that were saved."""
-        import torch
-
-        if self._values is None:
-            return
-        places = torch.from_numpy(np.flatnonzero(np.isin(self._indices, indices)))
-        back = torch.from_numpy(self._indices)[places].to(momentum.device)
-        momentum.index_copy_(0, back.long(), self._values[places.to(momentum.device)])
-
-
-def add_at(flat: Tensor, indices: Array, values: Array) -> None:
-    """Add values [n] to a flat tensor on any device, at unique indices [n]; both in host memory."""
-    import torch
-
-    flat.index_add_(0, torch.from_numpy(indices).to(flat.device), torch.from_numpy(values).to(flat.device))
-
-
 class _Feedback(WrapperState):
     """The residual V, in a segment of its own, which the inner compressor reads as outgoing."""
 
@@ -225,7 +189,11 @@ class _Feedback(WrapperState):
         return self.carrier.outgoing[: self.carrier.numel]
 
     def take_back(self, indices: Array, values: Array) -> None:
-        add_at(self.residual, indices, values)
+        import torch
+
+        residual = self.residual
+        places, back = (torch.from_numpy(each).to(residual.device) for each in (indices, values))
+        residual.index_add_(0, places, back)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"residual": self.residual, **super().tensors()}
@@ -303,7 +271,7 @@ class ErrorFeedback(Wrapper):
         return replace(message, segment=segment)
 
     def footprint(self, shape: SegmentShape) -> Footprint:
-        return _with_state(super().footprint(shape), whole_bytes(shape))
+        return _with_state(super().footprint(shape), shape.wire_bytes)
 
 
 class _Velocity(WrapperState):
@@ -316,8 +284,6 @@ class _Velocity(WrapperState):
         self.velocity = torch.zeros_like(segment.outgoing[: segment.numel])
         self.terms: Sequence[OptimizerTerms | None] = ()
         self.scale = 0.0
-        #: What was cleared of the velocity with the last message, where that selects.
-        self.cleared = SentMomentum()
 
     @property
     def momentum(self) -> Tensor:
@@ -325,10 +291,6 @@ class _Velocity(WrapperState):
 
     def take(self, terms: Sequence[OptimizerTerms | None], scale: float) -> None:
         self.terms, self.scale = terms, scale
-
-    def take_back(self, indices: Array, values: Array) -> None:
-        self.cleared.restore(self.velocity, indices)
-        super().take_back(indices, values)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"momentum": self.velocity, **super().tensors()}
@@ -390,12 +352,12 @@ class MomentumCorrection(Wrapper):
         message = message_of(self.compressor, segment, state.inner, round)
         if self.masking:
             if self.traits.selects:
-                state.cleared.note(state.velocity, self.read(message).indices)
+                state.note_cleared(self.read(message).indices)
             self.clear_sent(message, state.velocity)
         return message
 
     def footprint(self, shape: SegmentShape) -> Footprint:
-        return _with_state(super().footprint(shape), numel_of(shape) * dtype_of(shape).itemsize)
+        return _with_state(super().footprint(shape), shape.numel * shape.dtype.itemsize)
 
 
 def _accelerate(segment: Segment, state: _Velocity) -> None:

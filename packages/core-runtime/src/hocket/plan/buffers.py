@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from hocket.collective.allreduce import Allreduce
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import wire_dtype
 from hocket.transport.network import Cost, NetworkModel
 
 __all__ = ["RUNNING", "averaged_buffers", "mean_cost"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from hocket.segment.partition import Fragments, Span, partition
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import SegmentShape, wire_dtype
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 
 __all__ = [
@@ -31,12 +29,11 @@ OUTER = 1
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(SegmentShape):
     """The buffers of one segment of one exchange.
 
     Attributes:
         spans: its parameters and their offsets.
-        dtype: of the numbers on the wire.
         trailer_numel: how many numbers travel behind the data.
         own_outgoing: whether what is sent has a buffer of its own, and is not sent from the parameters' own.
         own_incoming: whether what comes back has another buffer than what is sent.
@@ -45,7 +42,6 @@ class Layout:
     """
 
     spans: tuple[Span, ...]
-    dtype: torch.dtype
     trailer_numel: int
     own_outgoing: bool
     own_incoming: bool
@@ -53,25 +49,15 @@ class Layout:
     num_kept: int = 0
 
     @property
-    def data_numel(self) -> int:
-        """How many numbers of data it has, padding included."""
-        return self.spans[-1].start + self.spans[-1].padded_numel
-
-    @property
-    def numel(self) -> int:
+    def wire_numel(self) -> int:
         """How many numbers travel."""
-        return self.data_numel + self.trailer_numel
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes of what one rank contributes, uncompressed."""
-        return self.numel * self.dtype.itemsize
+        return self.numel + self.trailer_numel
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the buffers that the exchange allocates for it."""
-        cast_bytes = self.data_numel * self.spans[0].dtype.itemsize if self.casts else 0
-        kept_bytes = self.data_numel * self.dtype.itemsize * self.num_kept
+        cast_bytes = self.numel * self.spans[0].dtype.itemsize if self.casts else 0
+        kept_bytes = self.numel * self.dtype.itemsize * self.num_kept
         return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + kept_bytes
 
 
@@ -85,7 +71,6 @@ def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
     dtype = wire_dtype(spans[0].dtype)
     return Layout(
         spans=tuple(spans),
-        dtype=dtype,
         trailer_numel=FIRST_PRESENCE + len(spans),
         own_outgoing=True,
         own_incoming=not in_place,
@@ -123,7 +108,6 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
         num_kept += 1 + len(outer.remembers) + exchange.keeps_sent
     return Layout(
         spans=tuple(spans),
-        dtype=dtype,
         trailer_numel=trailer_numel,
         own_outgoing=own,
         own_incoming=not in_place,

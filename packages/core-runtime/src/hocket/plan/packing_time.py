@@ -41,12 +41,12 @@ def _of_exchange(planned: ExchangePlan) -> float:
     size = max(map(len, planned.scopes))
     gathered = exchange.collective.traits.messages is Messages.GATHERED
     taken, numel = 0.0, 0
-    for layout in sorted(planned.layouts, key=lambda each: each.numel, reverse=True):
+    for layout in sorted(planned.layouts, key=lambda each: each.wire_numel, reverse=True):
         taken += _of_segment(exchange.compressor, layout, size if gathered else 1)
-        numel += layout.numel
+        numel += layout.wire_numel
         if numel >= _LEAST_NUMEL:
             break
-    share = sum(layout.numel for layout in planned.layouts) / numel
+    share = sum(layout.wire_numel for layout in planned.layouts) / numel
     return taken * share / exchange.period(size)
 
 
@@ -54,7 +54,7 @@ def _of_segment(compressor: Compressor, layout: Layout, messages: int) -> float:
     """Return the least seconds of a few rounds of one segment."""
     if compressor.traits.applies_optimizer_terms:
         compressor = compressor.without_optimizer_terms()
-    outgoing, incoming = (torch.zeros(layout.numel, dtype=layout.dtype) for _ in range(2))
+    outgoing, incoming = (torch.zeros(layout.wire_numel, dtype=layout.dtype) for _ in range(2))
     segment = Segment("measured", 0, layout.spans, outgoing, incoming)
     state = compressor.init(segment)
     generator = torch.Generator().manual_seed(0)

@@ -9,7 +9,7 @@ which names a module with one function:
     def hocket_register(registry: Registrar) -> None:
         registry.topology("fair_random", "hocket_crossover.fair_random:FairRandom")
 
-`hocket.api` has all that a plugin may import besides `hocket` itself and `hocket.testing`.
+`hocket.api` has all that a plugin may import besides `hocket` itself, `hocket.errors` and `hocket.testing`.
 """
 
 from hocket.plugin.discovery import CORE, KNOWN_WORDS, Plugin

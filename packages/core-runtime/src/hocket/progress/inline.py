@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hocket.progress.engine import ProgressEngine
-from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import back_off_s, wait
+from hocket.transport.threads import wait_until
+from hocket.transport.waiting import back_off_s
 
 __all__ = ["InlineProgress"]
 
@@ -38,11 +38,4 @@ class InlineProgress(ProgressEngine):
             peer.progress.advance()
             self.step(min(back_off_s(waited_s), longest_s) if peer.progress.busy else longest_s)
 
-        wait(
-            over,
-            peer.timeout_s if timeout_s is None else timeout_s,
-            lambda outcome: describe_wait(peer, describe(), outcome),
-            sleep,
-            check=peer.status.check_lost,
-            now=peer.clock.now,
-        )
+        wait_until(peer, over, describe, timeout_s, sleep, now=peer.clock.now)

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from hocket.arrays import Array
 from hocket.segment.partition import Span
+from hocket.segment.shape import SegmentShape
 from hocket.segment.staging import Staging, TrailerStaging
 from hocket.transport.peer import Peer
 
-__all__ = ["Segment", "allocate", "view_of", "wire_dtype"]
+__all__ = ["Segment", "allocate", "view_of"]
 
 
-class Segment:
+class Segment(SegmentShape):
     """Flat buffers of one dtype and device for a run of parameters.
 
     What is sent and what comes back are different buffers: nobody reads a half-received value, and the native
@@ -58,7 +59,6 @@ class Segment:
         self.name = name
         self.index = index
         self.spans = tuple(spans)
-        self.numel = spans[-1].start + spans[-1].padded_numel
         self.outgoing = outgoing
         self.incoming = incoming
         self.trailer_numel = outgoing.numel() - self.numel
@@ -76,11 +76,6 @@ class Segment:
         on_host = self._staging or self
         self.outgoing_array = on_host.outgoing.detach().numpy()
         self.incoming_array = on_host.incoming.detach().numpy()
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes of what one rank contributes, uncompressed."""
-        return self.outgoing.numel() * self.outgoing.element_size()
 
     @property
     def outgoing_trailer(self) -> Array:
@@ -177,14 +172,6 @@ class Segment:
 
     def __repr__(self) -> str:
         return f"<Segment {self.name}: {len(self.spans)} parameters, {self.wire_bytes} bytes>"
-
-
-def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of `dtype` are summed on the wire.
-
-    float16 and bfloat16 travel as float32: MPI sums float16 in float16, and does not know bfloat16.
-    """
-    return torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
 
 
 def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.arrays import Array
 from hocket.collective.allreduce import Allreduce
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import wire_dtype
 from hocket.session.beside import Beside
 from hocket.session.checksums import checksum
 from hocket.session.exchange import ActiveExchange

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.checkpoint.subclasses import is_composite, plain_tensors
 from hocket.segment.partition import partition
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import wire_dtype
 from hocket.segment.storage import ParameterStorage
 from hocket.session.beside import Differing
 from hocket.session.optimizers import Optimizers

@@ -24,8 +24,7 @@ from hocket.trace.profiler import profiled
 from hocket.transport.network import NetworkModel
 from hocket.transport.peer import Peer
 from hocket.transport.request import Finished, FunctionRequest, Request
-from hocket.transport.threads import describe_wait
-from hocket.transport.waiting import wait
+from hocket.transport.threads import wait_until
 
 __all__ = ["Counters", "ActiveExchange"]
 
@@ -106,12 +105,7 @@ class ActiveExchange:
             return
         peer = self.peer
         peer.status.note_waiting("on the device", name)
-        wait(
-            over,
-            peer.timeout_s,
-            lambda outcome: describe_wait(peer, f"other ranks in {name} (on the device)", outcome),
-            check=peer.status.check_lost,
-        )
+        wait_until(peer, over, lambda: f"other ranks in {name} (on the device)")
         peer.status.note_computing()
 
     @property

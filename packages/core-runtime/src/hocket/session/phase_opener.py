@@ -13,7 +13,8 @@ from hocket.errors import AttachError, CompositionError
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Span, partition
-from hocket.segment.segment import Segment, allocate, wire_dtype
+from hocket.segment.segment import Segment, allocate
+from hocket.segment.shape import wire_dtype
 from hocket.segment.storage import ParameterStorage, Pieces
 from hocket.session.beside import Beside
 from hocket.session.buffers import BufferMean
@@ -228,7 +229,7 @@ class PhaseOpener:
     def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
         """Return what gradients are sent from and what comes back; the same buffer where that is best."""
         layout = gradient_layout(spans)
-        outgoing = allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+        outgoing = allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
         exchange, peer = scopes[0].exchange, scopes[0].peer
         if (
             len(scopes) == 1
@@ -236,7 +237,7 @@ class PhaseOpener:
             and exchange.collective.in_place(exchange.choices, _works_in_place(peer, outgoing))
         ):
             return outgoing, outgoing
-        return outgoing, allocate(self._host, layout.numel, layout.dtype, spans[0].device)
+        return outgoing, allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
 
     def _parameter_segment(
         self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], pieces: Pieces
@@ -245,7 +246,7 @@ class PhaseOpener:
         layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
 
         def buffer() -> Tensor:
-            return allocate(peer, layout.numel, layout.dtype, target.device)
+            return allocate(peer, layout.wire_numel, layout.dtype, target.device)
 
         outgoing = buffer() if layout.own_outgoing else target
         incoming = buffer() if layout.own_incoming else outgoing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import wire_dtype
 from hocket.transport.lane import Lane
 
 __all__ = ["set_to_mean"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket.segment.segment import wire_dtype
+from hocket.segment.shape import wire_dtype
 from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from hocket.arrays import Array, Buffer, MixingRows
-from hocket.transport.request import Request, all_of
+from hocket.transport.request import Request
 
 __all__ = ["Lane", "Mixer"]
 
@@ -63,7 +63,7 @@ class Lane(ABC):
             Done when all is received and the buffers that were sent may be changed again.
         """
         received = [self.irecv(data, source, round) for data, source in receives]
-        return all_of([*received, *(self.isend(data, to, round) for data, to in sends)])
+        return Request.all_of([*received, *(self.isend(data, to, round) for data, to in sends)])
 
     @abstractmethod
     def iallreduce(self, send: Array, receive: Array) -> Request:

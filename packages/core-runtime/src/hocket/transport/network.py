@@ -16,11 +16,6 @@ from dataclasses import dataclass
 __all__ = [
     "Cost",
     "NetworkModel",
-    "binomial_cost",
-    "rabenseifner_cost",
-    "recursive_doubling_cost",
-    "ring_cost",
-    "star_cost",
 ]
 
 _LENGTH_BYTES = 8
@@ -125,74 +120,69 @@ class NetworkModel:
         scattered += 2 * (size - 1) / size * self.link_seconds(nbytes)
         return min(tree, scattered)
 
+    def ring_cost(self, nbytes: float, size: int) -> Cost:
+        """Return the cost of an allreduce whose shares of the buffer go around a ring twice: summed up, then handed on.
 
-def ring_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return the cost of an allreduce whose shares of the buffer go around a ring twice: summed up, then handed on.
+        2 (p - 1) messages of n / p bytes, which no algorithm undercuts.
+        """
+        return Cost(
+            2 * (size - 1) / size * nbytes,
+            2 * (size - 1) * self.message_seconds(nbytes / size),
+            nbytes / size,
+        )
 
-    2 (p - 1) messages of n / p bytes, which no algorithm undercuts.
-    """
-    return Cost(
-        2 * (size - 1) / size * nbytes,
-        2 * (size - 1) * network.message_seconds(nbytes / size),
-        nbytes / size,
-    )
+    def recursive_doubling_cost(self, nbytes: float, size: int) -> Cost:
+        """Return the cost of an allreduce in which ranks exchange in pairs, stage by stage.
 
+        The largest power of two c of ranks do, in log2 c stages; the other p - c hand their data to one before, and
+        get the sum from it. The next stage's message may come while the last one's is added: 2 n of memory. Where there
+        is one other, nobody waits for its data and for the sum in turn: one latency less.
+        """
+        stages = size.bit_length() - 1
+        core = 1 << stages
+        messages = stages + 2 * (size > core)
+        return Cost(
+            (core * stages + 2 * (size - core)) / size * nbytes,
+            (stages + min(size - core, 2)) * self.latency_s + messages * self.link_seconds(nbytes),
+            2 * nbytes,
+        )
 
-def recursive_doubling_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return the cost of an allreduce in which ranks exchange in pairs, stage by stage.
+    def rabenseifner_cost(self, nbytes: float, size: int) -> Cost:
+        """Return the cost of an allreduce by recursive halving and doubling: a ring's bytes in 2 log2 c stages.
 
-    The largest power of two c of ranks do, in log2 c stages; the other p - c hand their data to one before, and get the
-    sum from it. The next stage's message may come while the last one's is added: 2 n of memory. Where there is one
-    other, nobody waits for its data and for the sum in turn: one latency less.
-    """
-    stages = size.bit_length() - 1
-    core = 1 << stages
-    messages = stages + 2 * (size > core)
-    return Cost(
-        (core * stages + 2 * (size - core)) / size * nbytes,
-        (stages + min(size - core, 2)) * network.latency_s + messages * network.link_seconds(nbytes),
-        2 * nbytes,
-    )
+        Among the largest power of two c of ranks; the other p - c hand their data to one before, and get the sum from
+        it. The next stage's message may come while the last one's is added: 2 n of memory.
+        """
+        stages = size.bit_length() - 1
+        core = 1 << stages
+        halves = 2 * (core - 1) / core * nbytes
+        whole = 2 * (size > core)
+        return Cost(
+            (core * halves + 2 * (size - core) * nbytes) / size,
+            (2 * stages + whole) * self.latency_s + self.link_seconds(halves + whole * nbytes),
+            2 * nbytes,
+        )
 
+    def binomial_cost(self, nbytes: float, size: int) -> Cost:
+        """Return the cost of an allreduce up a binomial tree and down again.
 
-def rabenseifner_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return the cost of an allreduce by recursive halving and doubling: a ring's bytes in 2 log2 c stages.
+        Rank 0's link carries ceil(log2 p) messages each way, and floor(log2 p) hops are the most to any rank. The next
+        stage's message may come while the last one's is added: 2 n of memory.
+        """
+        hops = size.bit_length() - 1
+        return Cost(
+            2 * (size - 1) / size * nbytes,
+            2 * (hops * self.latency_s + _doublings(size) * self.link_seconds(nbytes)),
+            2 * nbytes,
+        )
 
-    Among the largest power of two c of ranks; the other p - c hand their data to one before, and get the sum from it.
-    The next stage's message may come while the last one's is added: 2 n of memory.
-    """
-    stages = size.bit_length() - 1
-    core = 1 << stages
-    halves = 2 * (core - 1) / core * nbytes
-    whole = 2 * (size > core)
-    return Cost(
-        (core * halves + 2 * (size - core) * nbytes) / size,
-        (2 * stages + whole) * network.latency_s + network.link_seconds(halves + whole * nbytes),
-        2 * nbytes,
-    )
-
-
-def binomial_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return the cost of an allreduce up a binomial tree and down again.
-
-    Rank 0's link carries ceil(log2 p) messages each way, and floor(log2 p) hops are the most to any rank. The next
-    stage's message may come while the last one's is added: 2 n of memory.
-    """
-    hops = size.bit_length() - 1
-    return Cost(
-        2 * (size - 1) / size * nbytes,
-        2 * (hops * network.latency_s + _doublings(size) * network.link_seconds(nbytes)),
-        2 * nbytes,
-    )
-
-
-def star_cost(nbytes: float, size: int, network: NetworkModel) -> Cost:
-    """Return the cost of an allreduce whose centre's link carries everybody's message, in and then out."""
-    return Cost(
-        2 * (size - 1) / size * nbytes,
-        2 * (network.latency_s + (size - 1) * network.link_seconds(nbytes)),
-        (size - 1) / size * nbytes,
-    )
+    def star_cost(self, nbytes: float, size: int) -> Cost:
+        """Return the cost of an allreduce whose centre's link carries everybody's message, in and then out."""
+        return Cost(
+            2 * (size - 1) / size * nbytes,
+            2 * (self.latency_s + (size - 1) * self.link_seconds(nbytes)),
+            (size - 1) / size * nbytes,
+        )
 
 
 def _doublings(size: int) -> int:

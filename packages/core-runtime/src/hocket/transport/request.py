@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request", "all_of"]
+__all__ = ["RANKS_DIVERGED", "Finished", "FunctionRequest", "Request"]
 
 #: What to look for where ranks meet that do different things; the end of a message.
 RANKS_DIVERGED = (
@@ -62,13 +62,13 @@ class Request(ABC):
         """
         return _Then(self, act)
 
+    @staticmethod
+    def all_of(requests: Iterable[Request]) -> Request:
+        """Return a request that is done once all of these are; its result is the list of theirs.
 
-def all_of(requests: Iterable[Request]) -> Request:
-    """Return a request that is done once all of these are; its result is the list of theirs.
-
-    Its `wait` gives each of them the whole of `timeout_s`, one after the other.
-    """
-    return _All(requests)
+        Its `wait` gives each of them the whole of `timeout_s`, one after the other.
+        """
+        return _All(requests)
 
 
 class Finished(Request):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -11,9 +12,9 @@ from hocket.errors import TransportError
 from hocket.transport.request import Request
 from hocket.transport.signals import Event, Wake
 from hocket.transport.status import Status
-from hocket.transport.waiting import wait
+from hocket.transport.waiting import back_off, wait
 
-__all__ = ["ThreadEvent", "ThreadRequest", "Threads", "describe_wait"]
+__all__ = ["ThreadEvent", "ThreadRequest", "Threads", "wait_until"]
 
 # A thread that computes when the process ends is left behind after this time.
 _LEAVING_TIMEOUT_S = 5.0
@@ -97,21 +98,40 @@ class ThreadEvent(Event):
         self._event.set()
 
     def wait(self, describe: Callable[[], str], timeout_s: float | None = None) -> None:
-        peer = self._peer
-        wait(
-            self._event.is_set,
-            peer.timeout_s if timeout_s is None else timeout_s,
-            lambda outcome: describe_wait(peer, describe(), outcome),
-            lambda _, longest_s: self._event.wait(longest_s),
-            check=peer.status.check_lost,  # who should set it may wait for a dead rank
-        )
+        # Who should set it may wait for a dead rank.
+        wait_until(self._peer, self._event.is_set, describe, timeout_s, lambda _, s: self._event.wait(s))
 
 
-def describe_wait(peer: Rank, awaited: str, outcome: str) -> str:
-    """Return a sentence on a wait that does not end, for `awaited`, and on what the other ranks do."""
-    return "; ".join(
-        filter(None, [f"rank {peer.rank} waits for {awaited}: {outcome}", peer.status.describe()])
-    )
+def wait_until(
+    peer: Rank,
+    until: Callable[[], bool],
+    describe: Callable[[], str],
+    timeout_s: float | None = None,
+    sleep: Callable[[float, float], object] = back_off,
+    *,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Block until `until()`, and look meanwhile whether all ranks live.
+
+    Args:
+        peer: this rank's endpoint.
+        until: says whether the wait has ended.
+        describe: says what this rank waits for; called for errors and reports only.
+        timeout_s: seconds to wait at most; None for the peer's.
+        sleep: given how long the wait has lasted and for how long to sleep at most, in seconds.
+        now: the clock, in seconds.
+
+    Raises:
+        ExchangeTimeoutError: not in time; says what the other ranks do.
+        PeerLostError: a rank has died.
+    """
+
+    def report(outcome: str) -> str:
+        sentences = [f"rank {peer.rank} waits for {describe()}: {outcome}", peer.status.describe()]
+        return "; ".join(filter(None, sentences))
+
+    longest_s = peer.timeout_s if timeout_s is None else timeout_s
+    wait(until, longest_s, report, sleep, check=peer.status.check_lost, now=now)
 
 
 class ThreadRequest(Request):
@@ -142,13 +162,12 @@ class ThreadRequest(Request):
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        peer = self._peer
-        wait(
+        wait_until(
+            self._peer,
             self.done,
-            peer.timeout_s if timeout_s is None else timeout_s,
-            lambda outcome: describe_wait(peer, f"its thread {self.name!r} to end", outcome),
+            lambda: f"its thread {self.name!r} to end",
+            timeout_s,
             lambda _, longest_s: self._thread.join(longest_s),
-            check=peer.status.check_lost,
         )
         if self._error is not None:
             raise self._error

@@ -23,6 +23,7 @@ __all__ = [
     "LONG_WAIT_S",
     "STALL_REPORT_AFTER_S",
     "WaitsInARow",
+    "back_off",
     "back_off_s",
     "never",
     "poll_briefly",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hocket.api import NO_PICTURE, new_figure
+from hocket.api import how_to_install, new_figure
 
 __all__ = ["draw", "table"]
 
@@ -36,7 +36,7 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     """Draw latency and active ranks over sizes; say what is missing where matplotlib is not installed."""
     figure = new_figure(10, 4)
     if figure is None:
-        print(NO_PICTURE)
+        print(f"no picture: {how_to_install('hocket-core', 'plot')}")
         return
     left, right = figure.subplots(1, 2)
     for side in dict.fromkeys(row["side"] for row in found["rows"]):

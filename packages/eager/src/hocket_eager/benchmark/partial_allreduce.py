@@ -24,12 +24,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from hocket.api import claim, find_mpiexec, launch
+from hocket.api import claim
 from hocket_eager.benchmark.figures import draw, table
 from hocket_eager.benchmark.skewed import Ground, PeerGround, RealGround, idle_cores, measure
 from hocket_eager.collective import Algorithm, PartialAllreduce
@@ -80,9 +80,8 @@ def main() -> None:
     if given.virtual:
         figures.write_text(json.dumps(on_virtual_ranks(given), indent=1) + "\n")
     else:
-        program = [sys.executable, __file__, *sys.argv[1:], "--rank"]
-        with tempfile.TemporaryDirectory() as folder:
-            status = launch(find_mpiexec(), given.ranks, program, folder=Path(folder))
+        ranks = ["launch", "--transport", "mpi", "-n", str(given.ranks), __file__, *sys.argv[1:], "--rank"]
+        status = subprocess.run([sys.executable, "-m", "hocket", *ranks], check=False).returncode
         if status:
             sys.exit(status)
     found = json.loads(figures.read_text())

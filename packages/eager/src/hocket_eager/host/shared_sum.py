@@ -18,17 +18,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from hocket.api import (
-    CHECK_EVERY_S,
-    Array,
-    Outcome,
-    Peer,
-    PeerLostError,
-    TreeSum,
-    describe_wait,
-    sync,
-    wait,
-)
+from hocket.api import Array, Outcome, Peer, TreeSum, sync, wait_until
+from hocket.errors import PeerLostError
 from hocket_eager.host.layout import Layout, RankPart, Table
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Delivery, QuorumRules, is_handed
@@ -110,7 +101,7 @@ class SharedSum(PartialSum):
             return
         peer = self._peer
         peer.status.note_waiting(f"round {step}", self.name)
-        self._wait_until(lambda: self.ended(step), lambda: self._describe(step), timeout_s)
+        self._wait_for_round(step, timeout_s)
         peer.status.note_computing()
 
     def fetch(self, step: int, out: Array) -> Outcome:
@@ -256,41 +247,32 @@ class SharedSum(PartialSum):
         what.mutex.release()
 
     def _wait_for_lock(self, what: RankPart | Table) -> None:
-        self._wait_until(
-            lambda: what.mutex.acquire(CHECK_EVERY_S),
-            lambda: f"{self.name}, which rank {what.holder[0]} holds in shared memory",
-            None,
-            sleeps=False,
-        )
-
-    def _wait_until(
-        self,
-        over: Callable[[], bool],
-        describe: Callable[[], str],
-        timeout_s: float | None,
-        *,
-        sleeps: bool = True,
-    ) -> None:
-        """Block until `over()`; sleep between looks until a round ends, unless `over` does that itself."""
-        peer, table = self._peer, self._table
-        seen = table.word[0]
-
-        def look() -> bool:
-            nonlocal seen
-            seen = table.word[0]
-            return over()
+        taken = False
 
         def sleep(waited_s: float, longest_s: float) -> None:
-            if sleeps:
-                sync.wait_while(table.changed, seen, longest_s)
+            nonlocal taken
+            taken = what.mutex.acquire(longest_s)
 
-        wait(
-            look,
-            peer.timeout_s if timeout_s is None else timeout_s,
-            lambda outcome: describe_wait(peer, describe(), outcome),
-            sleep,
-            check=peer.status.check_lost,
+        wait_until(
+            self._peer,
+            lambda: taken,
+            lambda: f"{self.name}, which rank {what.holder[0]} holds in shared memory",
+            sleep=sleep,
         )
+
+    def _wait_for_round(self, step: int, timeout_s: float | None) -> None:
+        table = self._table
+        seen = table.word[0]
+
+        def ended() -> bool:
+            nonlocal seen
+            seen = table.word[0]
+            return self.ended(step)
+
+        def sleep(waited_s: float, longest_s: float) -> None:
+            sync.wait_while(table.changed, seen, longest_s)
+
+        wait_until(self._peer, ended, lambda: self._describe(step), timeout_s, sleep)
 
     def _describe(self, step: int) -> str:
         """Describe the ranks that a round waits for."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.api import Session
+from hocket import Session
 
 __all__ = ["Binding", "Fixed", "StagePart", "Tensors", "Weights", "alias", "copied"]
 

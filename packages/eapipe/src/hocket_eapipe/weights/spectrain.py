@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hocket.api import AttachError, CompositionError
+from hocket.errors import AttachError, CompositionError
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.weights.api import Binding, StagePart, alias, copied
 from hocket_eapipe.weights.newest import Newest

@@ -14,12 +14,12 @@ import torch
 
 from hocket.arrays import Array
 from hocket.collective.api import Channel, Outcome
-from hocket.compressor.api import SegmentShape
 from hocket.config.source import load_document
 from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
 from hocket.segment.partition import Model, Span, named_spans, partition
-from hocket.segment.segment import Segment, allocate, wire_dtype
+from hocket.segment.segment import Segment, allocate
+from hocket.segment.shape import SegmentShape, wire_dtype
 from hocket.strategy.compose import read_slot
 from hocket.strategy.exchange import Exchange
 from hocket.transport.faults import Faults
@@ -117,7 +117,7 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _Sizes(SegmentShape):
     spans: tuple[Span, ...]
     trailer_numel: int
 

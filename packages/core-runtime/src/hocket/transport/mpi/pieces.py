@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hocket.arrays import Array, as_bytes
-from hocket.transport.request import Request, all_of
+from hocket.transport.request import Request
 
 __all__ = ["cut", "cut_message", "fits", "together"]
 
@@ -35,4 +35,4 @@ def cut_message(data: Array) -> list[Array]:
 
 def together(pieces: Iterable[Request]) -> Request:
     """Return a request that is done when all of its pieces are."""
-    return all_of(pieces).then(lambda _: None)
+    return Request.all_of(pieces).then(lambda _: None)
