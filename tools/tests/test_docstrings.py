@@ -26,20 +26,6 @@ NOT_YET_IN_CORE = (
         "outer",
     ),
     *("delays", "kernels", "strategy", "plan"),
-    *(
-        "checkpoint",
-        "cli",
-        "comparison",
-        "config",
-        "loggers",
-        "plugin",
-        "task",
-        "testing",
-        "trace",
-        "training",
-    ),
-    *("arrays.py", "configured.py", "disk.py", "errors.py", "messages.py", "own_files.py", "patience.py"),
-    *("quantities.py", "strict_json.py"),
 )
 
 RIDDLE = re.compile(r"(What|How|Who|Whom|Whose|Which|Whether|Where|When|That|Those|Of|As|In which|In what)\b")

@@ -91,4 +91,4 @@ def test_the_plan_shows_each_stage(
     told = capsys.readouterr().out
     rows = [line.split() for line in told.splitlines() if line[:2] in ("1 ", "2 ")]
     assert len(rows) == 2
-    assert "The model is there 2 times" in told
+    assert "There are 2 replicas of the model" in told

@@ -1,4 +1,4 @@
-"""Hocket: what crosses the wire in a training step, when, to whom and how compressed.
+"""Hocket: communication strategies for distributed PyTorch training.
 
     import hocket
     strategy = hocket.compose("agd")
@@ -73,7 +73,7 @@ _show_uncaught = sys.excepthook
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show what ends a script; a rank's own mistake is one line, as it is once ranks have joined."""
+    """Show the error that ends a script; a user's mistake is one line, as it is on joined ranks."""
     from hocket.errors import HocketError
 
     if isinstance(error, HocketError):

@@ -17,7 +17,7 @@ Buffer = Array
 
 
 class MixingRows(NamedTuple):
-    """The rows of a mixing matrix without its zeros, one for each rank of a lane, in the order of addition.
+    """The rows of a mixing matrix without zeros, one for each rank of a lane, in the order of addition.
 
     Attributes:
         starts: int64 [ranks + 1]; row i has the entries from starts[i] up to starts[i + 1], at least one.

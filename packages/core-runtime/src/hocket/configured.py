@@ -1,4 +1,4 @@
-"""Base of every dataclass whose fields are configuration, and what a field's type allows, in words."""
+"""The base of every dataclass whose fields are configuration, and the allowed values of a type, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 
 class Configured:
-    """Base of frozen dataclasses whose fields are configuration.
+    """The base of frozen dataclasses whose fields are configuration.
 
     A field that is an Enum takes a member or its value, in Python as in YAML, and holds the member. That comes before
     the subclass's own `__post_init__`.
@@ -92,7 +92,7 @@ def optional(hint: object) -> tuple[Any, bool]:
 
 
 def allowed_by(hint: object) -> str:
-    """Return what a type allows, in words, for instance `one of error, skip` or `an integer or null`."""
+    """Return the values that a type allows, in words, such as `one of error, skip` or `an integer or null`."""
     choices, rest = choices_or(hint)
     if choices is not None:
         return f"{allowed_by(rest)} or {' or '.join(str(member.value) for member in choices)}"

@@ -22,8 +22,8 @@ def words(num: int, domain: str, seed: int, round: int, segment: int = 0) -> NDA
     """Return raw words of Philox4x64-10, uint64 [num].
 
     Args:
-        num: how many, fewer than 2**64.
-        domain: what is drawn, 1 to 8 ASCII characters; keeps draws for different purposes with one seed apart.
+        num: the number of words, fewer than 2**64.
+        domain: the purpose of the draw, 1 to 8 ASCII characters; keeps draws with one seed apart.
         seed: 0 to 2**64 - 1.
         round: 0 to 2**64 - 1.
         segment: 0 to 2**64 - 1.
@@ -82,7 +82,7 @@ def normal(num: int, domain: str, seed: int, round: int, segment: int = 0) -> ND
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no seed.
+    """Refuse a number that is no seed.
 
     Raises:
         ValueError: not in 0 to 2**64 - 1.

@@ -85,11 +85,11 @@ class DisagreementError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be written or read, or that does not fit what is to continue from it."""
+    """A checkpoint that cannot be written or read, or does not fit the run or session that loads it."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint that does not hold what was written; `session.load` takes the newest before it."""
+    """A checkpoint that has changed since it was written; `session.load` takes the newest one before it."""
 
 
 class MissingFileError(DamagedError):

@@ -40,7 +40,7 @@ def how_to_install(package: str, extra: str = "") -> str:
 
 
 def origin_of_core() -> dict[str, Any]:
-    """Return where hocket-core came from, by pip's `direct_url.json` (PEP 610); empty where it was an index."""
+    """Return hocket-core's origin, from pip's `direct_url.json` (PEP 610); empty for an index."""
     origin: dict[str, Any] = json.loads(distribution(_CORE).read_text("direct_url.json") or "{}")
     return origin
 
@@ -51,5 +51,5 @@ def source_folder(origin: Mapping[str, Any]) -> Path:
 
 
 def _beside(core: PurePath, package: str) -> PurePath:
-    """Return a package's folder, from that of hocket-core."""
+    """Return a package's folder, given that of hocket-core."""
     return core if package == _CORE else core.parent / package.removeprefix("hocket-")

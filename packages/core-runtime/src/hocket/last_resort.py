@@ -9,10 +9,10 @@ __all__ = ["LastResort"]
 
 
 class LastResort(logging.Handler):
-    """Prints what nobody else handles, as `logging.lastResort` does, and says from whom it is.
+    """A handler that prints records without another handler, as `logging.lastResort` does, with their source.
 
     Args:
-        logger: whose records it prints.
+        logger: the logger whose records it prints.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

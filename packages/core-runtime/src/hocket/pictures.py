@@ -16,7 +16,7 @@ NO_PICTURE = f"no picture: {how_to_install('hocket-core', 'plot')}"
 
 
 def new_figure(width: float, height: float) -> Figure | None:
-    """Return an empty figure of so many inches that needs no screen; None where matplotlib is not installed."""
+    """Return an empty figure, its size in inches, without a screen; None if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -89,7 +89,7 @@ def read(option: str, parse: Callable[[str], float], text: str) -> float:
 
 
 def unit_of_key(key: str) -> str:
-    """Return the units that a number may have at a key, by the end of the key's name; empty for none."""
+    """Return the units that a number may have at a key, by the key's last part; empty for none."""
     if key.endswith("_bits_per_s"):
         return BITS
     return SECONDS if key == "seconds" or key.endswith("_s") else ""

@@ -1,4 +1,4 @@
-"""Strict JSON, which has no NaN: a NaN is written as null with a text beside it, and read back as NaN."""
+"""Strict JSON, which has no NaN: one is written as null with a text beside it, and read back."""
 
 from __future__ import annotations
 

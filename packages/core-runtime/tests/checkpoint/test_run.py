@@ -127,11 +127,11 @@ def test_another_number_of_ranks(run: Callable[..., int], tmp_path: Path) -> Non
     [
         ([], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
         (["--dry-run"], "RUN holds the checkpoints of an earlier run: continue it with `hocket resume RUN`, name"),
-        (["--resume", "--overwrite"], "--resume goes on with what --overwrite replaces: leave one of them out"),
+        (["--resume", "--overwrite"], "--resume continues a run that --overwrite would replace: leave one of them out"),
         (["--resume", "batch_size=16"], "RUN/config.yaml: batch_size is 32, and 16 is asked for: a run is"),
         (["--resume", "optimizer.lr=1"], "RUN/config.yaml: optimizer.lr is 0.1, and 1 is asked for: a run is"),
         (["--resume", "optimizer=adam"], "RUN/config.yaml: optimizer.name is sgd, and adam is asked for, "),
-        (["--resume", "recipe=sgd"], "RUN/config.yaml is complete, and no recipe lies below it: leave out recipe="),
+        (["--resume", "recipe=sgd"], "RUN/config.yaml is complete, and is based on no recipe: leave out recipe="),
         (["--resume", "parameters.0.topology=exponential"], "parameters.0.topology.name: this session has exponential"),
         (["--resume", "--out", "EMPTY"], "EMPTY holds no run to resume: there is no such folder"),
         (["--resume", "--out", "."], ". holds no run to resume: it has no config.yaml"),
@@ -212,8 +212,8 @@ def test_a_run_goes_on_as_it_was_but_for_what_is_given(
     capfd.readouterr()
     assert run("edited.yaml", "steps=21", "--out", "RUN", "--resume") == 0
     assert capfd.readouterr().err == (
-        "hocket: edited.yaml says otherwise than RUN/config.yaml in epochs: the folder's holds; KEY=VALUE changes what "
-        "may be changed\n"
+        "hocket: edited.yaml differs from RUN/config.yaml in epochs: the folder's settings are used; KEY=VALUE changes "
+        "those that may change\n"
     )
     monkeypatch.setattr(sys, "argv", ["hocket", "resume", "RUN", "steps=30"])
     with pytest.raises(SystemExit, match="0"):

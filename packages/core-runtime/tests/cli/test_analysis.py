@@ -61,8 +61,8 @@ def test_without_matplotlib_there_is_a_table(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["sgd"], "--analysis is of topologies, and no exchange of this strategy has one"),
-        (["adpsgd"], "--analysis is of topologies, and no exchange of this strategy has one"),
+        (["sgd"], "--analysis needs a topology that mixes round by round, and no exchange"),
+        (["adpsgd"], "--analysis needs a topology that mixes round by round, and no exchange"),
         (["dpsgd", "--compare", "rign"], "--compare rign: there is no topology 'rign'; there are: complete, "),
         (["dpsgd", "--compare", "{name: ring, x: 1}"], "--compare {name: ring, x: 1}: x: unknown key"),
         (["dpsgd", "--compare", "{"], "--compare {: not a topology's name"),

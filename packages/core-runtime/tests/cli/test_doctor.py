@@ -196,10 +196,10 @@ def test_interfaces_are_those_of_this_machine() -> None:
             {"lo": "127.0.0.1", "own0": "10.0.0.2"},
             ["10.0.0.2"],
             "ok",
-            "own0 10.0.0.2; this host's name, me, means",
+            "own0 10.0.0.2; this host's name, me, resolves to",
         ),
         ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, ["127.0.1.1"], "note", "no other host reaches it"),
-        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, [], "note", "means no address"),
+        ({"lo": "127.0.0.1", "own0": "10.0.0.2"}, [], "note", "does not resolve here"),
         ({"lo": "127.0.0.1"}, ["127.0.1.1"], "note", "loopback alone"),
         (
             {"own0": "10.0.0.2", "own1": "172.17.0.1"},
@@ -207,7 +207,7 @@ def test_interfaces_are_those_of_this_machine() -> None:
             "note",
             "--mca btl_tcp_if_include own0",
         ),
-        ({}, ["10.0.0.2"], "ok", "unknown; this host's name, me, means 10.0.0.2"),
+        ({}, ["10.0.0.2"], "ok", "unknown; this host's name, me, resolves to 10.0.0.2"),
     ],
 )
 def test_what_other_hosts_know_this_one_by(

@@ -108,7 +108,7 @@ def test_other_hosts_without_mpi_get_a_line_each(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["a.py"], "hocket: how many ranks? Say -n 4, or --hosts a:4,b:4"),
+        (["a.py"], "hocket: the number of ranks is missing: give -n 4, or --hosts a:4,b:4"),
         (["-n", "2", "b.py"], "hocket: there is no file b.py"),
         (["-n", "2", "no-such-program"], "hocket: there is no program no-such-program; a Python script's"),
         (

@@ -49,7 +49,7 @@ def test_looking_makes_nothing(run: RunConfig, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_said(run: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("somebody's")
     with (
-        pytest.raises(UserError, match=r"cannot be made .*: name another folder by --out"),
+        pytest.raises(UserError, match=r"cannot be made .*: name another folder with --out"),
         named_folder(None, run, make=True),
     ):
         pass

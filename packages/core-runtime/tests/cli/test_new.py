@@ -56,6 +56,6 @@ def test_a_name_that_cannot_be_is_refused(word: str, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     folder = write_plugin("mine", tmp_path)
     (folder / "README.md").write_text("my own words")
-    with pytest.raises(UserError, match="is there already: choose another name"):
+    with pytest.raises(UserError, match="exists already: choose another name"):
         write_plugin("mine", tmp_path)
     assert (folder / "README.md").read_text() == "my own words"

@@ -93,7 +93,7 @@ def test_one_line(
     ("picture", "expected"),
     [
         ("mine.nope", "Format 'nope' is not supported"),
-        ("file.png", "file.png is there, and is no picture of Hocket's"),
+        ("file.png", "file.png exists and is no picture of Hocket's"),
         ("", "it is empty"),
     ],
 )

@@ -233,7 +233,7 @@ def test_the_command_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         *("73.2 kB", "248 us", "2.00 x"),
     ]
     assert len(re.split(r"  +", header)) == 10
-    for word in ("Sent:", "Time: for a latency of ", "Memory: of the buffers"):
+    for word in ("Sent:", "Time: for a latency of ", "Memory: send and receive buffers"):
         assert f"- {word}" in shown
     assert "\x1b" not in shown
 
@@ -244,7 +244,7 @@ def test_the_command_adds_exchanges_up(capsys: pytest.CaptureFixture[str]) -> No
     assert "4 ranks" in shown
     assert re.search(r"^parameters\.0 +broadcast .* 4 steps ", shown, re.MULTILINE)
     assert re.search(r"^together .* 2\.0\d x$", shown, re.MULTILINE)
-    assert "shared out over the steps" in shown
+    assert "averaged over the steps" in shown
 
 
 def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +254,7 @@ def test_injected_delays_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         "Injected delays, shifting_skew {shortest_s: 0.1, longest_s: 0.4}: a rank is held up for 250 ms"
         in shown
     )
-    assert "all of them, where they wait for each other in every step, for 400 ms." in shown
+    assert "if all ranks wait for each other in every step, for 400 ms." in shown
     with pytest.raises(
         CompositionError, match=r"^delays among 2 ranks: ranks is \[3\]; allowed: ranks from 0 to 1$"
     ):

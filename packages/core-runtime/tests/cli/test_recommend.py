@@ -175,7 +175,7 @@ def test_a_recipe_whose_stages_have_no_ranks_is_left_out() -> None:
     told = recommend(*SITUATION)
     assert "hierarchical_sgd" not in table(told)
     [why] = re.findall(r"^- hierarchical_sgd: (.*(?:\n  .*)*)", told[told.index("Left out here:") :], re.M)
-    assert " ".join(why.split()).startswith("no two ranks meet in gradients.0, gradients.2")
+    assert " ".join(why.split()).startswith("no two ranks take part in gradients.0, gradients.2")
     assert "hierarchical_sgd" in table(recommend(*SITUATION, "--hosts", "4x2"))
 
 
@@ -215,7 +215,9 @@ def test_packages_whose_recipes_are_not_there_are_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "default_registry", lambda: Registry(lambda: there))
     told = " ".join(recommend(*SITUATION).split())
     absent = [word for word in KNOWN_WORDS if word not in ("tasks", *(entry.name for entry in there))]
-    assert f"Recipes of {', '.join(f'hocket-{word}' for word in absent)} are not here: pip install " in told
+    assert (
+        f"Recipes of {', '.join(f'hocket-{word}' for word in absent)} are not installed: pip install " in told
+    )
     assert "diloco" in absent
     assert not showing.absent(KNOWN_WORDS)
 
@@ -297,7 +299,7 @@ def test_it_measures_a_task_s_step_and_compressors() -> None:
     [
         ([], "--hosts is missing"),
         (["--hosts", "1x1", "--params", "1M", "--step", "1"], "a single rank exchanges nothing"),
-        (["--hosts", "2x1", "--step", "1"], "which model is missing"),
+        (["--hosts", "2x1", "--step", "1"], "the model is missing"),
         (["--hosts", "2x1", "--params", "1M"], "--step is missing"),
         (["--hosts", "2x1", "--params", "1M", "--measure"], "--step is missing"),
         (["--hosts", "2x1", "--params", "many"], "--params: got 'many'"),
@@ -327,7 +329,7 @@ def test_it_measures_a_task_s_step_and_compressors() -> None:
             "parameters.0.every=30 changes one strategy: name it, such as",
         ),
         (["periodic_avarage", "--hosts", "2x1"], "Did you mean 'periodic_average'?"),
-        (["sgd", "--hosts", "2x1"], "which model is missing"),
+        (["sgd", "--hosts", "2x1"], "the model is missing"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--late", "3x1"], "--late among 2 ranks"),
         (["--hosts", "2x1", "--params", "1M", "--step", "1", "--optimizer", "adamv"], "adamv"),
         (["nowhere", "--hosts", "2x1"], "neither a YAML file nor the folder of a run"),

@@ -219,10 +219,10 @@ def test_different_tasks_and_clocks_are_said(runs: Path, hocket: Hocket, tmp_pat
     ended = hocket("compare", str(runs / "sgd-0"), str(tmp_path / "other"))
     assert ended.status == 0
     tasks, clocks = ended.err.splitlines()
-    assert "the runs are of different tasks, whose metrics do not compare" in tasks
+    assert "the runs are of different tasks, whose metrics cannot be compared" in tasks
     assert "hidden=128" in tasks
     assert "hidden=64" in tasks
-    assert "seconds on the virtual clock do not compare" in clocks
+    assert "seconds on the virtual clock cannot be compared" in clocks
 
 
 def test_the_transport_that_was_used_counts(runs: Path, hocket: Hocket, tmp_path: Path) -> None:

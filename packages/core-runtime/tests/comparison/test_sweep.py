@@ -194,7 +194,7 @@ def test_runs_of_other_code_are_not_mixed_silently(
     later = hocket(*command, "seed=3,4")
     assert later.status == 0, later.err
     ended = hocket("compare", "out")
-    told = "coded.py is another in each of: run, seed=1, seed=2; seed=3, seed=4"
+    told = "coded.py differs between: run, seed=1, seed=2; seed=3, seed=4"
     assert ended.err == f"hocket: the runs are of different code: {told}\n"
 
 
@@ -226,9 +226,7 @@ def test_no_run_is_started_by_code_that_changed_since_the_sweep_began(
     assert "seed=2: begins" not in ended.out
     first, *_, last = ended.err.splitlines()
     assert first == "hocket: edited_meanwhile.py changed since the sweep began: no further run is started"
-    assert last.startswith(
-        "hocket: 2 of 4 runs were not started: seed=2, seed=3; put back what the module was"
-    )
+    assert last.startswith("hocket: 2 of 4 runs were not started: seed=2, seed=3; put the module back")
     assert ended.err.count("no further run") == 1
 
 

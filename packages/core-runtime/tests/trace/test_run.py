@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_leaves_a_trace_of_all_it_did(tmp_path: Path) -> No
     (tmp_path / "my_task.py").write_text(DYING_TASK)
     done = run("sgd", "task=my_task:Dying", "--trace", cwd=tmp_path)
     assert done.returncode != 0
-    assert "hocket: the trace of what the ranks did until then: out/trace.json.gz" in done.stderr
+    assert "hocket: trace of the ranks until the failure: out/trace.json.gz" in done.stderr
     trace = load(tmp_path / "out" / "trace.json.gz", 2)
     for rank in range(2):
         assert len(trace.slices(rank, "step")) == 3

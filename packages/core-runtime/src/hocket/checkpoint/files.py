@@ -83,14 +83,15 @@ def describe(tensor: Tensor) -> str:
 
 
 def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
-    """Write nested state into a file, durably, and check that it reads back; copies one tensor at a time, if any.
+    """Write nested state into a file durably and check that it reads back; copies one tensor at a time.
 
     Args:
-        state: sections of what `flatten` takes, by name.
-        run: the id of whoever saves.
+        path: the file, replaced if it exists.
+        state: sections of state that `flatten` takes, by name.
+        run: the id of the run that saves.
 
     Raises:
-        CheckpointError: a value that cannot be saved, or not be read again.
+        CheckpointError: a value cannot be saved or read back.
         OSError: the file cannot be written.
     """
     try:
@@ -147,7 +148,7 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 
 def _too_long(size: int, structure: Any) -> str:
-    """Return what to say of a header of `size` bytes: which of the state's keys has most of it."""
+    """Return the error for a header of `size` bytes, with the key that has most of it."""
     keys = []
     while isinstance(structure, dict) and structure.get("dict"):
         key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
@@ -177,11 +178,11 @@ class StateFile:
     """A file that `write_state` has written, read section by section, tensor by tensor.
 
     Attributes:
-        path: where it is.
-        run: the id of whoever has saved.
+        path: the file's path.
+        run: the id of the run that saved it.
 
     Raises:
-        DamagedError: there is no such file, or it is not whole.
+        DamagedError: the file is missing or incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -198,10 +199,10 @@ class StateFile:
         self._names: list[str] = list(self._file.keys())
 
     def check_content(self, expected: int) -> None:
-        """Look whether the file still holds what was written, all of which is read.
+        """Read the whole file, and check that it is as it was written.
 
         Args:
-            expected: its checksum.
+            expected: the CRC-32 of the written file.
 
         Raises:
             DamagedError: a bit of it has changed.
@@ -244,8 +245,8 @@ class StateFile:
         """Return a section's content.
 
         Args:
-            section: a key of what was written.
-            tensor: where tensors come from by name, if not from this file.
+            section: a key of the written state.
+            tensor: returns tensors by name; None to take them from this file.
         """
         return unflatten(self._sections[section], tensor or self.tensor)
 
@@ -293,7 +294,7 @@ def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
 
 
 def mean_of_mappings(files: Sequence[StateFile], path: str) -> dict[str, dict[str, Tensor]]:
-    """Return the mean of each tensor below a path, over the files that have it, by the tensor's two last keys.
+    """Return the mean of each tensor below a path over the files that have it, by its last two keys.
 
     Args:
         files: the ranks' files.

@@ -39,7 +39,7 @@ def complete(folder: Path) -> list[Path]:
 
 
 def incomplete(folder: Path) -> list[Path]:
-    """Return what a save or a removal that was cut off has left behind, or what is being written."""
+    """Return the directories left behind by interrupted saves and removals, and those being written."""
     return [
         path
         for path in _directories(folder)
@@ -50,14 +50,14 @@ def incomplete(folder: Path) -> list[Path]:
 def newest_first(folder: Path, advice: str = "") -> list[Path]:
     """Return the complete checkpoints of a folder, the newest first, or the folder itself if it is one.
 
-    The manifest of a newer one may come some seconds late, where another host has written it.
+    The manifest of the newest may appear some seconds late if another host has written it.
 
     Args:
-        folder: with checkpoints.
-        advice: what to do where there is none.
+        folder: a folder with checkpoints, or a checkpoint.
+        advice: the last sentence of the error; empty for none.
 
     Raises:
-        CheckpointError: there is none; names what is incomplete, and ends with `advice`.
+        CheckpointError: there is none; names incomplete ones, and ends with `advice`.
     """
     if folder.is_symlink() and not folder.exists():
         raise CheckpointError(
@@ -84,14 +84,16 @@ def _require_manifest(folder: Path) -> None:
 def begin(
     folder: Path, step: int, run: str, last: Path | None = None, damaged: Collection[Path] = ()
 ) -> Iterator[Path]:
-    """Make the directory that a checkpoint of `step` is written into, and lock the folder, in a `with` statement.
+    """Make the directory for a checkpoint of `step`, and lock the folder, in a `with` statement.
 
-    What saves that were cut off have left behind is removed, and after an error what was written here.
+    Remains of interrupted saves are removed, and after an error the new directory, too.
 
     Args:
-        run: an id of whoever saves.
-        last: the checkpoint that it saved before this one.
-        damaged: checkpoints that it has passed over: those of the folder get other names.
+        folder: the folder of checkpoints.
+        step: the checkpoint's step.
+        run: the id of the run that saves.
+        last: the checkpoint that the run saved before this one.
+        damaged: checkpoints that the run has passed over: those of the folder are renamed.
 
     Raises:
         CheckpointError: another job saves into the folder, or it has a checkpoint of a later step, so that this one
@@ -105,7 +107,7 @@ def begin(
                 _log.warning("%s, which is damaged, is kept as %s", path, set_aside(path).name)
         _refuse_others(folder, step, last)
         for left in incomplete(folder):
-            # Without a lock, its job may live. What has its own name was whole when it got it.
+            # Without a lock, its job may still run. A directory with a final name was complete when it got it.
             if _run_of(left) and (is_locked or _run_of(left) == run) and not _foreign_files(left):
                 shutil.rmtree(left)
                 _log.warning("removed %s, which was incomplete: a save was cut off", left)
@@ -137,7 +139,7 @@ def _refuse_others(folder: Path, step: int, last: Path | None) -> None:
 
 
 def finish(path: Path) -> Path:
-    """Give a checkpoint that is all there, in the directory that `begin` made, its own name; return where it is.
+    """Give the complete checkpoint in the directory that `begin` made its final name; return its path.
 
     Raises:
         OSError: the folder cannot be written.
@@ -162,7 +164,7 @@ def finish(path: Path) -> Path:
 
 
 def keep_newest(folder: Path, count: int, run: str) -> None:
-    """Remove all complete checkpoints but the newest `count`; `run` removes them."""
+    """Remove all complete checkpoints but the newest `count`; `run` marks those being removed."""
     kept, there = [], complete(folder)
     for path in there[: max(0, len(there) - count)]:
         if not _may_go(path):
@@ -184,7 +186,7 @@ def keep_newest(folder: Path, count: int, run: str) -> None:
 
 
 def foreign(folder: Path) -> list[str]:
-    """Return the names of complete checkpoints that are never removed, as they are not Hocket's alone."""
+    """Return the names of complete checkpoints that are never removed: they hold others' files, too."""
     return [path.name for path in complete(folder) if not _may_go(path)]
 
 
@@ -200,14 +202,14 @@ def _directories(folder: Path) -> list[Path]:
 
 
 def _order(path: Path) -> tuple[int, int]:
-    """Return a directory's step, and how many times that was saved before it."""
+    """Return a directory's step, and the number of earlier saves of that step."""
     match = _DIRECTORY.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2] or 0)
 
 
 def _run_of(path: Path) -> str | None:
-    """Return which run is writing or removing a directory; None where that has its own name."""
+    """Return the run that writes or removes a directory, or None if it has its final name."""
     match = _DIRECTORY.fullmatch(path.name)
     return match and match[3]
 

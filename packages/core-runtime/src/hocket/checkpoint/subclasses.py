@@ -14,12 +14,12 @@ __all__ = ["is_composite", "join_parts", "parts_of", "plain_tensors"]
 
 
 def is_composite(value: object) -> bool:
-    """Return whether a tensor is made of others, and has no values of its own."""
+    """Return whether a tensor consists of other tensors, without values of its own."""
     return isinstance(value, Tensor) and type(value) is not Tensor and hasattr(value, "__tensor_flatten__")
 
 
 def parts_of(value: Any) -> tuple[dict[str, Tensor], object]:
-    """Return the tensors that it is made of, by name, and what else it is made of."""
+    """Return the tensors of which a composite tensor consists, by name, and its further context."""
     names, context = value.__tensor_flatten__()
     return {name: getattr(value, name) for name in names}, context
 
@@ -30,9 +30,9 @@ def join_parts(
     """Put a tensor together that `parts_of` took apart.
 
     Args:
-        module, name: of its class, in a module that has been imported.
-        parts, context: what `parts_of` returned.
-        shape, stride: the tensor's own.
+        module, name: its class, in a module that has been imported.
+        parts, context: the results of `parts_of`.
+        shape, stride: the composite tensor's own.
 
     Raises:
         CheckpointError: there is no such class.
@@ -50,7 +50,7 @@ def join_parts(
 
 
 def plain_tensors(value: Tensor) -> list[Tensor]:
-    """Return the tensors that hold a tensor's values: itself, or, within one another, what it is made of."""
+    """Return the tensors that hold a tensor's values: itself, or the innermost parts of a composite one."""
     if not is_composite(value):
         return [value]
     return [plain for part in parts_of(value)[0].values() for plain in plain_tensors(part)]

@@ -69,8 +69,8 @@ def flatten(state: object, *, exactly: bool = False) -> tuple[JSON, dict[str, Te
     """Take nested state apart.
 
     Args:
-        state: of the values above, nested.
-        exactly: whether types have to come back as they are.
+        state: nested values of the types above.
+        exactly: require that all types come back as they are.
 
     Returns:
         The structure, and the tensors by name: the keys and indices that lead to them, joined by `/`. Tensors
@@ -78,7 +78,7 @@ def flatten(state: object, *, exactly: bool = False) -> tuple[JSON, dict[str, Te
 
     Raises:
         CheckpointError: a value of another type; names its path.
-        UserError: the same, of what was to be taken exactly.
+        UserError: the same, with `exactly`.
     """
     flattener = _ExactFlattener() if exactly else _Flattener()
     return flattener.structure(state, ""), flattener.tensors
@@ -88,8 +88,8 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
     """Put together what `flatten` took apart.
 
     Args:
-        structure: its first result.
-        tensor: returns the tensor of a name, which becomes a part of the state; asked for each name once.
+        structure: the first result of `flatten`.
+        tensor: returns a tensor by name, which becomes a part of the state; called once for each name.
     """
     if isinstance(structure, list):
         return [unflatten(item, tensor) for item in structure]
@@ -124,7 +124,7 @@ def unflatten(structure: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def parts_within(structure: Any) -> set[str]:
-    """Return the names of tensors that others are made of, which alone have no mean."""
+    """Return the names of tensors that are parts of composite ones, and have no mean of their own."""
     if isinstance(structure, list):
         return {name for item in structure for name in parts_within(item)}
     if not isinstance(structure, dict):
@@ -142,7 +142,7 @@ def _names_in(structure: Any) -> set[str]:
 
 
 def _object(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:  # noqa: PLR0911 (one for each kind)
-    """Put together what optimizers keep besides numbers and tensors."""
+    """Put together objects that optimizers keep besides numbers and tensors."""
     match kind:
         case "deque":
             return deque(unflatten(content[0], tensor), content[1])
@@ -164,7 +164,7 @@ def _object(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:  #
 
 
 def _exactly(kind: str, content: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Put together what only messages hold."""
+    """Put together objects that only messages hold."""
     match kind:
         case "scalar":
             return tensor(content).numpy()[()]
@@ -297,7 +297,7 @@ class _Flattener:
 
 
 class _ExactFlattener(_Flattener):
-    """Refuses what would come back as something else."""
+    """A flattener that refuses values which would come back as another type."""
 
     def structure(self, value: Any, path: str) -> JSON:
         kind = type(value)
@@ -360,7 +360,7 @@ def _is_named(kind: type, module: str, name: str) -> bool:
 
 
 def _numbers(values: Sequence[object]) -> tuple[str, Array] | None:
-    """Return a list of numbers of one kind as the kind and an array, or None if it is no such list."""
+    """Return the kind and the array of a list of numbers of one kind, or None for other lists."""
     found = set(map(type, values))
     for kind, (types, dtype) in _NUMBERS.items():
         if all(

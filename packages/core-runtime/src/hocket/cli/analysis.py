@@ -23,14 +23,14 @@ from hocket.topology.analysis import Mixing, analyse
 __all__ = ["analysis_command"]
 
 _MEASURES = {
-    "second_eigenvalue": "lambda2: the second largest eigenvalue modulus of M. Where rounds differ, it is not what is "
-    "left of the ranks' differences",
-    "deviation": "||M - J||_2: of the ranks' differences this much is left at most",
-    "imbalance": "imbalance: the variance of M's entries; 0 where all ranks count the same everywhere",
+    "second_eigenvalue": "lambda2: the second largest eigenvalue modulus of M. If rounds differ, it is not the share "
+    "of the ranks' differences that remains",
+    "deviation": "||M - J||_2: the largest share of the ranks' differences that can remain",
+    "imbalance": "imbalance: the variance of M's entries; 0 if all ranks count equally everywhere",
 }
 
 
-#: What a picture of Hocket's says of itself, by its ending.
+#: The metadata that mark a picture as Hocket's, by the file's ending.
 _MARKS = {
     ".png": {"Software": "Hocket"},
     ".svg": {"Creator": "Hocket"},
@@ -42,13 +42,13 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
     """Print the table for each exchange that has a topology, and draw the last one's picture.
 
     Args:
-        strategy: one of its exchanges has a topology.
-        placement: of the ranks.
+        strategy: a strategy of which an exchange has a topology.
+        placement: the placement of the ranks.
         compare: further topologies, as a config writes them.
         picture: a PNG file to write; with several exchanges their names are put before its ending.
 
     Raises:
-        UserError: no exchange has a topology, or one to compare with is unknown or not defined for so many ranks.
+        UserError: no exchange has a topology, or one to compare is unknown or not defined for this number of ranks.
     """
     exchanges = [
         exchange
@@ -57,7 +57,7 @@ def analysis_command(strategy: Strategy, placement: Placement, compare: Sequence
     ]
     if not exchanges:
         raise UserError(
-            "--analysis is of topologies, and no exchange of this strategy has one that mixes round by round: try "
+            "--analysis needs a topology that mixes round by round, and no exchange of this strategy has one: try "
             "recipe dpsgd, sgp or crossover"
         )
     if not picture.name:
@@ -84,7 +84,7 @@ def _refuse_others(picture: Path) -> None:
     """Refuse to replace a file that is no picture of Hocket's.
 
     Raises:
-        UserError: it is there, and says nothing of Hocket.
+        UserError: the file exists and has no mark of Hocket's.
     """
     try:
         is_other = b"Hocket" not in picture.read_bytes()
@@ -96,7 +96,7 @@ def _refuse_others(picture: Path) -> None:
         ) from error
     if is_other:
         raise UserError(
-            f"--picture {picture} is there, and is no picture of Hocket's, which does not replace it: name another file"
+            f"--picture {picture} exists and is no picture of Hocket's, so it is not replaced: name another file"
         )
 
 
@@ -150,7 +150,7 @@ def _number(value: float) -> str:
 
 
 def _draw(found: Mapping[str, Mixing], title: str, picture: Path) -> None:
-    """Write the picture; say what is missing where matplotlib is not installed."""
+    """Write the picture, or print what is missing if matplotlib is not installed."""
     figure = new_figure(9, 4)
     if figure is None:
         print(NO_PICTURE)

@@ -32,7 +32,7 @@ def find_benchmark(registry: Registry, name: str) -> Benchmark:
     """Return the loaded benchmark called `name`, with the plugin's prefix or without.
 
     Raises:
-        UserError: there is none, or there are several; says which there are.
+        UserError: there is none of this name, or several; lists them.
     """
     found = [b for b in registry.benchmarks() if name in (b.name, b.name.rpartition(".")[2])]
     if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Find out before ranks are started what every one of them would find out."""
+"""The checks of a run before its ranks are started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_run(run: RunConfig) -> Task:
     Raises:
         UserError: a library that a logger needs is not installed.
         ConfigError: a wrong name, argument or value.
-        AttachError: the strategy cannot do with the optimizer.
+        AttachError: the strategy does not work with the optimizer.
     """
     import torch
 
@@ -28,7 +28,7 @@ def check_run(run: RunConfig) -> Task:
     task = build_task(run)
     meters_of(task, None)
     build_engine(run)
-    # Of matrices, hidden and not: some optimizers take nothing else.
+    # Two matrices, a hidden one and one that is not: some optimizers take nothing else.
     stand_in = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(2)))
     optimizers = build_optimizers(run.optimizer, stand_in)
     for optimizer in optimizers:

@@ -25,8 +25,8 @@ class Combination:
     """One run of a sweep.
 
     Attributes:
-        name: of its folder: the keys that have several values, with this run's; of a strategy the value alone.
-        run: with its number of ranks.
+        name: its folder's name: the keys with several values and this run's values; for a strategy the value alone.
+        run: the run, with its number of ranks.
     """
 
     name: str
@@ -42,14 +42,14 @@ def combinations(
         target: a recipe's name or a file.
         arguments: `KEY=VALUE,VALUE`; `strategy` takes recipes' names and files, each with overrides of its own
             behind it: `strategy=sgd,mine.yaml,diloco parameters.0.every=20`.
-        ranks: of all runs; None for what the target says, or 1.
-        transport: of all runs; None for what the target says.
+        ranks: the number of ranks of each run; None for the target's, or 1.
+        transport: the transport of all runs; None for the target's.
 
     Raises:
         ConfigError: a key or a value that a run cannot have, or one that stands twice.
-        CompositionError: a strategy that is not defined for so many ranks.
+        CompositionError: a strategy that is not defined for this number of ranks.
     """
-    load_run(target)  # what is wrong with a file is said with its name
+    load_run(target)  # so that errors in a file name the file
     choices = [_choices(argument) for argument in arguments]
     keys = [key for key, _ in choices]
     for key, given in choices:
@@ -68,7 +68,7 @@ def combinations(
 
 
 def has_several_values(argument: str) -> bool:
-    """Say whether a sweep would take `KEY=VALUE` as several values: whether commas stand between them."""
+    """Return whether a sweep would read `KEY=VALUE` as several values, separated by commas."""
     return len(_split(argument.partition("=")[2], ",")) > 1
 
 
@@ -76,12 +76,12 @@ def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[
     """Return the parts of `diloco parameters.0.every=20`: a recipe's name or a file, and all overrides.
 
     Args:
-        text: the parts, with blanks between them.
-        others: overrides that are given besides.
-        label: how an error names the text.
+        text: the parts, separated by blanks.
+        others: further overrides.
+        label: the text's name in errors.
 
     Raises:
-        ConfigError: one of its own overrides is of the key of another.
+        ConfigError: one of its own overrides has the key of another.
     """
     target, *own = _words(text)
     given = {_key(override) for override in others}
@@ -92,7 +92,7 @@ def target_and_overrides(text: str, others: Sequence[str], label: str) -> tuple[
 
 
 def _key(override: str) -> str:
-    """Return what an override is of; a strategy's keys may stand with `strategy.` before them, and without."""
+    """Return an override's key, without the `strategy.` that a strategy's keys may begin with."""
     return override.partition("=")[0].strip().removeprefix(f"{_STRATEGY}.")
 
 
@@ -115,7 +115,7 @@ def _load(target: str, chosen: dict[str, str], ranks: int | None, transport: str
 
 
 def _choices(argument: str) -> tuple[str, list[str]]:
-    """Return a key and its values, which commas outside of brackets and quotes are between."""
+    """Return a key and its values, which commas outside of brackets and quotes separate."""
     parse_override(argument.partition("=")[0] + "=0" if "=" in argument else argument)
     key, _, text = argument.partition("=")
     values = _split(text, ",")
@@ -128,7 +128,7 @@ def _choices(argument: str) -> tuple[str, list[str]]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Return the parts of a text that a separator outside of brackets and quotes is between, without blanks around."""
+    """Return the stripped parts of a text, which separators outside of brackets and quotes separate."""
     parts, depth, quote = [""], 0, ""
     for letter in text.strip():
         if quote:
@@ -145,7 +145,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _names_recipe(strategy: str) -> bool:
-    """Say whether a value of `strategy` names a recipe or a file, and is not written out."""
+    """Return whether a value of `strategy` names a recipe or a file instead of being written out."""
     return bool(strategy) and not strategy.startswith(tuple(_OPENING))
 
 

@@ -36,7 +36,7 @@ def compare_command(
     """Carry out `hocket compare`.
 
     Raises:
-        UserError: a folder that is no run, a metric that a run has not, a page that cannot be written.
+        UserError: a folder is no run, a run lacks a metric, or the page cannot be written.
     """
     if out is not None:
         require_plotly("--out")
@@ -79,7 +79,7 @@ def write_report(folder: Path, title: str) -> None:
 
 
 def require_plotly(option: str) -> None:
-    """Refuse what needs a page where pages cannot be made.
+    """Refuse an option that needs plotly if it is not installed.
 
     Raises:
         UserError: plotly is not installed.
@@ -94,7 +94,7 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
     """Write a page.
 
     Raises:
-        UserError: it cannot be written; names the option that asked for it.
+        UserError: the page cannot be written; names the option that asked for it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,22 +105,22 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
 
 
 def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: Sequence[Path]) -> list[str]:
-    """Return what makes a comparison less than it seems.
+    """Return notes on the limits of a comparison.
 
     Args:
-        records: what is compared.
-        groups: the same.
+        records: the runs that are compared.
+        groups: the same runs in groups.
         without_metrics: folders of runs that are left out.
     """
     notes = []
     tasks = _by(records, lambda record: json.dumps(record.task, sort_keys=True))
     if len(tasks) > 1:
         listed = "; ".join(f"{_task(each[0])}: {_labels(each)}" for each in tasks)
-        notes.append(f"the runs are of different tasks, whose metrics do not compare ({listed})")
+        notes.append(f"the runs are of different tasks, whose metrics cannot be compared ({listed})")
     clocks = _by(records, lambda record: str(record.transport == "virtual"))
     if len(clocks) > 1:
         listed = "; ".join(f"{each[0].transport}: {_labels(each)}" for each in clocks)
-        notes.append(f"seconds on the virtual clock do not compare with those of others ({listed})")
+        notes.append(f"seconds on the virtual clock cannot be compared with others ({listed})")
     versions: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         for module, contents in kept_modules(record.folder).items():
@@ -128,7 +128,7 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
     for module, by_contents in sorted(versions.items()):
         if len(by_contents) > 1:
             listed = "; ".join(map(_labels, by_contents.values()))
-            notes.append(f"the runs are of different code: {module} is another in each of: {listed}")
+            notes.append(f"the runs are of different code: {module} differs between: {listed}")
     for group in groups:
         by_seed = _by(group.records, lambda record: str(record.config["seed"]))
         same = [f"{_labels(each)} (seed {each[0].config['seed']})" for each in by_seed if len(each) > 1]
@@ -140,7 +140,7 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
     for record in records:
         if record.summary is None:
             notes.append(
-                f"{record.folder} has not ended: its numbers are those until step {record.steps}; if it was "
+                f"{record.folder} has not ended: its numbers go up to step {record.steps}; if it was "
                 f"interrupted, {_cure(record.folder)}"
             )
     notes += [
@@ -151,7 +151,7 @@ def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: 
 
 
 def _left_within(folders: Sequence[Path], records: Sequence[Record]) -> list[str]:
-    """Return a note for each folder named that is a run and holds others, which are not compared."""
+    """Return a note for each given folder that is a run and holds other runs, which are not compared."""
     taken = {record.folder.resolve() for record in records}
     notes = []
     for folder in folders:

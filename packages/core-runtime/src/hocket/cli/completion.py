@@ -18,7 +18,7 @@ _TASK = "task="
 def complete_recipes(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the recipes of all plugins that begin so; the shell looks for files where there are none."""
+    """Return the recipes of all plugins that begin with `incomplete`, or let the shell look for files."""
     found = _beginning(incomplete, (recipe.name for recipe in _everything().recipes()))
     return found or [CompletionItem(incomplete, type="file")]
 
@@ -26,11 +26,11 @@ def complete_recipes(
 def complete_overrides(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the tasks that begin so, where `task=` stands before them."""
+    """Return the tasks that begin with the word behind `task=`."""
     words = tuple(context.params.get(parameter.name or "") or ())
     if incomplete.startswith(_TASK):
         return _beginning(incomplete, (_TASK + name for name in _everything().names(Kind.TASK)))
-    # bash hands over what stands before and behind an = as words of their own.
+    # bash passes the parts before and behind an = as words of their own.
     if words[-2:] == ("task", "="):
         return _beginning(incomplete, _everything().names(Kind.TASK))
     return []
@@ -44,7 +44,7 @@ def _everything() -> Registry:
     """Return the registry with all plugins that load."""
     registry, log = default_registry(), logging.getLogger("hocket")
     level = log.level
-    log.setLevel(logging.ERROR)  # a shell shows what is completed, and no warnings
+    log.setLevel(logging.ERROR)  # a shell shows completions only, and no warnings
     try:
         registry.load_installed()
     finally:

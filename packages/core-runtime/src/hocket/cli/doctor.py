@@ -1,4 +1,4 @@
-"""`hocket doctor`: what this machine has, and what that means for a run."""
+"""`hocket doctor`: the setup of this machine, and its meaning for runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THRE
 print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version(),
                   "threads": levels[MPI.Query_thread()]}))
 """
-# What a launcher tells its ranks; the query is none of them.
+# The variables that a launcher sets for its ranks; the query is none of them.
 _LAUNCHERS_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_")
 
 
 def doctor_command() -> int:
-    """Carry out `hocket doctor`, and return the exit status: 1 where there is a problem."""
+    """Carry out `hocket doctor`, and return the exit status: 1 if there is a problem."""
     problems = 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for finding in examine():
@@ -61,7 +61,7 @@ def doctor_command() -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield everything that is worth knowing of this machine."""
+    """Yield all findings on this machine."""
     yield Finding.ok("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding.ok("hocket-core", __version__)
     yield torch_build()
@@ -77,7 +77,8 @@ def examine() -> Iterator[Finding]:
     yield from mpiexec_findings(mpi)
     if os.geteuid() == 0:
         yield Finding.note(
-            "user", "root: mpiexec of Open MPI refuses it unless told otherwise, which `hocket run` does"
+            "user",
+            "root: Open MPI's mpiexec refuses to run as root without an option, which `hocket run` gives",
         )
     yield gpu()
     yield from plugins()
@@ -110,7 +111,7 @@ def _memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Say whether the ranks of a host can share memory."""
+    """Return whether the ranks of a host can share memory."""
     from hocket.transport.host.memory import why_unshared
 
     why = why_unshared()
@@ -122,7 +123,7 @@ def shared_memory() -> Finding:
 
 
 def query_mpi(python: str = sys.executable) -> dict[str, str]:
-    """Ask mpi4py in a process of its own; return what it said, or why it said nothing under `error`."""
+    """Ask mpi4py in a process of its own; return its answer, or the reason for none under `error`."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)}
     environment = {**own, **home()}
     try:
@@ -151,7 +152,7 @@ def query_mpi(python: str = sys.executable) -> dict[str, str]:
 
 
 def mpi_finding(mpi: dict[str, str]) -> Finding:
-    """Say what MPI there is, from what `query_mpi` returned."""
+    """Return the finding on MPI, from the answer of `query_mpi`."""
     if "error" in mpi:
         if find_spec("mpi4py") is None:
             return Finding.note(
@@ -167,7 +168,7 @@ def mpi_finding(mpi: dict[str, str]) -> Finding:
 
 
 def mpiexec_findings(mpi: dict[str, str]) -> Iterator[Finding]:
-    """Say whether there is an mpiexec, and whether it belongs to mpi4py's MPI."""
+    """Yield the finding on mpiexec, and on whether it belongs to mpi4py's MPI."""
     try:
         mpiexec = find_mpiexec()
     except UserError as error:
@@ -181,13 +182,13 @@ def mpiexec_findings(mpi: dict[str, str]) -> Iterator[Finding]:
 
 
 def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
-    """Compare an mpiexec with the MPI library that the ranks would load."""
+    """Return the comparison of an mpiexec with the MPI library that the ranks would load."""
     vendor = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(library.rpartition(" ")[0])
     number = library.rpartition(" ")[2]
     if vendor != mpiexec.vendor:
         return Finding.problem(
             "mpiexec",
-            f"{text} starts ranks that know nothing of each other, since mpi4py uses {library}: install the "
+            f"{text} starts ranks that do not find each other, since mpi4py uses {library}: install the "
             f"mpiexec of that one beside this Python ({_INSTALL_MPI})",
         )
     if number not in mpiexec.version:
@@ -198,7 +199,7 @@ def match(mpiexec: Mpiexec, library: str, text: str) -> Finding:
 
 
 def _library(text: str) -> str:
-    """Return an MPI library's name and version from what it says of itself."""
+    """Return an MPI library's name and version from its own description."""
     for pattern, name in ((r"Open MPI v?([\w.]+)", "Open MPI"), (r"MPICH Version:\s*(\S+)", "MPICH")):
         found = re.search(pattern, text)
         if found:

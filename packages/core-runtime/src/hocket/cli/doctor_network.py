@@ -1,4 +1,4 @@
-"""The part of `hocket doctor` that looks at the network: interfaces, and what other hosts know this one by."""
+"""The part of `hocket doctor` that checks the network: interfaces, and this host's name and addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_ENTRIES = 1024
 
 
 def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each interface that is up and has one, by name; none where the system is no Linux."""
+    """Return the IPv4 addresses of interfaces that are up, by name; none on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return {}
     import fcntl
@@ -37,7 +37,7 @@ def interfaces() -> dict[str, str]:
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return the addresses that a host's name means here; none where it means none."""
+    """Return the addresses to which a host's name resolves here; none if it does not."""
     try:
         return sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None)})
     except OSError:
@@ -45,12 +45,12 @@ def addresses_of(name: str) -> list[str]:
 
 
 def interfaces_finding(found: Mapping[str, str], name: str, addresses: list[str]) -> Finding:
-    """Say by what other hosts may reach this one.
+    """Return the finding on the interfaces through which other hosts may reach this one.
 
     Args:
         found: the addresses of interfaces, by name.
-        name: of this host.
-        addresses: that the name means.
+        name: this host's name.
+        addresses: the addresses to which the name resolves.
     """
     outward = {each: address for each, address in found.items() if not ip_address(address).is_loopback}
     listed = ", ".join(f"{each} {address}{_speed(each)}" for each, address in outward.items())
@@ -59,25 +59,25 @@ def interfaces_finding(found: Mapping[str, str], name: str, addresses: list[str]
             _SUBJECT, "loopback alone: other hosts cannot reach ranks here, runs on one host can work"
         )
     if not addresses or all(ip_address(each.partition("%")[0]).is_loopback for each in addresses):
-        meant = f"means {', '.join(addresses)}" if addresses else "means no address"
+        meant = f"resolves to {', '.join(addresses)} here" if addresses else "does not resolve here"
         return Finding.note(
             _SUBJECT,
-            f"{listed}. This host's name, {name}, {meant} here, where no other host reaches it: for runs over several "
-            "hosts name addresses in --hosts, and in MASTER_ADDR, or mend /etc/hosts",
+            f"{listed}. This host's name, {name}, {meant}, so no other host reaches it by that: for runs over several "
+            "hosts use addresses in --hosts and in MASTER_ADDR, or correct /etc/hosts",
         )
-    text = f"{listed or 'unknown'}; this host's name, {name}, means {', '.join(addresses)}"
+    text = f"{listed or 'unknown'}; this host's name, {name}, resolves to {', '.join(addresses)}"
     if len(outward) > 1:
         first = next(iter(outward))
         return Finding.note(
             _SUBJECT,
-            f"{text}. If a run over several hosts hangs, MPI may have chosen one that the others do not reach: say "
-            f"which, as --mpi-arg '--mca btl_tcp_if_include {first}' for Open MPI",
+            f"{text}. If a run over several hosts hangs, MPI may have chosen an interface that the others do not "
+            f"reach: name one, as --mpi-arg '--mca btl_tcp_if_include {first}' for Open MPI",
         )
     return Finding.ok(_SUBJECT, text)
 
 
 def _speed(interface: str) -> str:
-    """Write how fast an interface says that it is; many virtual ones do not say."""
+    """Return the speed of an interface as text; many virtual ones give none."""
     try:
         megabits = int((_CLASS / interface / "speed").read_text())
     except (OSError, ValueError):

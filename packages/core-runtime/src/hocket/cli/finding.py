@@ -1,4 +1,4 @@
-"""What `hocket doctor` finds: a line of its report."""
+"""The findings of `hocket doctor`: the lines of its report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Finding", "Verdict"]
 
 
 class Verdict(StrEnum):
-    """How good a finding is."""
+    """The verdict of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -21,9 +21,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        verdict: whether it keeps anything from working.
-        subject: what was looked at.
-        text: what was found, what it means and what to do about it.
+        verdict: the verdict; a problem keeps something from working.
+        subject: the part of the machine.
+        text: the state of that part, its meaning and the remedy.
     """
 
     verdict: Verdict
@@ -32,15 +32,15 @@ class Finding:
 
     @classmethod
     def ok(cls, subject: str, text: str) -> Finding:
-        """Return what is as it should be."""
+        """Return a finding that is as it should be."""
         return cls(Verdict.OK, subject, text)
 
     @classmethod
     def note(cls, subject: str, text: str) -> Finding:
-        """Return what should be known, and keeps nothing from working."""
+        """Return a finding to know of, which keeps nothing from working."""
         return cls(Verdict.NOTE, subject, text)
 
     @classmethod
     def problem(cls, subject: str, text: str) -> Finding:
-        """Return what keeps something from working."""
+        """Return a finding that keeps something from working."""
         return cls(Verdict.PROBLEM, subject, text)

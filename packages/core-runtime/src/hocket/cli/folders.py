@@ -50,7 +50,7 @@ __all__ = [
 
 _log = logging.getLogger("hocket")
 
-#: What a resumed run has in common with the one that was interrupted; the checkpoint knows the strategy.
+#: The settings that a resumed run shares with the interrupted one; the checkpoint knows the strategy.
 _FIXED = (
     "task",
     "optimizer",
@@ -64,18 +64,18 @@ _FIXED = (
 )
 
 
-#: How much of a run's name its folder has, in characters, of 4 bytes at most: file systems take 255.
+#: The most characters of a run's name in its folder's name: each has up to 4 bytes, and file systems take 255.
 _LONGEST_NAME = 50
 
 
 @contextmanager
 def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Path]:
-    """Give the folder for a run's results: the user's, or one named by recipe and time that no other run has.
+    """Give the folder for a run's results: the user's, or a new one named by recipe and time.
 
     Args:
-        out: the user's.
-        run: names it.
-        make: make a folder that the user has not named, so that it stays this run's; it is removed if it stays empty.
+        out: the user's folder, or None.
+        run: the run, whose name a new folder gets.
+        make: make a new folder, so that it stays this run's; it is removed if it stays empty.
     """
     if out is not None:
         yield out
@@ -95,7 +95,7 @@ def named_folder(out: Path | None, run: RunConfig, *, make: bool) -> Iterator[Pa
 
 
 def _is_new(folder: Path, make: bool) -> bool:
-    """Return whether nobody has the folder; it is this run's then, if it is to be made."""
+    """Return whether no other run has the folder; makes it, with `make`."""
     if not make:
         return not folder.exists()
     try:
@@ -104,20 +104,20 @@ def _is_new(folder: Path, make: bool) -> bool:
         if isinstance(error, FileExistsError) and os.path.lexists(folder):
             return False
         raise UserError(
-            f"{folder}: cannot be made ({reason(error)}): name another folder by --out"
+            f"{folder}: cannot be made ({reason(error)}): name another folder with --out"
         ) from error
     return True
 
 
 def refuse_unwritable(folder: Path, label: str) -> None:
-    """Refuse a folder that cannot be made or written, as whoever makes it would find.
+    """Refuse a folder that cannot be made or written.
 
     Args:
-        folder: for results.
-        label: how the message names it.
+        folder: the folder for results.
+        label: the folder's name in the message.
 
     Raises:
-        UserError: says why.
+        UserError: gives the reason.
     """
     there = folder
     while not os.path.lexists(there):
@@ -125,17 +125,17 @@ def refuse_unwritable(folder: Path, label: str) -> None:
     if not there.is_dir():
         lost = there.is_symlink() and not there.exists()
         what = f"a link to {os.readlink(there)}, which is not there" if lost else "no folder"
-        raise UserError(f"{label}: cannot be written: {there} is {what}: name another one by --out")
+        raise UserError(f"{label}: cannot be written: {there} is {what}: name another folder with --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(
-            f"{label}: cannot be written: {there} is another user's: name another folder by --out"
+            f"{label}: cannot be written: {there} is another user's: name another folder with --out"
         )
 
 
 def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     """Return the run that continues the one in a folder: its own configuration, and the overrides on top.
 
-    `ranks` is None where neither the folder nor an override says.
+    `ranks` is None if neither the folder nor an override gives it.
 
     Raises:
         UserError: there is nothing to continue, or an override would make it another run; names the keys.
@@ -147,15 +147,14 @@ def load_resumed(folder: Path, overrides: Sequence[str]) -> RunConfig:
     again = f"hocket run {path} --out {folder}{' --overwrite' * (folder / SUMMARY).exists()}"
     newest_first(folder / CHECKPOINTS, f"`{again}` begins the run anew")
     if any(parse_override(text).keys == ("recipe",) for text in overrides):
-        raise UserError(f"{path} is complete, and no recipe lies below it: leave out recipe=")
+        raise UserError(f"{path} is complete, and is based on no recipe: leave out recipe=")
     _refuse_changed(path)
     earlier, run = load_run(str(path)), load_run(str(path), overrides)
     differing = differing_keys(resolved(earlier), resolved(run), _FIXED)
     if differing:
         keys = some([f"{key} is {was}, and {asked} is asked for" for key, was, asked in differing])
         raise UserError(
-            f"{path}: {keys}: a run is resumed with what it was begun with, but for its length, its ranks and what it "
-            "reports"
+            f"{path}: {keys}: a resumed run keeps its settings, except for its length, its ranks and what it reports"
         )
     return run
 
@@ -172,10 +171,10 @@ def _refuse_changed(path: Path) -> None:
 
 
 def check_asked(target: str, folder: Path) -> None:
-    """Compare what `hocket run TARGET --resume` names with the run in the folder, which counts.
+    """Compare TARGET of `hocket run TARGET --resume` with the run in the folder, whose settings are used.
 
     Raises:
-        UserError: it is another recipe's.
+        UserError: TARGET is another recipe.
     """
     path = folder / CONFIG
     asked, run = load_run(target), load_run(str(path))
@@ -192,27 +191,27 @@ def check_asked(target: str, folder: Path) -> None:
     differing = [key for key, _, _ in differing_keys(resolved(run), resolved(asked), keys)]
     if differing:
         print(
-            f"hocket: {target} says otherwise than {path} in {some(differing)}: the folder's holds; KEY=VALUE changes "
-            "what may be changed",
+            f"hocket: {target} differs from {path} in {some(differing)}: the folder's settings are used; KEY=VALUE "
+            "changes those that may change",
             file=sys.stderr,
         )
 
 
 def files_of_run(run: RunConfig) -> list[str]:
-    """Return the names of what a run writes into the folder of its results."""
+    """Return the names of the files and folders that a run writes into the folder of its results."""
     return files_of(run.loggers, trace=run.trace, report=run.report)
 
 
 def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
-    """Refuse a folder of runs, one with what a run has left that has ended, or that can go on, and others' files.
+    """Refuse a folder with runs in it, with an earlier run's results or checkpoints, or with others' files.
 
     Args:
-        folder: for a run's results.
-        run: what is to write there.
-        overwrite: whether it may replace an earlier run's; runs in the folder it would hide, and not replace.
+        folder: the folder for a run's results.
+        run: the run that is to write there.
+        overwrite: whether an earlier run's results may be replaced; runs within the folder are refused nevertheless.
 
     Raises:
-        UserError: says which, and what to do.
+        UserError: says which it is, and what to do.
     """
     refuse_unwritable(folder, f"--out {folder}")
     runs = [each.name for each in runs_within(folder)]
@@ -240,7 +239,7 @@ def check_free(folder: Path, run: RunConfig, overwrite: bool) -> None:
         raise UserError(f"--out {folder} holds the results of an earlier run: {others}")
 
 
-#: What is said of a folder in which another run is at work.
+#: The message about a folder into which another run writes.
 _BUSY = (
     "--out {folder}: another run is at work there ({holder}): name another folder, or wait for it, or end it"
 )
@@ -250,10 +249,12 @@ _BUSY = (
 def prepared(
     folder: Path, run: RunConfig, start: Mapping[str, Any], resume: bool, overwrite: bool
 ) -> Iterator[None]:
-    """Keep a folder for a run, with its complete configuration and its start beside an earlier run's, until it trains.
+    """Keep a folder for a run in a `with` statement.
+
+    Until the run trains, its configuration and start stand beside an earlier run's.
 
     Raises:
-        UserError: the folder cannot be written, another run is at work there, or something stands in the way.
+        UserError: the folder cannot be written, another run is at work there, or `check_free` refuses it.
     """
     config, started = folder / NEXT_CONFIG, folder / NEXT_START
     with contextlib.ExitStack() as stack:
@@ -280,18 +281,18 @@ def prepared(
 
 
 def _take_over(folder: Path, run: RunConfig) -> None:
-    """Note what a run has left that goes on, where no note says so."""
+    """Note the files of a run that goes on, if there is no note."""
     if not is_marked(folder):
         adopt(folder, [name for name in files_of_run(run) if os.path.lexists(folder / name)])
     if not remembered(folder, CONFIG):
         _log.warning(
-            "%s: whether it is as the run wrote it is not known, as %s does not say", folder / CONFIG, NOTE
+            "%s: may have changed since the run wrote it: %s does not have its content", folder / CONFIG, NOTE
         )
         remember(folder, CONFIG, [text_of_config(read_config(folder / CONFIG))])
 
 
 def _forget_unbegun(folder: Path, before: Sequence[str]) -> None:
-    """Note again what a configuration may hold whose run goes on, where none has taken its place."""
+    """Note the earlier contents of the configuration again, if the new run has not replaced it."""
     if (folder / NEXT_CONFIG).exists():
         remember(folder, CONFIG, before)
 
@@ -302,13 +303,13 @@ def _remove_empty(folder: Path) -> None:
 
 
 def with_ranks(run: RunConfig, ranks: int | None, overrides: Sequence[str]) -> RunConfig:
-    """Return a resumed run with as many ranks as were asked for explicitly; None where nobody has."""
+    """Return a resumed run with the number of ranks of `-n` or an override; None if there is neither."""
     named = any(parse_override(text).keys == ("ranks",) for text in overrides)
     return replace(run, ranks=ranks or (run.ranks if named else None))
 
 
 def _keys_of_file(target: str) -> list[str]:
-    """Return the settings that a file gives itself; none where the target is a recipe's name."""
+    """Return the settings that a file itself gives; none if the target is a recipe's name."""
     path = Path(target)
     if not path.is_file():
         return []

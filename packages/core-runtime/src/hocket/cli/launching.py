@@ -25,11 +25,11 @@ def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *
     Args:
         wanted: the ranks.
         script: a Python file, a module, or any program.
-        arguments: of the script.
-        module: whether it is a module.
+        arguments: the script's arguments.
+        module: whether `script` is a module.
 
     Raises:
-        UserError: there is no such script, nobody says how many ranks, or this process is a rank itself.
+        UserError: there is no such script, the number of ranks is missing, or this process is a rank itself.
     """
     found = launched()
     if found is not None:
@@ -38,7 +38,7 @@ def launch_command(wanted: WantedRanks, script: str, arguments: Sequence[str], *
             "without `hocket launch`"
         )
     if wanted.size is None:
-        raise UserError("how many ranks? Say -n 4, or --hosts a:4,b:4")
+        raise UserError("the number of ranks is missing: give -n 4, or --hosts a:4,b:4")
     command = [*_program(script, module), *arguments]
     return launch_here(wanted.starter(command), wanted.size, command, lambda: _AGAIN)
 

@@ -1,4 +1,4 @@
-"""`hocket plugins`: what is installed, and what each plugin registers."""
+"""`hocket plugins`: the installed plugins, and the names that each registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.errors import MissingPluginError
 from hocket.installing import how_to_install
 from hocket.plugin import CORE, KNOWN_WORDS, Kind, Plugin, RecipeFile, Registry, default_registry
 
-# Where a column of a line begins.
+# The gap before a column of a line.
 _GAP = re.compile(r"\S {2,}|^ {2,}")
 
 __all__ = ["describe_plugins", "plugins_command"]
@@ -30,7 +30,7 @@ def plugins_command() -> None:
 
 
 def describe_plugins(registry: Registry) -> Iterator[str]:
-    """Yield lines on core and every installed plugin, loaded for this; one that does not load is told why."""
+    """Yield lines on core and every installed plugin, which this loads, or the reason why one does not load."""
     yield from _describe(CORE, registry)
     for word in registry.installed():
         try:
@@ -44,7 +44,7 @@ def describe_plugins(registry: Registry) -> Iterator[str]:
     absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in registry.installed()]
     if absent:
         yield ""
-        yield f"Not installed: {', '.join(absent)}. The first, for example: {how_to_install(absent[0])}"
+        yield f"Not installed: {', '.join(absent)}. To install the first: {how_to_install(absent[0])}"
 
 
 def _describe(plugin: Plugin, registry: Registry) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`hocket`: the commands, and what a user's mistake looks like (one message, exit status 2, no traceback)."""
+"""The commands of `hocket`; a user's mistake ends with one message and exit status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hocket.transport.hosts import MOST_RANKS
 __all__ = ["cli", "main"]
 
 # Open MPI's mpiexec ends the others within 0.2 s of the first exit with an error.
-_FIRST_SPEAKS_S = 2.0
+_RANK_0_REPORTS_S = 2.0
 
 
 class _Folder(click.Path):
-    """The path of a folder, which an empty text is not: of a variable that a shell does not know."""
+    """The path of a folder; refuses an empty text, which a shell gives for an unset variable."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(readable=False, **given)  # which whoever reads it says in one line
+        super().__init__(readable=False, **given)  # the command that reads it says so in one line
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value is not None and not str(value).strip():
@@ -43,8 +43,8 @@ class _Folder(click.Path):
             try:
                 os.lstat(value)
             except (FileNotFoundError, NotADirectoryError, PermissionError):
-                pass  # whoever takes the folder says what that means
-            except (OSError, ValueError) as error:  # no name at all, such as one that is too long
+                pass  # the command that uses the folder reports it
+            except (OSError, ValueError) as error:  # no possible name, such as one that is too long
                 self.fail(f"{getattr(error, 'strerror', None) or error}: name another folder", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -57,13 +57,13 @@ _OVERRIDES = click.argument(
 _TRANSPORT = click.option(
     "--transport",
     type=click.Choice(["mpi", "torch", "virtual"]),
-    help="What moves bytes; default: the file's, else mpi where it is installed, else torch.",
+    help="Transport between the ranks; default: the file's, else mpi if installed, else torch.",
 )
 
 
 def _ranks(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for the number of ranks, as mpiexec and others write it."""
-    words = f"How many ranks; default: {default}."
+    """Return the option for the number of ranks, spelt as by mpiexec and others."""
+    words = f"Number of ranks; default: {default}."
     return click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1, MOST_RANKS), help=words)
 
 
@@ -103,7 +103,7 @@ def run(
 ) -> None:
     """Train a task, configured by a recipe's name or a YAML file.
 
-    Outside of a launcher this starts its own ranks; inside mpiexec, torchrun and srun it joins.
+    Without a launcher this starts its own ranks; under mpiexec, torchrun or srun it joins theirs.
 
     \b
     hocket run sgd -n 4
@@ -124,7 +124,7 @@ def run(
 @click.option(
     "--transport",
     type=click.Choice(["mpi", "torch"]),
-    help="What the ranks meet over; default: mpi where it is installed, else torch.",
+    help="Transport between the ranks; default: mpi if installed, else torch.",
 )
 @rank_options
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
@@ -139,9 +139,9 @@ def launch(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start a script of your own on ranks, as `hocket run` starts its own.
+    """Start your own script on several ranks, as `hocket run` starts its own.
 
-    Ranks share the cores, outlive one that dies, and end with one line that says why.
+    The ranks share the cores and outlive one that dies. A failed job ends with one line that says why.
 
     \b
     hocket launch -n 4 train.py --lr 0.1
@@ -160,7 +160,7 @@ def launch(
 @click.option(
     "--transport",
     type=click.Choice(["mpi", "torch", "virtual"]),
-    help="What moves bytes; default: as before.",
+    help="Transport between the ranks; default: as before.",
 )
 @rank_options
 @run_options
@@ -175,8 +175,7 @@ def resume(
 ) -> None:
     """Continue the run in FOLDER from its newest checkpoint.
 
-    Everything is as its config.yaml says, but for what is given here. Its length, its ranks and what it reports may
-    be changed.
+    Settings come from its config.yaml. KEY=VALUE may change its length, its ranks and what it reports.
 
     \b
     hocket resume runs/mine
@@ -197,7 +196,7 @@ def resume(
     shell_complete=complete_recipes,
 )
 @_ranks("the hosts', the file's, or 4")
-@click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are; default: on one.")
+@click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks; default: one.")
 @network_options
 @click.option("--analysis", is_flag=True, help="Show how fast the strategy's topologies mix, and draw it.")
 @click.option(
@@ -213,7 +212,7 @@ def resume(
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("mixing.png"),
     show_default=True,
-    help="Where the analysis is drawn.",
+    help="File for the picture of the analysis.",
 )
 def plan(
     words: tuple[str, ...],
@@ -226,7 +225,7 @@ def plan(
     compare: tuple[str, ...],
     picture: Path,
 ) -> None:
-    """Show what goes where in a step: bytes per rank, memory, predicted time; of several, a row each.
+    """Show a strategy's exchanges: bytes per rank, memory, predicted time; of several strategies, a row each.
 
     \b
     hocket plan agd -n 8
@@ -248,7 +247,7 @@ def plan(
         raise click.UsageError("Missing argument 'RECIPE|FILE.yaml'.")
     if len(targets) > 1:
         if analysis:
-            raise click.UsageError("--analysis is of one strategy: name one recipe or file.")
+            raise click.UsageError("--analysis takes one strategy: name one recipe or file.")
         with saying_it_goes_on("planning"):
             plan_several(targets, overrides, ranks, places, params)
         return
@@ -263,9 +262,9 @@ def plan(
 @cli.command()
 @recommend_options
 def recommend(asked: Asked) -> None:
-    """Rank strategies by what a step is predicted to take, with what each changes and what that cost.
+    """Rank strategies by predicted step time, with what each changes and what that cost in accuracy.
 
-    A strategy of your own, a file's, a run's or a recipe with other settings, is one of the rows.
+    A strategy of your own (a file, a run, or a recipe with other settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
@@ -289,7 +288,7 @@ def recommend(asked: Asked) -> None:
     "targets",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Show seconds and bytes until a metric has first reached a value; may be given several times.",
+    help="Show seconds and bytes until a metric first reaches a value; may be given several times.",
 )
 @click.option(
     "--out",
@@ -299,10 +298,10 @@ def recommend(asked: Asked) -> None:
 def compare(
     runs: tuple[Path, ...], metrics: tuple[str, ...], targets: tuple[str, ...], out: Path | None
 ) -> None:
-    """Compare runs: metrics, time, bytes, waiting; runs that differ by their seeds only are one row.
+    """Compare runs: metrics, time, bytes, waiting; runs that differ only by their seeds share a row.
 
-    Its numbers are mean ± standard deviation (n - 1) over them. Below it stands what the rows differ from the first by,
-    seed by seed, with 95 % confidence intervals. RUN is the folder of a run, or one with runs in it.
+    A row's numbers are mean ± standard deviation (n - 1) over its seeds. A second table shows the differences from the
+    first row, seed by seed, with 95 % confidence intervals. RUN is a run's folder, or a folder of runs.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
@@ -325,7 +324,7 @@ def compare(
     help="Folder for the results; default: sweeps/NAME.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs at a time."
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at a time."
 )
 def sweep(
     target: str,
@@ -339,8 +338,8 @@ def sweep(
 ) -> None:
     """Run every combination of the values given, and compare the runs.
 
-    Values have commas between them; `strategy` takes recipes' names and files, each with overrides of its own behind
-    it. The same command again runs what has not ended: from its newest checkpoint, where it has one.
+    Commas separate values. `strategy` takes recipes' names and files, each followed by overrides of its own. The same
+    command again carries out the runs that have not ended, from their newest checkpoints if they have any.
 
     \b
     hocket sweep sgd strategy=sgd,agd,dpsgd seed=0,1,2 -n 4
@@ -373,7 +372,7 @@ def bench(name: str | None, arguments: tuple[str, ...]) -> None:
 
 @cli.group()
 def new() -> None:
-    """Write files to begin from."""
+    """Create files to start from."""
 
 
 @new.command("plugin")
@@ -382,10 +381,10 @@ def new() -> None:
     "--into",
     type=_Folder(path_type=Path, file_okay=False),
     default=Path(),
-    help="Folder in which hocket-NAME is made; default: this one.",
+    help="Folder in which to create hocket-NAME; default: this one.",
 )
 def new_plugin(name: str, into: Path) -> None:
-    """Write a package with a topology, a compressor, a collective, recipes, and tests that pass.
+    """Create a package with a topology, a compressor, a collective, recipes, and tests that pass.
 
     \b
     hocket new plugin mine
@@ -405,7 +404,7 @@ def plugins() -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Check this machine's setup and report problems; exit with status 1 where there are any."""
+    """Check this machine's setup and report problems; exit with status 1 if there are any."""
     from hocket.cli.doctor import doctor_command
 
     sys.exit(doctor_command())
@@ -429,7 +428,7 @@ def main() -> None:
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
-        _let_the_first_speak()
+        _let_rank_0_report()
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -440,7 +439,7 @@ def main() -> None:
     except PermissionError as error:
         if has_joined() or error.filename is None:
             raise
-        _let_the_first_speak()
+        _let_rank_0_report()
         print(
             f"hocket: {error.filename}: {reason(error)}: it is another user's, or protected", file=sys.stderr
         )
@@ -448,7 +447,7 @@ def main() -> None:
     except HocketError as error:
         if has_joined():
             raise
-        _let_the_first_speak()
+        _let_rank_0_report()
         if isinstance(error, UserError):
             print(f"hocket: {error}", file=sys.stderr)
             sys.exit(2)
@@ -456,9 +455,9 @@ def main() -> None:
         sys.exit(1)
 
 
-def _let_the_first_speak() -> None:
-    """Leave rank 0 of a launcher time to report what all ranks find: with its exit the launcher ends all."""
+def _let_rank_0_report() -> None:
+    """Leave rank 0 time to report an error of all ranks: at the first exit the launcher ends all."""
     from hocket.transport.joining import launched_rank
 
     if launched_rank() > 0:
-        time.sleep(_FIRST_SPEAKS_S)
+        time.sleep(_RANK_0_REPORTS_S)

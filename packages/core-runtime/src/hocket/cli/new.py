@@ -1,4 +1,4 @@
-"""`hocket new plugin`: a package to begin from, with a component of each kind, recipes and their tests."""
+"""`hocket new plugin`: a package to start from, with components, recipes and their tests."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def write_plugin(word: str, into: Path) -> Path:
     """Write a new plugin's package.
 
     Args:
-        word: what the plugin is called in configs, before the dot.
+        word: the plugin's name, which stands before the dot in configs.
         into: the folder in which `hocket-WORD` is made.
 
     Returns:
         The package's folder.
 
     Raises:
-        UserError: the word cannot be one or is taken, or the folder is there, or cannot be written.
+        UserError: the word is malformed or taken, or the folder exists or cannot be written.
     """
     if not _WORD.fullmatch(word):
         raise UserError(
-            f"{word!r} cannot be a plugin's name: it has lower-case letters, digits and single underscores, and begins "
-            "with a letter, such as my_gossip"
+            f"{word!r} cannot be a plugin's name; allowed: lower-case letters, digits and single underscores, with "
+            "a letter first, such as my_gossip"
         )
     if word in KNOWN_WORDS or word in default_registry().installed():
         raise UserError(f"there is a plugin {word!r} already (`hocket plugins`): choose another name")
@@ -54,7 +54,7 @@ def write_plugin(word: str, into: Path) -> Path:
         _write(files("hocket.cli") / "template", folder, word)
     except FileExistsError as error:
         raise UserError(
-            f"{folder} is there already: choose another name, or another folder with --into"
+            f"{folder} exists already: choose another name, or another folder with --into"
         ) from error
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error}") from error

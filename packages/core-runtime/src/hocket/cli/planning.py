@@ -1,4 +1,4 @@
-"""`hocket plan`: what goes where in a step and what it costs; no rank is started, no sample read."""
+"""`hocket plan`: a strategy's exchanges and their costs; no rank is started, no sample read."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hocket.task.api import Task
 
 __all__ = [
+    "ASSUMED_OVERLAP",
     "DEFAULT_RANKS",
     "HOSTS",
     "MATRICES",
@@ -52,10 +53,10 @@ __all__ = [
     "title",
 ]
 
-#: A model of which nobody knows more than its parameters is taken for so many equal matrices.
+#: The number of equal matrices assumed for a model of which only the number of parameters is known.
 MATRICES = 24
 
-#: For how many ranks a plan is made where nobody says.
+#: The number of ranks to plan for by default.
 DEFAULT_RANKS = 4
 
 _HEADERS = (
@@ -72,17 +73,23 @@ _HEADERS = (
 )
 _TEXT_WIDTH = 110
 
-#: Of their time that ranks are to compute: those of Streaming DiLoCo's table.
+#: Shares of their time that ranks are to compute, from Streaming DiLoCo's table.
 _SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
-#: What hosts change in a plan.
+#: The effect of hosts on a plan.
 HOSTS = (
-    "Hosts: they say who shares memory and who is in a group or leads it (over: {name: group, by: host}). The "
-    "bandwidth is that of each host's link, which its ranks share; messages within a host take memory's "
+    "Hosts: a host's ranks share memory, and may form a group with a leader (over: {name: group, by: host}). The "
+    "bandwidth is that of each host's link, which its ranks share; messages within a host pass through memory, at "
     f"{WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s and {format_seconds(WITHIN_A_HOST.latency_s)}."
 )
 
-#: Of how many steps the mean of injected delays is taken.
+#: The overlap that predictions assume.
+ASSUMED_OVERLAP = (
+    "Assumed overlap: backward, two thirds of a step, hides gradients but for the last segment; forward, one third, "
+    "hides exchanges with overlap forward; a delay hides whole steps."
+)
+
+#: The number of steps over which injected delays are averaged.
 _STEPS_LOOKED_AT = 1000
 _NUMBERS = _HEADERS[4:6] + _HEADERS[7:]
 
@@ -94,16 +101,16 @@ def plan_command(
     hosts: Sequence[Host] = (),
     params: str | None = None,
 ) -> tuple[RunConfig, Placement]:
-    """Carry out `hocket plan`, and return what was planned, with its number of ranks, and where its replicas are.
+    """Carry out `hocket plan`, and return the planned run with its number of ranks, and its replicas' placement.
 
     Args:
         target, overrides: as `load_run` takes them.
-        ranks: how many; None for as many as the hosts have places, or the file says.
-        hosts: where the ranks are; none for one host.
-        params: how many parameters the model has, such as 25M; None for the task's model.
+        ranks: the number of ranks; None for the hosts' places, or the file's number.
+        hosts: the ranks' hosts; none for one host.
+        params: the number of the model's parameters, such as 25M; None for the task's model.
 
     Raises:
-        UserError: whatever is wrong with what was asked for, the number of ranks included.
+        UserError: a wrong argument, the number of ranks included.
     """
     run, placement = planned_run(target, overrides, ranks, hosts)
 
@@ -134,9 +141,9 @@ def plan_command(
 def planned_run(
     target: str, overrides: tuple[str, ...], ranks: int | None, hosts: Sequence[Host]
 ) -> tuple[RunConfig, Placement]:
-    """Read what is to be planned, with its number of ranks, and return where its replicas are; without torch.
+    """Return the run to plan, with its number of ranks, and its replicas' placement; without torch.
 
-    Args, Raises: as in `plan_command`; a recipe or a file may have overrides of its own behind it.
+    Args, Raises: as in `plan_command`; a recipe or a file may be followed by overrides of its own.
     """
     if not os.path.isfile(target) and "=" in target:
         target, together = target_and_overrides(target, overrides, repr(target))
@@ -151,8 +158,8 @@ def planned_run(
         return run, Placement.on_one_host(replicas)
     if replicas != run.ranks:
         raise UserError(
-            f"--hosts: engine {run.engine.name} shares the model out over ranks, and which of them exchange with each "
-            "other is not planned by hosts: leave it out"
+            f"--hosts: engine {run.engine.name} divides the model over ranks, and hosts are not planned for such "
+            "engines: leave it out"
         )
     return run, Placement.of_counts([host.ranks for host in shared])
 
@@ -160,7 +167,7 @@ def planned_run(
 def planned_for(
     run: RunConfig, strategy: Strategy, model: nn.Module, placement: Placement, bandwidth: float
 ) -> Plan:
-    """Plan for links of `bandwidth` bits a second."""
+    """Return the plan for links of `bandwidth` bits per second."""
     from hocket.plan.plan import plan
     from hocket.transport.host import SMALLEST_BYTES
 
@@ -170,7 +177,7 @@ def planned_for(
 
 
 def model_of(task: Task) -> nn.Module:
-    """Build the task's model without memory, or, where it looks at values while it is built, with."""
+    """Build the task's model without memory, or with it, if the model reads values while it is built."""
     import torch
 
     with contextlib.suppress(Exception), torch.device("meta"):
@@ -183,7 +190,7 @@ def model_of_size(params: str) -> nn.Module:
     """Build a model without memory of about as many parameters as a text such as 25M says.
 
     Raises:
-        UserError: it says none.
+        UserError: the text is no such number.
     """
     import torch
     from torch import nn
@@ -194,13 +201,13 @@ def model_of_size(params: str) -> nn.Module:
 
 
 def size_of(run: RunConfig, plan: Plan, params: str | None) -> str:
-    """Write which model is planned for, and how large it is."""
+    """Return the model's name and size as text."""
     model = f"task {run.task.name}" if params is None else f"{MATRICES} equal matrices"
     return f"{model}: {plan.num_parameters:,} trainable parameters, {format_bytes(plan.model_bytes)}"
 
 
 def held_up(run: RunConfig, plan: Plan) -> float:
-    """Return the seconds of a step in which a rank is held up by the run's delays, on average."""
+    """Return the mean seconds of a step in which a rank is held up by the run's delays."""
     from hocket.plan.lateness import held_up_seconds
 
     return 0.0 if run.delays is None else held_up_seconds(plan, run.compute.step_s, run.delays, run.seed)
@@ -223,7 +230,7 @@ def _show(
     if shared_out and (not plan.exchanges or plan.ranks == 1):
         return
     if not plan.exchanges:
-        print("Nothing crosses the wire: every rank trains alone.")
+        print("There are no exchanges: every rank trains alone.")
         return
     rows = [_row(plan, planned) for planned in plan.exchanges]
     if len(rows) > 1:
@@ -236,7 +243,7 @@ def _show(
 
 
 def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
-    """Say how much of their time ranks compute, where the run says how long a step takes."""
+    """Return a line on the share of their time that ranks compute; none if the run has no `compute.step_s`."""
     from hocket.plan.utilisation import BANDWIDTHS, computing_share, least_bandwidths
 
     step_s = run.compute.step_s
@@ -256,9 +263,7 @@ def _utilisation(run: RunConfig, planned: Callable[[float], Plan]) -> list[str]:
     late = f", {format_seconds(held_up_s)} of them held up by late ranks" if held_up_s else ""
     return [
         f"Computing, for steps of {format_seconds(step_s)} (compute.step_s): {share:.1%} of a rank's time, a step of "
-        f"{format_seconds(step_s / share)}{late}; {', '.join(parts)}, per rank. Hidden are, "
-        "of all segments but the last, what two thirds of a step can by overlap backward, a third by forward, and as "
-        "many steps as a delay has."
+        f"{format_seconds(step_s / share)}{late}; {', '.join(parts)}, per rank. {ASSUMED_OVERLAP}"
     ]
 
 
@@ -312,7 +317,7 @@ def _among(planned: ExchangePlan) -> str:
 
 
 def ranks_of(run: RunConfig, placement: Placement) -> str:
-    """Write how many ranks there are, and on how many hosts."""
+    """Return the numbers of ranks and hosts as text."""
     hosts = len(set(placement.hosts))
     return f"{run.ranks} rank{'s' * (run.ranks != 1)}" + (f" on {hosts} hosts" if hosts > 1 else "")
 
@@ -322,23 +327,22 @@ def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
     joined = "host" if len(set(placement.hosts)) > 1 else "rank"
     speed = "unlimited bandwidth" if math.isinf(bandwidth) else f"{bandwidth / 1e9:.3g} Gbit/s per {joined}"
     lines = [
-        "Sent: by a rank, on average over ranks and steps, by a ring (allreduce), a tree (broadcast) or to "
-        "each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
+        "Sent: bytes that a rank sends, on average over ranks and steps: by a ring (allreduce), a tree (broadcast) "
+        "or to each neighbour (gossip), with the padding and the flags that travel with gradients. summary.json "
         "counts in the same way.",
         f"Time: for a latency of {format_seconds(run.network.latency_s)} and {speed} (network.latency_s, "
-        "network.bandwidth_bits_per_s), nothing else on the network, one segment after the other; what an "
-        "overlap hides is not taken off.",
-        "Memory: of the buffers for what is sent and what comes back, in multiples of the trainable "
-        "parameters' size. Parameters move into flat memory of the same size. Where gradients are exchanged, "
-        ".grad lies in what comes back and needs no memory of its own. Not counted are the optimizer "
-        "and the activations.",
+        "network.bandwidth_bits_per_s), without other traffic, one segment after the other. Time that an overlap "
+        "hides is not subtracted.",
+        "Memory: send and receive buffers, in multiples of the trainable parameters' size. Parameters move into flat "
+        "memory of the same size. Where gradients are exchanged, .grad is a view of the receive buffer and needs no "
+        "memory of its own. Optimizer and activations are not counted.",
     ]
     if len(set(placement.hosts)) > 1:
         lines.append(HOSTS)
     if plan.strategy.samples is not None:
         lines.append(
-            f"Samples travel, too, by {title(plan.strategy.samples)}: how large they are is not known here, and they "
-            "are not counted."
+            f"Samples travel, too, by {title(plan.strategy.samples)}. Their size is not known here, so they are not "
+            "counted."
         )
     if run.delays is not None:
         lines.append(_delays(run.delays, run, plan.ranks))
@@ -352,30 +356,28 @@ def _assumptions(run: RunConfig, placement: Placement, plan: Plan) -> list[str]:
         passive = exchange.collective.traits.passive
         if topology is not None and not topology.columns_sum_to_one and not passive:
             lines.append(
-                f"{exchange.name}: averaging over {title(topology)} does not keep the replicas' mean, as some "
-                "ranks are heard by more others than they hear."
+                f"{exchange.name}: averaging over {title(topology)} does not preserve the replicas' mean, as some "
+                "ranks send to more ranks than they receive from."
             )
         if exchange.outer is not None:
             mean = "the mean of " if exchange.collective.traits.ends is Ends.OWN else ""
             lines.append(
-                f"{exchange.name}: consensus and evaluation take {mean}the outer "
-                "parameters, which hold what ranks have "
-                "trained when it was last sent."
+                f"{exchange.name}: consensus and evaluation use {mean}the outer parameters, which contain the ranks' "
+                "training up to the last time it was sent."
             )
             if plan.num_buffers and exchange.buffers is Buffers.OWN:
                 lines.append(
                     f"{exchange.name}: the model's {plan.num_buffers} buffers (BatchNorm's statistics) stay each "
-                    "rank's own until a consensus: buffers: mean averages them at the end of each period."
+                    "rank's own until a consensus; `buffers: mean` averages them at the end of each period."
                 )
         if exchange.stagger and planned.layouts:
             largest = max(layout.wire_bytes for layout in planned.layouts)
             lines.append(
-                f"{exchange.name}: segments take turns, so that in one step at most "
-                f"{format_bytes(largest)} of {format_bytes(sum(layout.wire_bytes for layout in planned.layouts))} "
-                "are sent around."
+                f"{exchange.name}: segments take turns, so that one step exchanges at most {format_bytes(largest)} "
+                f"of {format_bytes(sum(layout.wire_bytes for layout in planned.layouts))}."
             )
     if any(planned.exchange.every != 1 for planned in plan.exchanges):
-        lines.append("What does not happen in every step is shared out over the steps.")
+        lines.append("The costs of exchanges that are not due in every step are averaged over the steps.")
     return lines
 
 
@@ -383,13 +385,13 @@ def _delays(delays: Delays, run: RunConfig, size: int) -> str:
     seconds = np.stack([delays.of_step(step, size, run.seed) for step in range(_STEPS_LOOKED_AT)])
     mean, longest = format_seconds(seconds.mean()), format_seconds(seconds.max(axis=1).mean())
     return (
-        f"Injected delays, {title(delays)}: a rank is held up for {mean} per step on average; all of them, where they "
-        f"wait for each other in every step, for {longest}."
+        f"Injected delays, {title(delays)}: a rank is held up for {mean} per step on average; if all ranks wait for "
+        f"each other in every step, for {longest}."
     )
 
 
 def title(component: object) -> str:
-    """Name a component as a config does, with its numbers and what it was told."""
+    """Return a component's name as in a config, with its numbers and its settings other than defaults."""
     return _named({"name": component_name(component), **telling_fields(component)})
 
 
@@ -399,7 +401,7 @@ def _named(plain: Mapping[str, Any]) -> str:
         for key, value in plain.items()
         if key != "name"
     )
-    # A mapping without a name is no component, but a field of one.
+    # A mapping without a name is not a component but a field of one.
     return " ".join(part for part in (str(plain.get("name", "")), f"{{{fields}}}" if fields else "") if part)
 
 

@@ -39,7 +39,7 @@ def plan_several(
     hosts: Sequence[Host],
     params: str | None = None,
 ) -> None:
-    """Print a row for each of several recipes or files, with the same overrides, one for each of their phases.
+    """Print a row for each phase of several recipes or files, with the same overrides.
 
     Args, Raises: as in `plan_command`.
     """
@@ -47,7 +47,7 @@ def plan_several(
 
     from hocket.cli.checking import check_run
 
-    # Where any says how long a step computes, the share of the time in which ranks do is known.
+    # If any run has `compute.step_s`, there is a column for the share of time that ranks compute.
     with_share = any(run.compute.step_s for run, _ in planned)
     rows = []
     titles = set()
@@ -77,9 +77,9 @@ def plan_several(
     show_table(headers, rows, numbers=headers[3:])
     print()
     lines = [
-        "Sent, on average by a rank; time, by the model network.latency_s and network.bandwidth_bits_per_s, whether "
-        "or not computing overlaps it; memory of buffers, in multiples of the parameters' size. `hocket plan RECIPE` "
-        "shows one with its exchanges.",
+        "Sent: by a rank on average. Time: from network.latency_s and network.bandwidth_bits_per_s; time that an "
+        "overlap hides is not subtracted. Memory: buffers, in multiples of the parameters' size. `hocket plan RECIPE` "
+        "shows the exchanges of one strategy.",
         *([HOSTS] if len(set(placement.hosts)) > 1 else []),
     ]
     width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns

@@ -1,4 +1,4 @@
-"""The part of `hocket plan` for engines that share a model out over ranks: what each part costs its holder."""
+"""The part of `hocket plan` for engines that divide a model over ranks: the cost of each stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADERS = ("stage", "modules", "parameters", "weights", "optimizer", "activatio
 
 
 def stages_of(run: RunConfig, engine: Engine, task: Task) -> tuple[PlannedStage, ...]:
-    """Plan the parts of the model on a batch of the run's size; none where every rank holds a whole model."""
+    """Plan the model's stages on a batch of the run's size; none if every rank holds a whole model."""
     assert run.ranks is not None
     if type(engine).plan_stages is Engine.plan_stages:
         return ()
@@ -33,7 +33,7 @@ def stages_of(run: RunConfig, engine: Engine, task: Task) -> tuple[PlannedStage,
 
 
 def show_stages(stages: Sequence[PlannedStage], replicas: int) -> None:
-    """Print a row for each."""
+    """Print a row for each stage."""
     rows = [
         (
             str(number),
@@ -50,12 +50,12 @@ def show_stages(stages: Sequence[PlannedStage], replicas: int) -> None:
     show_table(_HEADERS, rows, numbers=_HEADERS[2:])
     print()
     print(
-        "- Tensors of one holder of each stage, with one batch run on copies: all copies of its weights, what their\n"
-        "  optimizers keep, what batches under way keep for their backwards, and the most of all together, gradients\n"
-        "  included. The buffers of a strategy's exchanges come on top."
+        "- Tensors of one rank of each stage, from one batch run on copies: all copies of its weights, the states of\n"
+        "  their optimizers, the activations that batches under way keep for backward, and the peak of all together,\n"
+        "  gradients included. The buffers of a strategy's exchanges come on top."
     )
     if replicas > 1:
         print(
-            f"- The model is there {replicas} times. Exchanges take place stage by stage: what is planned for them\n"
-            "  above is of the whole model, and shared out over the ranks of a pipeline."
+            f"- There are {replicas} replicas of the model. Exchanges take place stage by stage: the figures above\n"
+            "  are for the whole model, and are divided over the ranks of a pipeline."
         )

@@ -1,4 +1,4 @@
-"""Output on terminals and into files that take less than Unicode, as with LANG=C: every character has a stand-in."""
+"""Output on terminals and into files without Unicode, as with LANG=C: every character has a stand-in."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 __all__ = ["print_anything"]
 
-#: What stands for the characters that Hocket prints itself; others stand as Python writes them, such as `\u03c6`.
+#: Stand-ins for the characters that Hocket itself prints; others are written as in Python, such as `\u03c6`.
 _IN_ASCII = {"±": "+-", "µ": "u", "…": "..."}
 
 _NAME = "hocket"
 
 
 def print_anything() -> None:
-    """Have standard output and standard error take all characters."""
+    """Make standard output and standard error accept all characters."""
     codecs.register_error(_NAME, _stand_in)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,7 @@
-"""One rank of a run, as `hocket run` starts it: `python -m hocket.cli.ranking CONFIG FOLDER [OPTION]...`."""
+"""One rank of a run, as `hocket run` starts it: `python -m hocket.cli.ranking CONFIG FOLDER [OPTION]...`.
+
+It reads the run's file on disk again, so that the run is what its folder says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `hocket run` and `hocket resume` that say what is shown, written and left out."""
+"""The options of `hocket run` and `hocket resume` on display, trace, report and checks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["RunOptions", "run_options"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line asks for beside the run's file.
+    """The options of the command line beside the run's file.
 
     Attributes:
         trace: write a trace.
-        trace_steps: which steps are in it, as `100:120`; None for all, or as the file says.
+        trace_steps: the steps in the trace, as `100:120`; None for all, or as the file says.
         report: write a page on the run.
-        print_config: print the complete configuration in place of training.
-        dry_run: check everything and say what would be started in place of training.
-        verbose: show the configuration first, and what is sent and waited in each line.
+        print_config: print the complete configuration instead of training.
+        dry_run: check everything and print what would be started, instead of training.
+        verbose: show the configuration first, and bytes sent and waits in each line.
         quiet: show errors only.
     """
 
@@ -46,7 +46,7 @@ class RunOptions:
 
     @property
     def display(self) -> Display:
-        """How the run is shown on this process's output."""
+        """The display of the run on this process's output."""
         if self.quiet:
             return Display.QUIET
         if self.verbose:
@@ -56,16 +56,16 @@ class RunOptions:
 
     @property
     def words(self) -> list[str]:
-        """Those that ranks started elsewhere need, too."""
+        """The options that ranks started elsewhere need, too, as words."""
         given = {"--trace": self.trace, "--report": self.report, "-v": self.verbose, "-q": self.quiet}
         words = [word for word, is_given in given.items() if is_given]
         return [*words, *([f"--trace-steps={self.trace_steps}"] if self.trace_steps else [])]
 
     def traced(self, run: RunConfig) -> RunConfig:
-        """Return a run with its trace as asked for.
+        """Return a run with the trace that the options ask for.
 
         Raises:
-            UserError: the steps are none.
+            UserError: `trace_steps` is malformed.
         """
         if self.trace_steps is None:
             return replace(run, trace=self.trace or run.trace)
@@ -95,7 +95,7 @@ _OPTIONS = (
         help="Print the complete configuration as a run's file, and train nothing.",
     ),
     click.option(
-        "--dry-run", is_flag=True, help="Check everything, say what would be started, and start nothing."
+        "--dry-run", is_flag=True, help="Check everything and print what would be started; start nothing."
     ),
     click.option(
         "-v",
@@ -108,7 +108,7 @@ _OPTIONS = (
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options, handed to it as `options`, a RunOptions."""
+    """Add these options to a command, which gets them as one argument, `options`."""
     names = list(RunOptions.__dataclass_fields__)
 
     @wraps(command)

@@ -1,4 +1,4 @@
-"""`hocket run`: start the ranks, or be one of them, and say where the results lie."""
+"""`hocket run`: start the ranks, or be one of them, and print the path of the results."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def run_command(
     """Carry out `hocket run` and return the exit status.
 
     Raises:
-        UserError: whatever is wrong with what was asked for.
+        UserError: a wrong argument, option or setting.
     """
     if resume and overwrite:
-        raise UserError("--resume goes on with what --overwrite replaces: leave one of them out")
+        raise UserError("--resume continues a run that --overwrite would replace: leave one of them out")
     if not (resume or _was_restarted(out)):
         command = ["run", target, *overrides, *(["--out", str(out)] if out else [])]
         command += ["--overwrite"] if overwrite else []
@@ -84,13 +84,13 @@ def resume_command(
     """Carry out `hocket resume`, or `hocket run TARGET --resume`, and return the exit status.
 
     Raises:
-        UserError: whatever is wrong with what was asked for.
+        UserError: a wrong argument, option or setting.
     """
     run = load_resumed(folder, overrides)
     if target is not None and launched_rank() == 0:
         check_asked(target, folder)
     if launched() is not None:
-        # What the launcher was asked for is newer than the folder.
+        # The launcher's number of ranks is newer than the folder's.
         run = with_ranks(run, wanted.ranks, overrides)
     command = ["resume", str(folder), *overrides]
     run = _with_options(run, wanted, options)
@@ -99,10 +99,10 @@ def resume_command(
 
 @contextlib.contextmanager
 def _naming_sweeps(target: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Add the sweep that takes an override's several values to an error about them.
+    """Add, to an error about an override's several values, the `hocket sweep` that takes them.
 
     Raises:
-        ConfigError: in place of one that was raised.
+        ConfigError: in place of the one that was raised.
     """
     try:
         yield
@@ -115,7 +115,7 @@ def _naming_sweeps(target: str, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _was_restarted(out: Path | None) -> bool:
-    """Return whether torchrun starts the job again, after one that has left a checkpoint."""
+    """Return whether torchrun restarts a job that has left a checkpoint."""
     found = launched()
     return found is not None and found.restarts > 0 and out is not None and bool(complete(out / CHECKPOINTS))
 
@@ -145,11 +145,11 @@ def _carry_out(
     """Be a rank, or start the ranks.
 
     Args:
-        run: with the options of the command line.
+        run: the run, with the options of the command line.
         wanted: the ranks that were asked for.
         out: the folder for results, if one is named.
-        command: what `hocket` was asked for, but for its options.
-        options: what is shown, and what is left out.
+        command: the words behind `hocket`, without its options.
+        options: the options on display, trace and checks.
         resume: whether the run in the folder goes on.
         overwrite: whether an earlier run's results are replaced.
     """
@@ -197,15 +197,15 @@ def _carry_out(
 def _announce(
     run: RunConfig, folder: Path, transport: str, local: int, device: Device, options: RunOptions
 ) -> None:
-    """Say what is started, before torch is imported and ranks have joined.
+    """Print a line on the run that starts, before torch is imported and ranks have joined.
 
     Args:
-        run: with its number of ranks.
-        folder: of the results.
-        transport: what the ranks meet over.
-        local: how many of the ranks share a host.
-        device: what they train on.
-        options: how much is said, and whether anything is started.
+        run: the run, with its number of ranks.
+        folder: the folder of the results.
+        transport: the transport between the ranks.
+        local: the largest number of ranks that share a host.
+        device: the device that they train on.
+        options: the options `quiet`, `verbose` and `dry_run`.
     """
     if options.quiet and not options.dry_run:
         return
@@ -225,7 +225,7 @@ def _announce(
 
 
 def _show_length(run: RunConfig, data: TaskData) -> None:
-    """Say how long a run would be that is not started."""
+    """Print the length of a run that is not started."""
     from hocket.strategy.unreached import unreached
     from hocket.training.loop import steps_per_epoch
 
@@ -243,7 +243,7 @@ def _show_length(run: RunConfig, data: TaskData) -> None:
 
 
 def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None, options: RunOptions) -> int:
-    """Carry the run out here, or on ranks of its own, and return the exit status."""
+    """Carry out the run in this process, or on ranks of its own, and return the exit status."""
     if run.transport is TransportName.VIRTUAL:
         from hocket.cli.ranking import run_virtual
 
@@ -258,14 +258,14 @@ def _start(run: RunConfig, folder: Path, resume: bool, starter: Starter | None, 
 
 
 def _show_left_trace(folder: Path) -> None:
-    """Make a trace of what the ranks of a failed run have left of it."""
+    """Write a trace from the recordings that the ranks of a failed run have left."""
     from hocket.trace import merge_left
 
     path = folder / TRACE_FILE
     if path.exists() and (folder / NEXT_CONFIG).exists():
-        return  # of the run before, which this one has not replaced
+        return  # an earlier run's trace, which this run has not replaced
     if merge_left(path):
-        print(f"hocket: the trace of what the ranks did until then: {os.path.relpath(path)}", file=sys.stderr)
+        print(f"hocket: trace of the ranks until the failure: {os.path.relpath(path)}", file=sys.stderr)
 
 
 def _join(
@@ -277,7 +277,7 @@ def _join(
     found: Launched,
     options: RunOptions,
 ) -> int:
-    """Be one of the ranks that a launcher has started."""
+    """Run as one of the ranks that a launcher has started."""
     from hocket.cli.ranking import run_rank
 
     if asked is not None and asked != found.size:
@@ -314,7 +314,7 @@ def _join(
             torch.set_num_threads(threads_per_rank(found.local_size))
         start = describe_start() if found.rank == 0 else {}  # before MPI, beside which nothing should fork
         peer = join(transport)
-        # The others' clocks may say otherwise.
+        # The folder's name has the time in it, and the ranks' clocks differ.
         folder = Path(gather(peer, str(folder), what="naming the folder")[0])
         if peer.rank == 0:
             stack.enter_context(prepared(folder, run, start, resume, overwrite))
@@ -335,7 +335,7 @@ def _launch(run: RunConfig, folder: Path, resume: bool, starter: Starter, option
 
 
 def _again(folder: Path) -> str:
-    """Return how a run goes on that was cut off."""
+    """Return the advice for a run that was cut off."""
     saved = complete(folder / CHECKPOINTS)
     if saved:
         return f"`hocket resume {os.path.relpath(folder)}` goes on from {saved[-1].name}"
@@ -350,7 +350,7 @@ def _show_results(folder: Path, options: RunOptions) -> None:
     clock = " on the virtual clock" if summary["transport"] == "virtual" else ""
     waited = summary[
         "exposed_wait_fraction"
-    ]  # None where no time has passed, as there may on the virtual clock
+    ]  # None if no time has passed, as is possible on the virtual clock
     waiting = "" if waited is None else f", {100 * waited:.0f} % of it waiting for other ranks"
     print(
         f"{summary['task']}, {summary['recipe'] or 'own strategy'}, {where}: validation "

@@ -1,4 +1,4 @@
-"""Standard output and error that nobody reads any more, or whose disk is full: what is trained goes on without."""
+"""Standard output and error that outlive their readers and full disks, so that training goes on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 def keep_streams() -> None:
-    """Have what cannot be written any more be left out, for the rest of the process; called as it begins.
+    """Drop output that can no longer be written, for the rest of the process; called as it begins.
 
-    A reader that has gone, as `head` does, is no news; of another reason standard error tells once. Numbers 0 to 2 that
-    are closed become empty files, as the next file that is opened would be taken for them.
+    If the reader is gone, as `head` goes, nothing is said; any other reason is printed once, on standard error.
+    Descriptors 0 to 2 that are closed are opened on an empty file: else the next file opened would get their number.
     """
     for number in (0, *_NAMES):
         try:
@@ -29,7 +29,7 @@ def keep_streams() -> None:
 
 
 def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:
-    """Return a stream like this one that outlives its reader; what others have put in its place stays."""
+    """Return a stream like this one that outlives its reader; another object in its place is kept."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(_Kept(number)), encoding="utf-8", errors="replace")
     if stream is not first or not isinstance(stream, io.TextIOWrapper) or stream.fileno() != number:
@@ -47,7 +47,7 @@ def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:
 
 
 class _Kept(io.FileIO):
-    """A descriptor whose errors of writing are told once, and then nothing is written."""
+    """A descriptor that reports its first error of writing, and writes nothing from then on."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "wb", closefd=False)
@@ -65,7 +65,7 @@ class _Kept(io.FileIO):
         os.close(nowhere)
         if self.fileno() == 1 and error.errno != errno.EPIPE:
             print(
-                f"hocket: warning: {_NAMES[1]} cannot be written ({error.strerror}): what is said there is lost, and "
+                f"hocket: warning: {_NAMES[1]} cannot be written ({error.strerror}): further output there is lost, and "
                 "the command goes on",
                 file=sys.stderr,
                 flush=True,

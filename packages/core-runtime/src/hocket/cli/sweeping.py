@@ -1,4 +1,4 @@
-"""`hocket sweep`: a run for each combination of values, those that have ended left out, and a comparison of all."""
+"""`hocket sweep`: a run for each combination of values that has not ended, and a comparison of all."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from hocket.transport.rank_process import own_python, threads_per_rank
 
 __all__ = ["sweep_command"]
 
-#: What a run prints, in its folder.
+#: The file of a run's output, in its folder.
 _OUTPUT = "output.txt"
 _LOCK = ".sweep.lock"
 
-#: What does not make another run of it.
+#: The keys that may differ from an earlier run of the same combination.
 _NOT_COMPARED = (
     *DESCRIPTIVE,
     "recipe",
@@ -77,12 +77,12 @@ def sweep_command(
         target: a recipe's name or a file.
         arguments: keys and their values.
         wanted: the ranks of each run.
-        options: those of `hocket run` that say where and how ranks are started.
+        options: the options of `hocket run` on hosts and mpiexec.
         out: the folder for results, if one is named.
-        jobs: how many runs at a time.
+        jobs: the number of runs at a time.
 
     Raises:
-        UserError: whatever is wrong with what was asked for; nothing has been started then.
+        UserError: a wrong argument, option or setting; nothing has been started then.
     """
     found = launched()
     if found is not None:
@@ -127,9 +127,9 @@ def sweep_command(
         )
     if not_started:
         print(
-            f"hocket: {len(not_started)} of {len(runs)} runs were not started: {some(not_started)}; put back what the "
-            f"module was, which the runs before keep in `{SOURCE}`, and the same command starts them; or sweep the new "
-            "code into another folder with --out",
+            f"hocket: {len(not_started)} of {len(runs)} runs were not started: {some(not_started)}; put the module "
+            f"back, of which earlier runs keep a copy in `{SOURCE}`, and repeat the command; or sweep the new code "
+            "into another folder with --out",
             file=sys.stderr,
         )
     return 1 if failed else 0
@@ -140,7 +140,7 @@ class _Run:
     """A combination, its folder, and the options that its ranks are started with.
 
     Attributes:
-        is_ended: whether it was asked to save itself and to end, or never to start.
+        is_ended: True once the run was asked to save itself and end, or never to start.
     """
 
     combination: Combination
@@ -152,19 +152,19 @@ class _Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its results are there."""
+        """True if the run has ended and its results are complete."""
         return (self.folder / SUMMARY).exists()
 
     @property
     def goes_on(self) -> bool:
-        """Whether it was begun, and has left a checkpoint."""
+        """True if the run was begun and has left a checkpoint."""
         return (self.folder / CONFIG).exists() and bool(complete(self.folder / CHECKPOINTS))
 
     def check_folder(self) -> None:
         """Refuse a folder that holds another run.
 
         Raises:
-            UserError: it does, or one of other code that is not begun anew; says in what it differs.
+            UserError: it holds a run of other settings, or of other code that would not begin anew; names them.
         """
         path = self.folder / CONFIG
         if not (self.has_ended or self.goes_on):
@@ -187,7 +187,7 @@ class _Run:
             )
 
     def carry_out(self, lock: int, jobs: int) -> int:
-        """Run it, or what is left of it, in processes of its own, and return the exit status."""
+        """Carry out the run, or the rest of it, in processes of its own, and return the exit status."""
         with self._starting:
             if self.is_ended:
                 return -signal.SIGTERM
@@ -216,19 +216,19 @@ class _Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": str(threads), **os.environ},
-                pass_fds=(lock,),  # held as long as a run goes on, though the sweep were killed
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save themselves
+                pass_fds=(lock,),  # held as long as the run goes on, even if the sweep is killed
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which asks its runs to save and end
             )
 
     def end(self) -> None:
-        """Ask it to save itself and to end, or never to start."""
+        """Ask the run to save itself and end, or never to start."""
         with self._starting:
             self.is_ended = True
             if self._process is not None:
                 self._process.terminate()
 
     def outcome(self, status: int) -> str:
-        """Return in one line what became of it."""
+        """Return the run's result, or its failure, in one line."""
         if status == 0 and self.has_ended:
             summary = read_summary(self.folder / SUMMARY)
             return f"validation {text_of_metrics(summary)} after {summary['steps']} steps"
@@ -241,14 +241,13 @@ class _Run:
 
 
 def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, bytes]) -> list[_Run]:
-    """Carry out the runs that have not ended, and return those that failed, or were not started.
+    """Carry out the runs that have not ended, and return those that failed or were not started.
 
     Args:
-        runs: all of the sweep.
-        jobs: how many at a time.
-        lock: a descriptor that runs keep.
-        code: the user's own modules, as of `module_contents`; once one has changed, no further run is started, which
-            would be of other code than those before.
+        runs: all runs of the sweep.
+        jobs: the number of runs at a time.
+        lock: a descriptor that runs keep open.
+        code: the user's own modules, as of `module_contents`; once one has changed, no further run is started.
     """
     left = [run for run in runs if not run.has_ended]
     for run in runs:
@@ -270,7 +269,7 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, b
         status = run.carry_out(lock, jobs)
         if run.is_ended:
             return False
-        with telling:  # here, so that a run's result stands before the run that takes its place begins
+        with telling:  # here, so that a run's result is printed before the next run begins
             print(f"[{next(places)}/{len(runs)}] {run.folder.name}: {run.outcome(status)}", flush=True)
         return status == 0 and run.has_ended
 
@@ -280,7 +279,7 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, b
             wait(futures)
         except BaseException:
             print(
-                "the runs save themselves and end; the same command goes on with them",
+                "the runs save themselves and end; the same command continues them",
                 file=sys.stderr,
                 flush=True,
             )
@@ -292,7 +291,7 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, b
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C, so that runs are ended, too."""
+    """Treat SIGTERM as Ctrl-C, so that the runs end, too."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -306,7 +305,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[int]:
-    """Keep a folder for this sweep; yield the descriptor that holds it.
+    """Keep a folder for this sweep; yield the descriptor that locks it.
 
     Raises:
         UserError: it cannot be written, or another sweep is at work there.
@@ -330,7 +329,7 @@ def _held(folder: Path) -> Iterator[int]:
 
 
 def _check(chosen: Sequence[Combination]) -> None:
-    """Find out before any run what each of them would find out; of equal tasks once."""
+    """Check all runs before the first starts; equal tasks are checked once."""
     from hocket.cli.checking import check_run
 
     seen = set()

@@ -1,4 +1,4 @@
-"""Tables: drawn with lines on a terminal; elsewhere aligned plain text, in which nothing is cut off."""
+"""Tables: drawn with lines on a terminal, and as aligned plain text, in which nothing is cut off, elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 __all__ = ["format_bytes", "format_seconds", "show_table"]
 
-# What stands between two columns, and around them: spaces, or lines with a space on each side.
+# Characters between two columns, and around them: spaces, or lines with a space on each side.
 _PLAIN_GAP = 2
 _DRAWN_GAP = 4
 _NARROWEST = 12
@@ -27,10 +27,10 @@ def show_table(
 
     Args:
         headers: the columns' names.
-        rows: as many cells each as there are columns.
+        rows: the rows' cells, one for each column.
         numbers: the columns that are aligned at the right.
-        width: how many characters a line has at most: the columns that do not fit follow in further tables, below the
-            first column again. None for the terminal's, elsewhere for as many as there are.
+        width: the most characters of a line; columns that do not fit follow in further tables, with the first column
+            repeated. None for the terminal's width, and for no limit elsewhere.
     """
     drawn = sys.stdout.isatty()
     if width is None and drawn:
@@ -92,7 +92,7 @@ def _show_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: S
 
 
 def format_bytes(nbytes: float) -> str:
-    """Write bytes with three significant digits."""
+    """Return bytes as text with three significant digits."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"
@@ -100,7 +100,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write seconds with three significant digits, and whole ones from 1000 on."""
+    """Return seconds as text with three significant digits, and as whole seconds from 1000 on."""
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

@@ -1,4 +1,4 @@
-"""The ranks that the command line asks for: how many, on which hosts, over which transport, and who starts them."""
+"""The ranks that the command line asks for: their number, hosts, transport and launcher."""
 
 from __future__ import annotations
 
@@ -25,32 +25,36 @@ __all__ = ["WantedRanks", "launch_here", "rank_options"]
 
 _MASTER_PORT = 29500
 
-#: Signals that end a process which nobody has asked to end.
+#: Signals by which a process ends that was not asked to.
 _CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that `WantedRanks.of` takes, but for `-n` and `--transport`."""
+    """Add the options of `WantedRanks.of`, except for `-n` and `--transport`, to a command."""
     hosts = click.option(
         "--hosts",
         metavar="a:8,b:8|FILE",
-        help="Where ranks run, and how many on each host; a hostfile has a line `a slots=8` for each.",
+        help="Hosts of the ranks, and the number on each; a hostfile has a line `a slots=8` for each host.",
     )
     arguments = click.option(
-        "--mpi-arg", "mpi_args", multiple=True, metavar="WORDS", help="More for mpiexec; may be repeated."
+        "--mpi-arg",
+        "mpi_args",
+        multiple=True,
+        metavar="WORDS",
+        help="Further arguments of mpiexec; may be repeated.",
     )
     return hosts(arguments(command))
 
 
 @dataclass(frozen=True)
 class WantedRanks:
-    """What `-n`, `--hosts`, `--transport` and `--mpi-arg` ask for.
+    """The ranks that `-n`, `--hosts`, `--transport` and `--mpi-arg` ask for.
 
     Attributes:
-        ranks: how many; None for as many as the hosts have places, or as something else says.
-        hosts: with their places; none for this host.
-        transport: `mpi`, `torch` or `virtual`; None for MPI where it is installed, else torch.
-        mpi_args: more options of mpiexec.
+        ranks: the number of ranks; None for the hosts' places, or for the file's number.
+        hosts: the hosts with their places; none for this host.
+        transport: `mpi`, `torch` or `virtual`; None for MPI if it is installed, else torch.
+        mpi_args: further arguments of mpiexec.
     """
 
     ranks: int | None = None
@@ -65,7 +69,7 @@ class WantedRanks:
         """Read the options.
 
         Raises:
-            UserError: the hosts are none, or the words for mpiexec.
+            UserError: the hosts or the words for mpiexec are malformed.
         """
         try:
             words = tuple(word for text in mpi_args for word in shlex.split(text))
@@ -77,18 +81,18 @@ class WantedRanks:
 
     @property
     def size(self) -> int | None:
-        """How many ranks there will be; None where nobody has said.
+        """The number of ranks; None if neither `-n` nor `--hosts` is given.
 
         Raises:
-            UserError: the hosts have not so many places.
+            UserError: the hosts have fewer places.
         """
         return sum(host.ranks for host in self._shared()) if self.hosts else self.ranks
 
     def starter(self, command: Sequence[str]) -> Starter:
-        """Return who starts the ranks.
+        """Return the starter of the ranks.
 
         Args:
-            command: of each rank, for what is to be done where nobody can start them from here.
+            command: each rank's command, to be named in the error if ranks cannot be started from here.
 
         Raises:
             UserError: there is no mpiexec, or no way to the hosts; says what to start there.
@@ -121,7 +125,7 @@ class WantedRanks:
 
 
 def _lines(hosts: Sequence[Host], command: Sequence[str]) -> list[str]:
-    """Return what starts ranks of a command on other hosts: in a Slurm job one line, else one for each host."""
+    """Return the commands that start ranks on other hosts: one in a Slurm job, else one for each host."""
     if "SLURM_JOB_ID" in os.environ:
         ranks = sum(host.ranks for host in hosts)
         return [f"srun --nodes {len(hosts)} --ntasks {ranks} {shlex.join(command)}"]
@@ -142,13 +146,13 @@ def launch_here(
     again: Callable[[], str],
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a program on ranks, with folders for what must not outlive them, and return the exit status.
+    """Run a program on ranks, with folders that do not outlive them, and return the exit status.
 
     Args:
-        starter: starts them.
-        ranks: how many.
-        program: the command of one.
-        again: returns what to do where a rank was killed.
+        starter: starts the ranks.
+        ranks: the number of ranks.
+        program: the command of a rank.
+        again: returns the advice if a rank was killed.
         environment: variables to add.
     """
     with job_folder(Path(tempfile.gettempdir())) as folder, shared_job_folder() as variables:

@@ -1,1 +1,1 @@
-"""Comparisons of finished runs: what their folders hold, as measures, groups over seeds, and a page."""
+"""Comparisons of finished runs: their folders' contents, measures, groups over seeds, and a page."""

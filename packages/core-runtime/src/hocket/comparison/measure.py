@@ -138,7 +138,7 @@ def _parse_target(text: str, records: Sequence[Record], label: str) -> Target:
 
 
 def _rises(name: str, records: Sequence[Record]) -> bool:
-    """Say whether a metric rises between its first and its last value in most of the runs."""
+    """Return whether a metric rises from its first to its last value in most of the runs."""
     series = [[value for _, value in record.series(name)] for record in records]
     rises = [values[-1] > values[0] for values in series if len(values) > 1 and values[-1] != values[0]]
     return 2 * sum(rises) > len(rises) if rises else "loss" not in name
@@ -147,11 +147,11 @@ def _rises(name: str, records: Sequence[Record]) -> bool:
 def measures(
     records: Sequence[Record], metrics: Sequence[str], targets: Sequence[Target] = ()
 ) -> list[Measure]:
-    """Return what a comparison shows of runs.
+    """Return the columns of a comparison.
 
     Args:
         records: the runs.
-        metrics: names of what is asked for; empty for all metrics on held-out samples that all runs have.
+        metrics: the metrics to show; empty for all metrics on held-out samples that all runs have.
         targets: each adds the seconds and bytes to it.
 
     Raises:

@@ -135,7 +135,7 @@ def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
 def _figures(
     records: Sequence[Record], lines: _Lines, cost_over: str, targets: Sequence[Target] = ()
 ) -> list[go.Figure]:
-    """Return what communication cost, and each metric over steps, seconds and bytes."""
+    """Return figures of the cost of communication, and of each metric over steps, seconds and bytes."""
     names = dict.fromkeys(["train_loss", *(name for record in records for name in metric_names(record.rows))])
     costs = [name for name in _COST if any(value for r in records for _, value in r.series(name))]
     panels = [(_COST[name], name, cost_over) for name in costs]
@@ -217,7 +217,7 @@ def _traces(line: _Line, name: str, over: str, named: bool) -> Iterator[go.Scatt
 
 
 def _by_rank(record: Record) -> Iterator[go.Figure]:
-    """Yield what each rank's own replica has reached at the end, and how long each rank waited."""
+    """Yield figures of each replica's final metrics, and of each rank's waiting."""
     summary = record.summary or {}
     found = {
         name.removesuffix(_RANKS): values
@@ -291,7 +291,7 @@ def _plain(settings: Mapping[str, object], key: str) -> str:
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table that scrolls if it is too wide; cells of `rows` are HTML, the first of each row text."""
+    """Return a table that scrolls if it is too wide; cells are HTML, the first of each row is text."""
     lines = [
         ("th", list(map(escape, head))),
         *(("td", [_BREAK_AFTER.sub(r"\1<wbr>", escape(row[0])), *row[1:]]) for row in rows),

@@ -31,15 +31,15 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The component that stands for none at all where there need not be one.
+#: The name that stands for no component, if none is needed.
 _NONE = "none"
 
 
 def build_component(kind: Kind, where: Location, registry: Registry) -> Any:
-    """Build a component from its name, from a mapping with its name and fields, or compressors from a list of such.
+    """Build a component from its name, a mapping with its name and fields, or, for compressors, a list.
 
     Raises:
-        ConfigError: not of that form, no such component, or a field it cannot have.
+        ConfigError: another form, no such component, or a field it cannot have.
         MissingPluginError: the plugin that it comes from cannot be loaded.
     """
     if kind is Kind.COMPRESSOR and isinstance(where.value, list) and where.value:
@@ -52,7 +52,7 @@ def _component_reference(kind: Kind, where: Location) -> Reference:
 
 
 def _build_chain(where: Location, registry: Registry) -> Any:
-    """Build compressors of which each holds the next."""
+    """Build a chain of compressors, each of which holds the next."""
     *outer, last = (where.child(place) for place in range(len(where.value)))
     held = build_component(Kind.COMPRESSOR, last, registry)
     for place in reversed(outer):
@@ -65,6 +65,9 @@ def build_reference(kind: Kind, reference: Reference, registry: Registry, **give
     """Build the component that a reference names.
 
     Args:
+        kind: the component's kind.
+        reference: the component's name and arguments.
+        registry: the registry that knows it.
         given: fields that are built already, by name.
 
     Raises:
@@ -124,7 +127,7 @@ def read_fields(
 
 
 def construct(record: type[T], where: Location, values: Mapping[str, Any]) -> T:
-    """Make a dataclass of checked values, and give what its `__post_init__` refuses a place.
+    """Make a dataclass of checked values, and add the place to an error of its `__post_init__`.
 
     A ValueError whose first word is a field's name is placed at that field.
 
@@ -140,7 +143,7 @@ def construct(record: type[T], where: Location, values: Mapping[str, Any]) -> T:
 
 
 def component_name(component: object, registry: Registry | None = None) -> str:
-    """Return the name by which a config means a component."""
+    """Return a component's name in configs."""
     kind = kind_of_hint(type(component))
     if kind is None:
         raise TypeError(f"{component!r} is no component")
@@ -151,7 +154,8 @@ def describe(value: Any, registry: Registry | None = None) -> Any:
     """Return components, records and values as plain configuration, complete with defaults.
 
     Args:
-        registry: knows the components' names; the process's by default.
+        value: a component, a record or a plain value.
+        registry: the registry with the components' names; by default the process's.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = {} if kind_of_hint(type(value)) is None else {"name": component_name(value, registry)}
@@ -167,7 +171,7 @@ def describe(value: Any, registry: Registry | None = None) -> Any:
 
 
 def telling_fields(component: object) -> dict[str, Any]:
-    """Return what a reader wants to know of a component besides its name: numbers, and what is not left at its default.
+    """Return a component's numbers, and its other fields that are not at their defaults.
 
     Returns:
         Plain configuration by field, as of `describe`.
@@ -207,7 +211,7 @@ def _read_field(hint: object, where: Location, registry: Registry) -> Any:
 
 
 def _read_quantity(hint: object, unit: str, where: Location) -> float:
-    """Return the number that a text means: one without a unit, as ${oc.env:NAME} gives it, or with one."""
+    """Return the number that a text means, with a unit or without, as ${oc.env:NAME} gives it."""
     with contextlib.suppress(ValueError):
         return float(where.value)
     try:

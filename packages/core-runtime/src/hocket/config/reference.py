@@ -1,4 +1,4 @@
-"""Components as a config names them, not built yet, as they may need torch; and the arguments of classes of others."""
+"""References to components that are not built yet, as that may need torch, and to classes of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hocket.plugin.kinds import import_object
 
 __all__ = ["REFERENCE", "Reference"]
 
-#: What a reference looks like, for errors.
+#: The form of a reference, for errors.
 REFERENCE = "a name, or a mapping with a name and arguments"
 
 _NUMBERS = (int, float, "int", "float")  # torch's annotations are text in some of its modules
@@ -29,9 +29,9 @@ class Reference:
     """A name and arguments, unchecked.
 
     Attributes:
-        name: what it is called in configs.
-        arguments: its fields or keyword arguments.
-        where: where it was written, for errors; no part of its value.
+        name: the name in configs.
+        arguments: the fields or keyword arguments.
+        where: the place in the configuration, for errors; not compared.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Reference:
         return self._read_nested(self.arguments[key], self.where.child(key))
 
     def nested_list(self, key: str) -> list[Reference]:
-        """Return the references that an argument is a list of; none where it is not given.
+        """Return the references in an argument that is a list; none if it is not given.
 
         Raises:
             ConfigError: the argument is no such list.
@@ -76,7 +76,7 @@ class Reference:
         return [self._read_nested(each, where.child(place)) for place, each in enumerate(given)]
 
     def _read_nested(self, given: Any, where: Location) -> Reference:
-        # One that was made in code stands nowhere.
+        # A reference made in code has no place.
         return Reference.read(replace(where, value=given), REFERENCE)
 
     def without(self, *keys: str) -> Reference:
@@ -87,10 +87,10 @@ class Reference:
         """Return the class that the name means.
 
         Args:
-            what: it is, for errors.
-            base: what it has to be a subclass of.
-            named: classes by the names that configs have for them, in lower case, as which any other is taken; what has
-                no such name is written `module:Class`.
+            what: the kind of class, for errors.
+            base: the class from which it must be derived.
+            named: classes by their lower-case names in configs, of which the case does not matter; others are written
+                `module:Class`.
 
         Raises:
             ConfigError: there is no such class; names source and key.
@@ -115,12 +115,12 @@ class Reference:
 
     @property
     def class_name(self) -> str:
-        """The name of one of torch's classes in lower case, as configs have them; another's as `module:Class`."""
+        """The name of a class of torch in lower case, as in configs, or of another as `module:Class`."""
         return self.name if ":" in self.name else self.name.lower()
 
     @property
     def name_location(self) -> Location:
-        """Where the name was written: the place itself where there is nothing but the name."""
+        """The place of the name: the reference's own if it is a name alone."""
         return self.where.child("name") if isinstance(self.where.value, Mapping) else self.where
 
     def plain(self) -> dict[str, Any]:
@@ -131,11 +131,11 @@ class Reference:
         """Return the arguments as keyword arguments, lists as the tuples that torch wants.
 
         Args:
-            called: the class that is meant, which is not Hocket's own; its signature is the schema.
+            called: the class, which is not Hocket's own; its signature is the schema.
             leave_out: parameters that a config cannot give.
 
         Raises:
-            ConfigError: there is no such argument, or a number or a truth value is none; names source and key.
+            ConfigError: an unknown argument, or a value that should be a number or truth value; names source and key.
         """
         parameters = _parameters(called, leave_out)
         arguments = {}

@@ -99,7 +99,7 @@ def _without_metric(reference: Reference, scheduler: Any) -> Reference:
 
 
 def _functions(reference: Reference, key: str) -> Any:
-    """Return what `module:function` means, or each of a list of them."""
+    """Return the function that `module:function` names, or those of a list of such names."""
     given, where = reference.arguments[key], reference.where.child(key)
     if isinstance(given, list):
         return [_import(each, where) for each in given]

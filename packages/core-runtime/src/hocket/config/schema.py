@@ -20,7 +20,7 @@ _LISTS = (list[int], list[float], list[str])
 
 
 def read_value(hint: object, where: Location) -> Any:
-    """Return what stands at a place, converted to a type as OmegaConf converts it.
+    """Return the value at a place, converted to a type as OmegaConf converts it.
 
     Args:
         hint: what OmegaConf can hold: int, float, bool, str, an Enum (written by its values), lists and dicts

@@ -1,4 +1,4 @@
-"""The settings of a run beside its strategy: what is trained, how long, by how many ranks."""
+"""The settings of a run beside its strategy: task, optimizer, length, ranks, transport and output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TransportName(StrEnum):
 
 
 class Device(StrEnum):
-    """The device that a model is trained on; `auto`: CUDA if torch finds it and the run can use it, else the CPU."""
+    """The device of a model; `auto`: CUDA if torch finds it and the run can use it, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -75,7 +75,7 @@ class Lanes(StrEnum):
 
 
 class OnNonfinite(StrEnum):
-    """The reaction to NaN or Inf in data to be sent: end the run, or skip the step and count it."""
+    """The reaction to NaN or Inf in data to send: end the run, or skip the step and count it."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -114,50 +114,49 @@ class RunSettings:
     """A run's file without its strategy. The fields are the file's keys.
 
     Attributes:
-        name: what the run's recipe or file is called.
+        name: the name of the run's recipe or file.
         description: one line on what it does.
         source: the paper that it comes from.
-        changes: what a step gives other than the mean of all gradients, for `hocket recommend`; it begins with
-            `nothing` where that is what it gives.
-        accuracy: what that cost where it was measured.
+        changes: the difference of a step from the mean of all gradients, for `hocket recommend`; it begins with
+            `nothing` if there is none.
+        accuracy: the cost in accuracy, as measured.
         also_measured: overrides, each of which alone was measured by the same test; `accuracy` names its figure, too.
-        measured_on: the test that says so, and where that is written.
-        synchronous_fraction: of the test's steps that were a plain allreduce's, at its beginning, 0 to 1.
-        recipe: what the file is based on; a recipe's name.
+        measured_on: the test that measured the accuracy, and the place of its report.
+        synchronous_fraction: the share of the test's steps, at its beginning, that were a plain allreduce's, 0 to 1.
+        recipe: the name of the recipe that the file is based on.
         task: data, model and loss.
         optimizer: one of torch.optim by its lower-case name, or any other as `module:Class`, with keyword arguments;
             `rest`, another one, steps all but hidden matrices.
         schedulers: of torch.optim.lr_scheduler by their lower-case names, with keyword arguments; each is stepped
             after each step, so that they multiply, and reducelronplateau with its `metric`, when that is known.
-        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more; all
-            that counts steps counts those.
+        accumulate: batches per step of the optimizer, which gets the mean gradient of their samples, 1 or more; steps
+            are always those of the optimizer.
         clip_grad_norm: the largest norm of the gradients that the optimizer gets, over the whole model, more than 0;
             null for any.
-        engine: how a batch flows through the model.
+        engine: the engine, which runs a batch through the model.
         epochs: passes over the data, 1 or more.
         batch_size: samples per rank and batch, 1 or more.
-        seed: of the model, the data's order and every draw; 0 to 2**63 - 1.
-        ranks: how many to start, 1 or more; null where the launcher says.
-        transport: what moves bytes between ranks; null for what the launcher is for, else MPI where it is installed,
-            and torch where it is not.
-        device: where the model is trained.
-        precision: in which dtype it computes.
-        lanes: what carries exchanges.
-        timeout_s: how long any wait lasts before it raises, in seconds; more than 0, at most 1e9.
+        seed: the seed of the model, the data's order and every draw; 0 to 2**63 - 1.
+        ranks: the number of ranks to start, 1 or more; null for the launcher's.
+        transport: the transport between ranks; null for the launcher's, else MPI if it is installed, else torch.
+        device: the device that the model is trained on.
+        precision: the dtype in which it computes.
+        lanes: the carrier of exchanges.
+        timeout_s: the longest wait before an error, in seconds; more than 0, at most 1e9.
         log_every: steps between two lines of metrics, 1 or more.
-        eval_every: steps between two evaluations on held-out samples, 1 or more, beside those at the end of each epoch;
-            null for these alone.
+        eval_every: steps between two evaluations on held-out samples, 1 or more, besides those at the end of each
+            epoch; null for the latter alone.
         num_workers: processes of each rank that read samples ahead, 0 to 1024; 0 for none.
-        trace: write `trace.json.gz`, what every rank did when, beside the other results.
-        trace_steps: which steps are in it, counted from 0: [100, 120] for 100 to 119; null for all.
-        loggers: where rows of metrics go besides `metrics.jsonl`: csv, tensorboard, wandb, a plugin's.
+        trace: write `trace.json.gz`, a timeline of every rank, beside the other results.
+        trace_steps: the steps in the trace, counted from 0: [100, 120] for 100 to 119; null for all.
+        loggers: further destinations of rows of metrics besides `metrics.jsonl`: csv, tensorboard, wandb, a plugin's.
         report: write `report.html`, a page on the run, beside the other results; needs plotly.
-        checkpoint: when the run is saved.
-        on_nonfinite: what to do about NaN or Inf.
-        steps: stop after so many, 1 or more; null to run all epochs.
-        network: what the virtual transport imitates and `plan` predicts for.
-        compute: how long steps take on the virtual transport, whose clock sees no computing by itself.
-        delays: injected imbalance: how long each rank is held up in each step, for any strategy; null for none.
+        checkpoint: the times at which the run is saved.
+        on_nonfinite: the reaction to NaN or Inf.
+        steps: the number of steps to stop after, 1 or more; null to run all epochs.
+        network: the network that the virtual transport imitates and `plan` predicts for.
+        compute: the time of a step's computing on the virtual transport, whose clock does not see it.
+        delays: injected imbalance: the delay of each rank in each step, for any strategy; null for none.
         phases: overrides of the strategy by the step from which they hold, each laid over what held before.
     """
 

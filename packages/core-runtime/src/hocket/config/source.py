@@ -31,18 +31,18 @@ __all__ = [
     "run_keys",
 ]
 
-#: What a run's file is based on when it has neither a strategy nor a recipe.
+#: The recipe of a run's file that has neither a strategy nor a recipe.
 DEFAULT_RECIPE = "sgd"
 
 #: The moments of a step, as keys of a strategy.
 SLOTS = ("samples", "gradients", "parameters")
 
-# Of what a file may hold: far more than any strategy, and what can still be built and copied at once.
+# Limits of a file: far more than any strategy has, and little enough to be built and copied at once.
 _DEEPEST = 50
 _MOST_VALUES = 1_000_000
 _TOO_DEEP = f"nested deeper than {_DEEPEST} levels"
 
-# What a file says of its strategy.
+# The keys of a file that concern its strategy.
 _OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
 
 #: A recipe's name, a YAML file, or a mapping with the content of one.
@@ -50,7 +50,7 @@ Target = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: 1e-3 is a number, a key 500 is text, and a key that stands twice is a mistake."""
+    """A loader of YAML as people write it: 1e-3 is a number, a key 500 text, repeated keys errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -83,10 +83,10 @@ _Loader.add_implicit_resolver(
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
-    """Return a number, but none that YAML reads otherwise than people do: 010 as eight, 1:30 as ninety.
+    """Return a number; refuse those that YAML reads otherwise than people do: 010 as eight, 1:30 as ninety.
 
     Raises:
-        yaml.MarkedYAMLError: it is such a one.
+        yaml.MarkedYAMLError: it is one of these.
     """
     construct = loader.construct_yaml_int if node.tag.endswith(":int") else loader.construct_yaml_float
     value: int | float = construct(node)
@@ -108,7 +108,8 @@ class Override:
 
     Attributes:
         keys: the path from a run's root; slots are below `strategy`.
-        origin: how errors name it, and whether it was written without `strategy`.
+        value: the value, as YAML reads it.
+        origin: its name in errors, and whether it was written without `strategy`.
     """
 
     keys: tuple[str, ...]
@@ -132,7 +133,7 @@ def parse_override(text: str) -> Override:
 
 
 def load_document(target: Target, overrides: Sequence[str], registry: Registry) -> Document:
-    """Read a target, what it is based on and the overrides into one document, in the form of a run's file.
+    """Read a target, its base recipe and the overrides into one document, in the form of a run's file.
 
     The order is base recipe (the one that an override names, else the target's), target, overrides. Those of a key
     come before those of what it contains: `optimizer={...}` leaves `optimizer.lr=0.1` as it is, on either side of it. A
@@ -172,7 +173,7 @@ def load_document(target: Target, overrides: Sequence[str], registry: Registry) 
 
 
 def based_on(target: str, recipe: str, registry: Registry) -> Target:
-    """Return a target with another recipe or file: in place of it, or below what a file says beside its strategy.
+    """Return a target with another recipe or file in place of its strategy; a file's other settings stay.
 
     Raises:
         ConfigError: the file is unreadable or malformed.
@@ -185,7 +186,7 @@ def based_on(target: str, recipe: str, registry: Registry) -> Target:
 
 
 def run_keys(target: Target, registry: Registry) -> list[str]:
-    """Return the keys of a file that say something of a run beside its strategy; none for what is no file.
+    """Return the root keys of a file that do not concern its strategy; none for other targets.
 
     Raises:
         ConfigError: the file is unreadable or malformed.
@@ -213,13 +214,13 @@ def _read(target: Target, registry: Registry) -> tuple[dict[str, Any], Origin]:
     name = os.fspath(target)
     if not isinstance(target, str) or _is_file(name):
         return _as_run(_read_yaml(FilePath(name), name), name)
-    # A recipe that is the target itself: what it provides has its name even where its file does not say so.
+    # A recipe that is the target itself: the run has its name, also if its file does not give it.
     layer, origin = _read_recipe(name, None, registry)
     return {"name": name, **layer}, origin
 
 
 def _of_omegaconf(config: DictConfig) -> Mapping[str, Any]:
-    """Return a config as plain values; where it is a part of a larger one, its interpolations lead to that one's keys.
+    """Return a config as plain values; interpolations in a part of a larger config refer to that one's keys.
 
     Raises:
         ConfigError: an interpolation that leads nowhere.
@@ -261,7 +262,7 @@ def _read_yaml(path: FilePath, label: str) -> dict[str, Any]:
 
 
 def _waits(path: FilePath) -> bool:
-    """Return whether reading waits until somebody else writes, as for a pipe with a name."""
+    """Return whether reading a file waits for a writer, as with a named pipe."""
     try:
         return stat.S_ISFIFO(path.stat().st_mode)
     except OSError:
@@ -281,13 +282,13 @@ def _parse_yaml(text: str, label: str) -> Any:
         raise ConfigError(f"{label}: {where}not valid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{label}: not valid YAML: {str(error).splitlines()[0]}") from error
-    except RecursionError as error:  # before there is a node to look at
+    except RecursionError as error:  # before there is a node
         raise ConfigError(f"{label}: {_TOO_DEEP}") from error
     return _plain(content, label, "")
 
 
 def _check_size(root: yaml.Node | None) -> None:
-    """Refuse what is nested too deep to be built, and few lines whose aliases multiply to more than memory holds."""
+    """Refuse values that are nested too deeply, or whose aliases multiply to more than memory holds."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node, depth: int) -> int:
@@ -310,7 +311,7 @@ def _check_size(root: yaml.Node | None) -> None:
 
 
 def _as_run(layer: dict[str, Any], label: str) -> tuple[dict[str, Any], Origin]:
-    """Put the slots of a strategy that stands alone, and paths to what they hold, below `strategy`."""
+    """Put the slots of a strategy that stands alone, and paths into them, below `strategy`."""
     of_slots = [key for key in layer if key.partition(".")[0] in SLOTS]
     if not of_slots:
         return layer, Origin(label)

@@ -24,7 +24,7 @@ class Log(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows, and close."""
 
 
 class Logger(Configured, ABC):
@@ -49,9 +49,9 @@ class Logger(Configured, ABC):
         """Begin to write.
 
         Args:
-            folder: of the results, which exists.
-            config: of the run, as plain values.
-            resumed_after: the step after which a run goes on: rows of later steps that were written before it was
-                interrupted are written once more, and stand there once. None for a run that begins anew, in the place
-                of what an earlier one has left in the folder.
+            folder: the folder of the results, which exists.
+            config: the run's configuration, as plain values.
+            resumed_after: the step after which a run goes on; rows of later steps, from before the interruption, are
+                written again and must stand there once. None for a run that begins anew and replaces an earlier one's
+                files.
         """

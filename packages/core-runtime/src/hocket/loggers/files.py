@@ -79,7 +79,7 @@ def _is_step(value: object) -> bool:
 
 
 def _keep_damaged(path: Path, damaged: int) -> None:
-    """Keep a file of which something is left out, under another name."""
+    """Keep a file of which damaged lines are left out, under another name."""
     if damaged:
         lines = "a damaged line is" if damaged == 1 else f"{damaged} damaged lines are"
         _log.warning("%s: %s left out; the file is kept as %s", path, lines, set_aside(path).name)
@@ -125,7 +125,7 @@ class _CsvLog(Log):
             self._file.close()
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Return what this log has written."""
+        """Return the rows that this log has written."""
         with self._path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             rows = list(reader)
@@ -133,7 +133,7 @@ class _CsvLog(Log):
         return rows
 
     def _sound_rows(self) -> tuple[list[dict[str, Any]], int]:
-        """Return what an interrupted run has written, and how many lines of it are damaged, which are left out."""
+        """Return the rows of an interrupted run, and the number of damaged lines, which are left out."""
         lines = self._path.read_bytes().decode(errors="replace").splitlines(keepends=True)
         [names, *_] = [*_cells(lines[0]), []] if lines else [[]]
         if "step" not in names:

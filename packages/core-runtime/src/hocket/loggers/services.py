@@ -123,8 +123,8 @@ class Wandb(Logger):
     """Weights & Biases, in the folder `wandb`.
 
     Attributes:
-        project: of the run there.
-        mode: `online`, or `offline` for `wandb sync` later; null for what WANDB_MODE says, else `online`.
+        project: the run's project.
+        mode: `online`, or `offline` for `wandb sync` later; null for WANDB_MODE, else `online`.
     """
 
     files: ClassVar = ("wandb", "wandb.json")

@@ -1,4 +1,4 @@
-"""Plugins: finding them, loading them, and asking them what they provide.
+"""Plugins: their discovery, loading and registration.
 
 A plugin is a distribution with an entry point in the group `hocket`, whose name is the plugin's word and
 which names a module with one function:

@@ -17,7 +17,7 @@ _RECIPES = Path(__file__).parent.parent / "strategy" / "recipes"
 
 @hookimpl
 def hocket_register(registry: Registrar) -> None:
-    """Register what hocket-core provides."""
+    """Register the components and recipes of hocket-core."""
     registry.collective("allreduce", "hocket.collective.allreduce:Allreduce")
     registry.collective("broadcast", "hocket.collective.rooted:Broadcast")
     registry.collective("gossip", "hocket.collective.gossip:Gossip")

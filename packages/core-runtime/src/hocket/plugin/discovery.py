@@ -145,14 +145,14 @@ def _tell_of_long_import(plugin: Plugin) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what an error of others' code says, as one line's part."""
+    """Return the text of an error in others' code, on one line."""
     if isinstance(error, SystemExit):
         return f"it ends the process, with sys.exit({'' if error.code is None else repr(error.code)})"
     return f"{type(error).__name__}: {error}"
 
 
 def _describe(entry: EntryPoint) -> Plugin:
-    """Return who provides a plugin; whose metadata cannot be read has its module's name."""
+    """Return the provider of a plugin; without readable metadata, its module's name."""
     try:
         if entry.dist is not None:
             return Plugin(entry.name, entry.dist.name or entry.value, entry.dist.version or "")
@@ -173,7 +173,7 @@ def _advice(word: str, words: list[str]) -> str:
 
 
 def _check_core(entry: EntryPoint, plugin: Plugin) -> None:
-    """Compare what the plugin's package requires of core with the running core."""
+    """Compare the version of core that the plugin's package requires with the running core."""
     running = _core_version()
     if entry.dist is None or not running:
         return

@@ -1,4 +1,4 @@
-"""The registrar: what a plugin's hook receives, and through which it provides components, recipes and benchmarks."""
+"""The registrar, which a plugin's hook receives to provide components, recipes and benchmarks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RecipeFile:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark as it was registered: its name with the plugin's prefix, a module to run and what it compares."""
+    """A registered benchmark: its name with the plugin's prefix, a module to run, and a description."""
 
     name: str
     module: str
@@ -87,7 +87,7 @@ class Registrar:
         self._add(Kind.COLLECTIVE, name, component)
 
     def compressor(self, name: str, component: type | str) -> None:
-        """Provide a compressor: in what form values travel."""
+        """Provide a compressor: the form in which values travel."""
         self._add(Kind.COMPRESSOR, name, component)
 
     def scope(self, name: str, component: type | str) -> None:
@@ -95,7 +95,7 @@ class Registrar:
         self._add(Kind.SCOPE, name, component)
 
     def segmentation(self, name: str, component: type | str) -> None:
-        """Provide a segmentation: in what pieces a model is exchanged."""
+        """Provide a segmentation: the pieces in which a model is exchanged."""
         self._add(Kind.SEGMENTATION, name, component)
 
     def outer(self, name: str, component: type | str) -> None:
@@ -103,7 +103,7 @@ class Registrar:
         self._add(Kind.OUTER, name, component)
 
     def merge(self, name: str, component: type | str) -> None:
-        """Provide a merge: what becomes of parameters when what was sent has come."""
+        """Provide a merge: the way results enter the parameters."""
         self._add(Kind.MERGE, name, component)
 
     def samples(self, name: str, component: type | str) -> None:

@@ -148,7 +148,7 @@ class Registry(Registrar):
         self._manager.register(observer)
 
     def load_installed(self) -> None:
-        """Load all installed plugins but those that do not load, of which is warned, once."""
+        """Load all installed plugins; warn once of those that do not load."""
         for word in self.installed():
             try:
                 self.load(word)

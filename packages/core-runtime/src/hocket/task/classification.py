@@ -1,4 +1,4 @@
-"""Classification: what tasks with classes have in common, and those of images that one of Hocket's networks learns."""
+"""Classification: the base of tasks with classes, and of tasks of images for Hocket's networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hocket.loader`: a DataLoader whose ranks share the samples out.
+"""`hocket.loader`: a DataLoader that shares its samples out to the ranks.
 
 Which share it reads it learns from the session that reads it (`hocket.session.loader`), so that it can be made before
 `attach` and after; read without a session, from the launcher.

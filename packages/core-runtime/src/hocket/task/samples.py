@@ -17,7 +17,7 @@ __all__ = ["BatchedSamples", "Scaling", "TensorSamples", "batch_of"]
 
 
 class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Samples of which a list of indices gives a whole batch in one vectorised read.
+    """Samples that are read a whole batch at a time, by a list of indices.
 
     Attributes:
         lengths: how long each sample is, int64 [num_samples], where that differs and a batch is padded to its longest:
@@ -47,11 +47,11 @@ class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Pixels as a model wants them: float32 `(x - offset) / divisor`.
+    """A scaling of pixels for a model: float32 `(x - offset) / divisor`.
 
     Attributes:
-        offset: what becomes zero, in the units of the pixels.
-        divisor: what becomes one, in the units of the pixels; not zero.
+        offset: the value that becomes zero, in the units of the pixels.
+        divisor: the difference that becomes one, in the units of the pixels; not zero.
     """
 
     offset: float

@@ -1,4 +1,4 @@
-"""Each rank's share of the samples: n ranks of batch b see what one of batch n * b sees.
+"""Each rank's share of the samples: n ranks of batch b read those of a rank of batch nb.
 
 Symbols: n ranks (`size`), r a rank, b samples per rank and batch (`batch_size`), N samples (`num_samples`).
 Each epoch has one global order; the global batch k is its samples k * n * b to (k + 1) * n * b, and each rank

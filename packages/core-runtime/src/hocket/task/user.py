@@ -68,7 +68,7 @@ def complete_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a user's task, with those given and the others' defaults; it is not made.
 
     Args:
-        name: as for `load_user_task`; what is no dataclass has no fields but those given.
+        name: as for `load_user_task`; a task that is no dataclass has the given fields alone.
         fields: values by name.
 
     Raises:
@@ -86,7 +86,7 @@ def complete_fields(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_user_object(name: str, key: str) -> Any:
-    """Import a module, looked for in the current directory first, and return what "module:attribute" names.
+    """Import a module, looked for in the current directory first, and return the object "module:attribute".
 
     Args:
         name: "module:attribute".
@@ -109,10 +109,10 @@ def load_user_object(name: str, key: str) -> Any:
 
 
 def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
-    """Return what a user's function gives, called without arguments.
+    """Return the result of a user's function, called without arguments.
 
     Args:
-        function: the user's.
+        function: the user's function.
         name, key: as for `load_user_object`.
 
     Raises:
@@ -207,7 +207,7 @@ def _describe(value: object) -> str:
 
 
 def _locate(error: BaseException) -> str:
-    """Return what went wrong and where: the innermost line outside of installed packages, if there is one."""
+    """Return an error's text with its place: the innermost line outside of installed packages, if any."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)[1:]  # without the line of this module that called

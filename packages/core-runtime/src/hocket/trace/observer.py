@@ -17,11 +17,11 @@ class ExchangeEvent:
     """One exchange of one segment in one round, on this rank.
 
     Attributes:
-        name: the segment's, for instance `gradients.0[3]`.
+        name: the segment's name, for instance `gradients.0[3]`.
         round: the exchange's own counter, from 0.
-        num_bytes: what this rank sends, as the collective's algorithm counts it.
-        start_s: when it was started, on the peer's clock.
-        end_s: when the training thread knew that it was over; None while it is under way.
+        num_bytes: the bytes that this rank sends, as the collective's algorithm counts them.
+        start_s: the time of its start, in seconds on the peer's clock.
+        end_s: the time at which the training thread knew that it was over; None while it is under way.
     """
 
     name: str
@@ -32,20 +32,20 @@ class ExchangeEvent:
 
 
 class Observer:
-    """Receives what a session does, on the training thread; subclasses override what they want to know.
+    """A receiver of a session's events, on the training thread; subclasses override methods as they need.
 
     An observer belongs to one session on one rank. It changes nothing, and raises only to end the training. All
     times are seconds on the clock of the session's peer.
     """
 
     def join(self, peer: Peer) -> Peer:
-        """Return what the session communicates through; collective.
+        """Return the peer through which the session communicates; collective.
 
         Args:
             peer: this rank's endpoint.
 
         Returns:
-            `peer`, or one that holds it, as a trace's does, which records what passes.
+            `peer`, or a peer that holds it, as a trace's does to record all messages.
         """
         return peer
 
@@ -59,11 +59,11 @@ class Observer:
         """An exchange could not be started or did not come to its end; `error` is raised next."""
 
     def waited(self, exchange: ExchangeEvent, start_s: float, end_s: float) -> None:
-        """The training thread waited for an exchange that was under way: time that nothing hid.
+        """The training thread waited for an exchange under way: time that nothing hid.
 
         Args:
-            exchange: what it waited for.
-            start_s, end_s: of the wait, in seconds on the clock of the session's peer.
+            exchange: the exchange that it waited for.
+            start_s, end_s: begin and end of the wait, in seconds on the clock of the session's peer.
         """
 
     def phase(self, name: str, start_s: float) -> None:

@@ -202,9 +202,9 @@ class AlignedSpan:
     """A span on the common clock.
 
     Attributes:
-        span: as it was recorded.
-        rank: whose.
-        start_ns, end_ns: since the trace's first moment.
+        span: the recorded span.
+        rank: the rank of the recording.
+        start_ns, end_ns: nanoseconds since the trace's first moment.
     """
 
     span: Span

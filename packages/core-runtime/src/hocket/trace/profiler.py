@@ -12,7 +12,7 @@ _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 def profiled(what: str, name: str) -> AbstractContextManager[object]:
-    """Return a context that is a range `hocket: what name` while a profiler runs; 0.1 us where none does."""
+    """Return a context that is a range `hocket: what name` while a profiler runs; 0.1 us if none does."""
     # A range that nobody records would take 5 us.
     if not profiler._is_profiler_enabled:
         return _NOTHING

@@ -132,7 +132,7 @@ class Recorder:
         self._write_json({"local_s": reading.local_s, "offset_s": reading.offset_s})
 
     def close(self) -> None:
-        """Write no more: what is noted later is lost."""
+        """Stop writing: later notes are lost."""
         self._file.close()
 
     def _write_json(self, line: Any) -> None:
@@ -145,7 +145,7 @@ _CHUNK_BYTES = 1 << 20
 class MappedFile:
     """A file that is mapped into memory; any thread may append.
 
-    What was appended is in the file also if the process is killed, followed by zeros. Space is reserved before it is
+    Appended data is in the file, followed by zeros, even if the process is killed. Space is reserved before it is
     used: a full disk is an error, and not a SIGBUS.
     """
 
@@ -167,7 +167,7 @@ class MappedFile:
             raise
 
     def append(self, data: bytes) -> None:
-        """Write `data` behind what is there, or nothing if the file is closed; half a microsecond.
+        """Append `data`, or nothing if the file is closed; takes half a microsecond.
 
         Raises:
             WriteError: the disk is full.
@@ -185,7 +185,7 @@ class MappedFile:
             self._used = end
 
     def close(self) -> None:
-        """Cut off what was reserved and not used, and give the file back."""
+        """Cut off the unused space, and close the file."""
         with self._lock:
             if not self._map.closed:
                 self._map.close()
@@ -198,10 +198,10 @@ class Span:
     """A span of time on one rank.
 
     Attributes:
-        kind, name, round, num_bytes, sender, receiver: as it began.
-        start_s, end_s: on the rank's own clock; it ends with the recording where it is not `ended`.
-        ended: whether its end was written down.
-        error: what went wrong, or None.
+        kind, name, round, num_bytes, sender, receiver: the arguments of `Recorder.begin`.
+        start_s, end_s: seconds on the rank's own clock; a span that is not `ended` ends with the recording.
+        ended: True if its end was recorded.
+        error: the error that ended it, or None.
     """
 
     kind: Kind

@@ -24,7 +24,7 @@ __all__ = ["Trace", "merge_left"]
 
 
 class Trace(Observer):
-    """Writes what one session does, on all ranks, as one trace for https://ui.perfetto.dev.
+    """A trace of one session on all ranks, in one file, for https://ui.perfetto.dev.
 
     It shows the steps with their phases and exposed waits, every exchange, and every message of the transport, on
     one clock, each send joined to its receive. While the session goes on, each rank writes a recording into a folder
@@ -54,7 +54,7 @@ class Trace(Observer):
         self._peer: Peer | None = None
 
     def join(self, peer: Peer) -> Peer:
-        """Begin the recording, and return a peer that notes what goes through it; collective.
+        """Begin the recording, and return a peer that records its messages; collective.
 
         Raises:
             HocketError: this trace belongs to another session.

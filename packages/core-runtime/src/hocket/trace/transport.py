@@ -17,12 +17,12 @@ __all__ = ["TracedPeer"]
 
 
 class TracedRequest(WrapperRequest):
-    """Notes when this rank saw the end of an operation, and when it waited for it.
+    """A request that records the end of an operation, as this rank saw it, and the waits for it.
 
     Args:
-        held: of the transport.
-        recorder: this rank's.
-        span: the operation's.
+        held: the transport's request.
+        recorder: this rank's recorder.
+        span: the number of the operation's span.
         what: the operation and its lane, for waits.
     """
 
@@ -74,11 +74,11 @@ class TracedRequest(WrapperRequest):
 
 
 class TracedLane(WrapperLane):
-    """Notes what is sent, received and combined.
+    """A lane that records the operations of another one.
 
     Args:
-        held: of the transport.
-        recorder: this rank's.
+        held: the transport's lane.
+        recorder: this rank's recorder.
         ranks: the lane's, numbered as in the recording.
         key: the lane's name, the same on its ranks and that of no other lane of theirs.
         ordered: whether an exchange with neighbours is one operation, as on devices, and not its messages.
@@ -139,11 +139,11 @@ class TracedLane(WrapperLane):
 
 
 class TracedPeer(WrapperPeer):
-    """Notes what goes through its lanes, and its own gatherings.
+    """A peer that records the operations of its lanes, and its own gatherings.
 
     Args:
-        held: of the transport.
-        recorder: this rank's.
+        held: the transport's peer.
+        recorder: this rank's recorder.
         ranks: the peer's, numbered as in the recording; all of them where None.
         opened: how many lanes of each name were opened, in this peer and its groups together.
     """

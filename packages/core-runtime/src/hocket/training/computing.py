@@ -60,7 +60,7 @@ class Computing:
             self.end()
 
     def end(self) -> None:
-        """Let pass what is left of the batch's seconds, as of layers that it did not reach."""
+        """Let the rest of the batch's seconds pass, as for layers that it did not reach."""
         self._pass(self._left_s)
 
     def _forward_of(self, module: nn.Module, numel: int) -> Callable[..., None]:

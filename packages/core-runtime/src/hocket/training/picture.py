@@ -1,4 +1,4 @@
-"""The picture of a run: loss and metrics, and what its strategy is about: bytes, waits and the replicas' distance."""
+"""The picture of a run: loss, metrics, bytes, waits and the replicas' distance."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draw(metrics: Path, picture: Path, title: str) -> bool:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, Callable[[Axes], None]]:
-    """Return what fills each panel, by its label; panels that would be empty are left out."""
+    """Return the content of each panel, by its label; empty panels are left out."""
     panels: dict[str, Callable[[Axes], None]] = {"loss": lambda axes: _draw_losses(axes, rows)}
     for name in metric_names(rows)[1:]:
         found = points(rows, name)

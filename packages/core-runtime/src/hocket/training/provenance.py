@@ -129,7 +129,7 @@ def keep_user_modules(config: Mapping[str, Any], folder: Path, *, resumed: bool 
 
 
 def _in_the_way(target: Path, module: Path, own: Collection[Path]) -> bool:
-    """Return whether a file that is no copy of a module, of this or an earlier run, stands at its path."""
+    """Return whether something else than a copy of the module, of this or an earlier run, is at its path."""
     if target in own or not os.path.lexists(target):
         folder = next((each for each in target.parents if os.path.lexists(each)), target.parent)
         return not folder.is_dir()

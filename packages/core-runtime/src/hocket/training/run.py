@@ -138,7 +138,7 @@ def build_task(run: RunConfig, registry: Registry | None = None) -> Task:
 
 
 def _of_user(ask: Callable[[str, Mapping[str, Any]], Any], task: Reference) -> Any:
-    """Ask something of a user's task; what is wrong with it is said with its source."""
+    """Call something of a user's task; an error in it names its source."""
     try:
         return ask(task.name, task.arguments)
     except ConfigError as error:

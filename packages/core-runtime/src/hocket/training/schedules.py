@@ -18,14 +18,14 @@ __all__ = ["Schedules"]
 
 
 class Schedules:
-    """Each of a run's schedulers over each of its optimizers.
+    """The schedules of a run: each of its schedulers over each of its optimizers.
 
     Args:
         references: the run's schedulers.
-        optimizers: all that step the model.
+        optimizers: all optimizers that step the model.
 
     Raises:
-        ConfigError: as in `build_scheduler`, or one is to be stepped with what is no loss and no metric.
+        ConfigError: as in `build_scheduler`, or a scheduler's metric is neither a loss nor a metric.
     """
 
     def __init__(self, references: Sequence[Reference], optimizers: Sequence[Optimizer]) -> None:
@@ -46,10 +46,10 @@ class Schedules:
                 scheduler.step()
 
     def after_row(self, row: Mapping[str, Any]) -> None:
-        """Take note of a line of metrics, whose losses and metrics are the same on all ranks.
+        """Step schedulers by a row of metrics, whose losses and metrics are the same on all ranks.
 
         Raises:
-            ConfigError: it lacks what a scheduler is stepped with.
+            ConfigError: the row lacks a scheduler's metric.
         """
         known = [
             name for name in row if name == TRAIN_LOSS or (name.startswith(VALID) and is_number(row[name]))

@@ -14,14 +14,14 @@ __all__ = ["split"]
 
 
 def split(batch: Any, size: int) -> list[Any]:
-    """Return the samples of a batch in batches of `size`, the last with what is left; views, no copies.
+    """Return the samples of a batch in batches of `size`, the last with the rest, as views.
 
     Args:
         batch: any nesting of tuples, lists and dictionaries of tensors, each [samples, ...].
         size: 1 or more.
 
     Raises:
-        UserError: it holds what has not one row for each sample.
+        UserError: it holds a value without one row for each sample.
     """
     num = num_samples(batch)
     for leaf in tree_leaves(batch):

@@ -1,4 +1,4 @@
-"""Defers `import torch._dynamo`, which every step of an optimizer asks for, until something is compiled.
+"""A delay of `import torch._dynamo`, which every step of an optimizer asks for, until something is compiled.
 
 The import takes a rank one second of a core, as long as all of torch does besides, and what optimizers call of it
 (`graph_break`, `disable`) has no effect where nothing is compiled. Only processes that Hocket starts itself do this.

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["NOTHING", "Candidate", "find_candidates"]
 
-#: What the words of a recipe begin with that changes nothing in the mathematics.
+#: The beginning of a recipe's `changes` if it changes nothing in the mathematics.
 NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy that could be taken.
+    """A strategy to compare.
 
     Attributes:
-        name: a recipe's, with what of it is changed; or the file's.
-        run: with all that was asked for.
-        strategy: that of the last phase that the run reaches.
-        recipe: the recipe whose words and test are of this strategy; None where nobody has measured it.
-        base: the recipe that it changes, where it has no other.
-        override: what has to be set for it to work here; empty for nothing.
-        start: the share of the run's steps before the last phase, by strategy; empty where the file does not say.
+        name: the recipe's name with its changed settings, or the file's name.
+        run: the run with all overrides and options.
+        strategy: the strategy of the last phase that the run reaches.
+        recipe: the recipe whose description and test hold for this strategy; None if it was never measured.
+        base: the recipe that it changes, if `recipe` is None.
+        override: the setting that it needs to work here; empty for none.
+        start: the strategies of earlier phases, each with its share of the run's steps; empty if the file has none.
     """
 
     name: str
@@ -50,39 +50,39 @@ class Candidate:
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether a step gives the mean of all gradients, as it is known."""
+        """True if a step is known to give the mean of all gradients."""
         return self.recipe is not None and self.recipe.changes.startswith(NOTHING)
 
     @property
     def test(self) -> str:
-        """What says how accurate it is; empty where nothing does."""
+        """The test that measured its accuracy; empty if there is none."""
         return self.recipe.measured_on if self.recipe is not None else ""
 
     @property
     def synchronous_fraction(self) -> float:
-        """Of the steps of that test, how many were a plain allreduce's."""
+        """The share of that test's steps that were a plain allreduce's, 0 to 1."""
         return self.recipe.synchronous_fraction if self.recipe is not None else 0.0
 
     @property
     def has_start(self) -> bool:
-        """Whether its run, or that of the test, begins with another strategy."""
+        """True if its run, or the run of the test, begins with another strategy."""
         return bool(self.start or self.synchronous_fraction)
 
     @property
     def strategies(self) -> dict[str, Strategy]:
-        """Its own by its name, and those of its start by theirs."""
+        """The candidate's strategy and those of its start, by name."""
         start = {self.of_start(place): each for place, (_, each) in enumerate(self.start)}
         return {self.name: self.strategy, **start}
 
     def of_start(self, place: int) -> str:
-        """Return what the strategy at a place of its start is called."""
+        """Return the name of the strategy at a place of its start."""
         return f"{self.name}: start {place}"
 
 
 def find_candidates(
     asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
 ) -> tuple[list[Candidate], list[tuple[str, str]]]:
-    """Return the strategies that could be taken, and those that are left out, with the reason."""
+    """Return the strategies to compare, and the names of those left out with the reasons."""
     found: list[Candidate] = []
     refused = []
     registry.load_installed()
@@ -91,7 +91,7 @@ def find_candidates(
         name = recipe.name
         try:
             run = load_run(based_on_asked(asked, name, registry), asked.of_run, registry=registry)
-            if asked.target is not None:  # as they stand, to tell which of them it is
+            if asked.target is not None:  # without overrides, to find the one that the target is
                 recipes.append(load_run(name, registry=registry))
             if run.engine != base.engine:
                 continue
@@ -100,7 +100,9 @@ def find_candidates(
             candidate = Candidate(name, _here(run, asked, base), run.strategy, recipe=run)
             candidate = _checked(candidate, placement, model)
             if idle := _without_ranks(candidate.strategy, placement):
-                refused.append((name, f"no two ranks meet in {idle}: without that it is a simpler strategy"))
+                refused.append(
+                    (name, f"no two ranks take part in {idle}, without which it is a simpler strategy")
+                )
                 continue
             found.append(candidate)
         except HocketError as error:
@@ -116,10 +118,10 @@ def find_candidates(
 
 
 def _own(asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[RunConfig]) -> Candidate | None:
-    """Return the strategy of what the user names; None where that exchanges nothing.
+    """Return the strategy of the user's target, or None if it exchanges nothing.
 
     Raises:
-        ConfigError: it is malformed.
+        ConfigError: the target is malformed.
     """
     assert asked.target is not None
     run = load_run(file_or_recipe(asked.target, registry), asked.overrides, registry=registry)
@@ -152,7 +154,7 @@ def _own(asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[Ru
 
 
 def _is_measured(recipe: RunConfig, strategy: Strategy, run: RunConfig) -> bool:
-    """Return whether a recipe's words are of this strategy; its accuracy, of such an optimizer."""
+    """Return whether a recipe's description and accuracy hold for this strategy and optimizer."""
     from hocket.strategy.compose import compose
 
     exact = recipe.changes.startswith(NOTHING)
@@ -162,7 +164,7 @@ def _is_measured(recipe: RunConfig, strategy: Strategy, run: RunConfig) -> bool:
 
 
 def _is_kin(recipe: RunConfig, strategy: Strategy) -> bool:
-    """Return whether a strategy has a recipe's exchanges, whatever their settings."""
+    """Return whether a strategy has a recipe's exchanges, with any settings."""
     parts = [
         [
             (each.slot, type(each.collective), type(each.compressor), type(each.outer))
@@ -180,10 +182,10 @@ def _here(run: RunConfig, asked: Asked, base: RunConfig) -> RunConfig:
 
 
 def _checked(candidate: Candidate, placement: Placement, model: nn.Module) -> Candidate:
-    """Return a candidate that is possible here, if need be with an override.
+    """Return a candidate that works here, if need be with an override.
 
     Raises:
-        HocketError: it is not; says why.
+        HocketError: the candidate does not work here; gives the reason.
     """
     from hocket.cli.checking import check_run
     from hocket.plan.plan import plan
@@ -211,7 +213,7 @@ def _checked(candidate: Candidate, placement: Placement, model: nn.Module) -> Ca
 
 
 def _without_ranks(strategy: Strategy, placement: Placement) -> str:
-    """Return the exchanges that do not take place among these ranks, such as those within hosts of one rank."""
+    """Return the exchanges that have no two ranks here, such as those within hosts of one rank."""
     return ", ".join(
         each.name
         for each in strategy.exchanges
@@ -220,6 +222,6 @@ def _without_ranks(strategy: Strategy, placement: Placement) -> str:
 
 
 def _last_key(override: str) -> str:
-    """Return an override without what leads to its last key."""
+    """Return an override without the path to its last key."""
     path, _, value = override.partition("=")
     return f"{path.rpartition('.')[2]}={value}"

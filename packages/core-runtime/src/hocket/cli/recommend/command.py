@@ -1,4 +1,4 @@
-"""`hocket recommend`: strategies ranked by what a step is predicted to take; no rank is started."""
+"""`hocket recommend`: strategies ranked by predicted step time; no rank is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def recommend_command(asked: Asked) -> None:
     """Carry out `hocket recommend`.
 
     Raises:
-        UserError: whatever is wrong with what was asked for.
+        UserError: a wrong argument or option.
     """
     registry = default_registry()
     if asked.of_strategy and asked.target is None:

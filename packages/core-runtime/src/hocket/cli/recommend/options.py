@@ -1,4 +1,4 @@
-"""What `hocket recommend` is told on the command line."""
+"""The arguments and options of `hocket recommend`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hocket.quantities import bits_per_second, read, seconds
 
 __all__ = ["Asked", "network_options", "network_overrides", "recommend_options"]
 
-#: A latency without a unit that is longer is one in ms or us, more likely.
+#: A latency without a unit above this many seconds was more likely meant in ms or us.
 _LONGEST_LATENCY_S = 1.0
 _STRATEGY_KEYS = (*SLOTS, "strategy", "phases", "recipe")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user says of what is to be trained, and where.
+    """The model, hosts and network that `hocket recommend` is asked about.
 
     Attributes:
         target: a recipe, or a run's file or folder; None for the defaults.
-        overrides: of the run's file.
-        params: how many parameters the model has, such as 25M; None where a task or `model` says.
-        model: `module:function` that returns it.
-        hosts: where ranks are, as `parse_hosts` reads it; None for what the run says, on hosts of their own.
-        bandwidth, latency: of a host's link, such as 1gbit and 50us.
-        step: how long a step computes, such as 200ms.
-        late: `1x300ms`: so many ranks, others in each step, are late by so much, with `@10%` in a tenth of the steps;
-            or a mapping of `delays`.
-        optimizer: by name.
-        measure: whether to measure what this machine computes.
-        all: whether to rank recipes, too, whose accuracy nobody has measured.
+        overrides: the overrides of the run's file.
+        params: the number of the model's parameters, such as 25M; None if a task or `model` gives the model.
+        model: `module:function` that returns the model.
+        hosts: the ranks' hosts, as `parse_hosts` reads them; None for one host for each of the run's ranks.
+        bandwidth, latency: those of a host's link, such as 1gbit and 50us.
+        step: the time that a step computes, such as 200ms.
+        late: late ranks: `1x300ms` for one rank, another in each step, late by 300 ms; with `@10%` in a tenth of the
+            steps; or a mapping of `delays`.
+        optimizer: the optimizer's name.
+        measure: measure this machine's computing.
+        all: rank recipes of unmeasured accuracy, too.
     """
 
     target: str | None
@@ -54,13 +54,13 @@ class Asked:
 
     @property
     def names_task(self) -> bool:
-        """Whether a run, or an override, says what is trained."""
+        """True if a run or an override names the task."""
         is_run = self.target is not None and os.path.exists(self.target)
         return is_run or any(each.startswith("task") for each in self.overrides)
 
     @property
     def of_strategy(self) -> tuple[str, ...]:
-        """The overrides that change a strategy, and are of one row alone."""
+        """The overrides that change a strategy, and concern one row alone."""
         return tuple(each for each in self.overrides if parse_override(each).keys[0] in _STRATEGY_KEYS)
 
     @property
@@ -70,7 +70,7 @@ class Asked:
 
 
 def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say of the model's size and the network, handed to it by their names."""
+    """Add the options for the model's size and the network to a command."""
     for option in reversed(_NETWORK_OPTIONS):
         command = option(command)
     return command
@@ -80,7 +80,7 @@ def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
     """Return `--bandwidth` and `--latency` as overrides of a run's file.
 
     Raises:
-        UserError: one is none; says which, and what to write.
+        UserError: an option has a wrong value; names it and says what to write.
     """
     overrides = []
     if bandwidth is not None:
@@ -92,40 +92,50 @@ def network_overrides(bandwidth: str | None, latency: str | None) -> list[str]:
 
 
 _NETWORK_OPTIONS = (
-    click.option("--params", metavar="25M", help="How many parameters the model has, in place of a task's."),
-    click.option("--bandwidth", metavar="1gbit", help="Of each host's link; default: the run's, 10gbit."),
-    click.option("--latency", metavar="50us", help="Of a message; default: the run's, 20us."),
+    click.option(
+        "--params", metavar="25M", help="Number of the model's parameters, in place of a task's model."
+    ),
+    click.option(
+        "--bandwidth", metavar="1gbit", help="Bandwidth of each host's link; default: the run's, 10gbit."
+    ),
+    click.option("--latency", metavar="50us", help="Latency of a message; default: the run's, 20us."),
 )
 
 _OPTIONS = (
     click.argument("words", nargs=-1, metavar="[RECIPE|FILE.yaml|RUN] [KEY=VALUE]..."),
     *_NETWORK_OPTIONS,
-    click.option("--model", metavar="MODULE:FUNCTION", help="What returns the model, in place of --params."),
-    click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="On which hosts the ranks are."),
+    click.option(
+        "--model", metavar="MODULE:FUNCTION", help="Function that returns the model, in place of --params."
+    ),
+    click.option("--hosts", metavar="a:8,b:8|4x8|FILE", help="Hosts of the ranks."),
     click.option("-n", "-np", "--np", "ranks", hidden=True),
-    click.option("--step", metavar="200ms", help="How long a step computes."),
+    click.option("--step", metavar="200ms", help="Time that a step computes."),
     click.option(
         "--late",
         metavar="1x300ms[@10%]",
-        help="So many ranks, others in each step (or in 10 % of them), are late by so much; or delays.",
+        help="Late ranks: 1 rank, drawn anew in each step (or in 10 % of them), by 300 ms; or delays.",
     ),
-    click.option("--optimizer", metavar="NAME", help="For all of them; default: each recipe's own."),
     click.option(
-        "--measure", is_flag=True, help="Take this machine's time for compressing, and for a task's step."
+        "--optimizer", metavar="NAME", help="Optimizer of all strategies; default: each recipe's own."
     ),
-    click.option("--all", is_flag=True, help="Recipes, too, whose accuracy has not been measured."),
+    click.option(
+        "--measure",
+        is_flag=True,
+        help="Measure the time of compressing, and of a task's step, on this machine.",
+    ),
+    click.option("--all", is_flag=True, help="Include recipes whose accuracy has not been measured."),
 )
 
 
 def recommend_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options, handed to it as `asked`, an Asked."""
+    """Add these options to a command, which gets them as one argument, `asked`."""
 
     @wraps(command)
     def with_options(words: tuple[str, ...], ranks: str | None, **given: Any) -> Any:
         if ranks is not None:
             raise click.UsageError(
-                f"-n: on which hosts the ranks are is what counts here: --hosts {ranks}x1 for {ranks} hosts of one "
-                f"rank, --hosts 1x{ranks} for one host"
+                f"-n: name the ranks' hosts instead: --hosts {ranks}x1 for {ranks} hosts of one rank, --hosts "
+                f"1x{ranks} for one host"
             )
         targets = [word for word in words if "=" not in word or os.path.exists(word)]
         if len(targets) > 1:

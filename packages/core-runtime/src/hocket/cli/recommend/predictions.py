@@ -1,4 +1,4 @@
-"""What strategies are predicted to take: here, on other networks, and among other numbers of hosts."""
+"""Predictions for strategies: here, on other networks, and among other numbers of hosts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["SYNCHRONOUS", "Predictions"]
 
-#: The recipe of the steps with which runs began whose accuracy was measured.
+#: The recipe of the first steps in runs whose accuracy was measured.
 SYNCHRONOUS = "sgd"
 
 
 class Predictions:
-    """What candidates are predicted to take, in this situation and in others; each is found once.
+    """The predictions for candidates, in this situation and in others; each is computed once.
 
     Args:
-        candidates: by name.
-        model: with as many parameters as it has.
-        base: of which the network is that of all.
+        candidates: the strategies to compare.
+        model: a model with as many parameters as the user's.
+        base: the run whose network and seed count for all.
         step_s: seconds that a step computes.
-        delays: of late ranks.
-        packing: seconds of a step that compressors compute, by strategy; empty where that is not measured.
+        delays: the delays of late ranks; None for none.
+        packing: seconds of a step that compressors compute, by strategy; empty if not measured.
     """
 
     def __init__(
@@ -55,14 +55,17 @@ class Predictions:
         self._held_up: dict[tuple[str, Placement], float] = {}
 
     def of(self, name: str, where: Placement, bandwidth: float) -> Prediction | None:
-        """Return it for links of so many bits a second; None for ranks among which the candidate is not possible."""
+        """Return the prediction for links of `bandwidth` bits per second, or None if the ranks cannot use it."""
         key = (name, where, bandwidth)
         if key not in self._found:
             self._found[key] = self._predict(*key)
         return self._found[key]
 
     def as_tested(self, name: str, where: Placement, bandwidth: float) -> float | None:
-        """Return the seconds of a step on average, begun as the file says, or as where accuracy was measured."""
+        """Return a run's mean seconds per step, with the first steps of its file or of the accuracy's test.
+
+        None if the ranks cannot use one of the strategies.
+        """
         candidate = self.candidates[name]
         begun = [(fraction, candidate.of_start(place)) for place, (fraction, _) in enumerate(candidate.start)]
         if not begun and candidate.synchronous_fraction:
@@ -79,7 +82,7 @@ class Predictions:
         return average
 
     def is_level(self, name: str, where: Placement, bandwidth: float) -> bool:
-        """Return whether plain allreduce takes as long as a candidate, or hardly longer."""
+        """Return whether plain allreduce takes at most `CLOSE` times as long as a candidate."""
         plain, other = (self.as_tested(each, where, bandwidth) for each in (PLAIN, name))
         return plain is not None and other is not None and plain <= CLOSE * other
 
@@ -95,7 +98,7 @@ class Predictions:
         return predict(costs, self._step_s, held_up_s, self._packing.get(name, 0.0))
 
     def _held_up_seconds(self, name: str, where: Placement, costs: Plan) -> float:
-        """Return it from where it was found with another bandwidth, of which it knows nothing."""
+        """Return a step's seconds lost to late ranks; independent of bandwidth, so cached across bandwidths."""
         from hocket.plan.lateness import held_up_seconds
 
         if self._delays is None:

@@ -1,4 +1,4 @@
-"""How predictions are told: a table, what each strategy costs, and what was assumed."""
+"""The output of `hocket recommend`: a table, the costs of each strategy, and the assumptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hocket.cli.planning import MATRICES, title
+from hocket.cli.planning import ASSUMED_OVERLAP, MATRICES, title
 from hocket.cli.recommend.candidates import NOTHING, Candidate
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["absent", "assumptions", "say", "show_costs", "show_head", "show_table_of"]
 
 _TEXT_WIDTH = 110
-#: The numbers of hosts that are looked at for what plain allreduce is good for.
+#: The numbers of hosts among which plain allreduce is compared.
 _HOSTS = tuple(2**power for power in range(1, 8))
 _MOST_RANKS = 128
 _UNKNOWN = "not measured"
@@ -40,7 +40,7 @@ def show_head(
     late = "" if delays is None else f"; late ranks: {title(delays)}"
     say(
         [
-            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s a host, latency "
+            f"{placement.size} ranks on {hosts} host{'s' * (hosts > 1)}, {speed / 1e9:.3g} Gbit/s per host, latency "
             f"{format_seconds(base.network.latency_s)}; {planned.num_parameters:,} parameters, "
             f"{format_bytes(planned.model_bytes)}; a step computes {format_seconds(step_s)}{late}"
         ],
@@ -59,7 +59,7 @@ def show_table_of(
 ) -> list[Candidate]:
     """Print the table, and return its rows' candidates in its order."""
     times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
-    shown = sorted(  # plain allreduce before what takes as long to three digits, as on hosts of one rank
+    shown = sorted(  # plain allreduce before strategies of the same time in three digits
         predictions.candidates.values(),
         key=lambda each: (
             not each.loses_nothing,
@@ -115,7 +115,7 @@ def show_table_of(
 def _level(
     predictions: Predictions, name: str, where: Placement, bandwidth: float, hosts: Sequence[int]
 ) -> tuple[str, str]:
-    """Return from which bandwidth on, and up to how many hosts, plain allreduce is level with a candidate."""
+    """Return the bandwidth from which, and the hosts up to which, plain allreduce is level with a candidate."""
     from hocket.plan.utilisation import BANDWIDTHS
 
     if name == PLAIN:
@@ -131,7 +131,7 @@ def _level(
 
 
 def _tests(shown: Sequence[Candidate]) -> dict[str, str]:
-    """Return letters for the tests by which accuracy was measured, in the order of the table."""
+    """Return letters for the tests that measured accuracy, in the order of the table."""
     tests = dict.fromkeys(each.test for each in shown if each.test and not each.loses_nothing)
     return {test: chr(ord("a") + place) for place, test in enumerate(tests)}
 
@@ -145,7 +145,7 @@ def _fits(delays: Delays, ranks: int) -> bool:
 
 
 def show_costs(shown: Sequence[Candidate]) -> None:
-    print("What they change, and what that cost; figures of different tests cannot be compared.\n")
+    print("Changes, and what they cost in accuracy; figures of different tests cannot be compared.\n")
     groups = {
         f"{NOTHING}: the mean of all gradients": [each for each in shown if each.loses_nothing],
         **{
@@ -175,10 +175,10 @@ def _cost(each: Candidate) -> str:
 
 
 def absent(installed: Sequence[str]) -> list[str]:
-    """Return what packages with recipes are not installed, and what installs them."""
+    """Return a line on packages with recipes that are not installed, and the commands that install them."""
     absent = [f"hocket-{word}" for word in KNOWN_WORDS if word not in installed and word != TASKS]
     commands = "; ".join(how_to_install(package) for package in absent)
-    return [f"Recipes of {', '.join(absent)} are not here: {commands}"] if absent else []
+    return [f"Recipes of {', '.join(absent)} are not installed: {commands}"] if absent else []
 
 
 def assumptions(
@@ -187,18 +187,18 @@ def assumptions(
     margin = f"{100 * (CLOSE - 1):.0f} %"
     average = ", as tested where that is given" if any(each.has_start for each in shown) else ""
     lines = [
-        "Predicted, not measured: exchanges take what `hocket plan` says, one at a time; overlap backward hides, of "
-        "all segments but the last, what two thirds of a step can, overlap forward a third, and a delay so many "
-        "steps. A fast step is worth nothing by itself: compare what strategies reach in the same time (`hocket "
-        "sweep`, `hocket compare`).",
-        "Known error: against 4 hosts at 100 Mbit/s and 1 Gbit/s at most 1.3 times off, eager.solo 1.6; against 8 "
-        "ranks, which shared two cores, eager.solo 2.4, sgp 1.7 and redsync 1.4 (docs/choosing.md).",
-        f"Order: what changes nothing first, then what was measured, each by a step's time{average}.",
+        "Predicted, not measured: exchanges take the time that `hocket plan` shows, one at a time. "
+        f"{ASSUMED_OVERLAP} A fast step is worth nothing by itself: compare what strategies reach in the same time "
+        "(`hocket sweep`, `hocket compare`).",
+        "Known error: on 4 hosts at 100 Mbit/s and 1 Gbit/s at most a factor of 1.3, for eager.solo 1.6; on 8 ranks "
+        "that shared two cores 2.4 for eager.solo, 1.7 for sgp and 1.4 for redsync (docs/choosing.md).",
+        f"Order: strategies that change nothing, then those whose accuracy was measured; each by step time{average}.",
     ]
     if where.size > len(set(where.hosts)):
         lines.append(
-            "Several ranks on a host share its link: a collective passes it once, gossip with each message that "
-            f"leaves. Messages within a host take memory's {WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s."
+            "Several ranks on a host share its link: a collective crosses it once, gossip with each message that "
+            "leaves the host. Messages within a host pass through memory, at "
+            f"{WITHIN_A_HOST.bandwidth_bits_per_s / 1e9:.0f} Gbit/s."
         )
     if any(each.synchronous_fraction for each in shown):
         fractions = {each.test: each.synchronous_fraction for each in shown if each.synchronous_fraction}
@@ -206,33 +206,37 @@ def assumptions(
             f"{fractions[test]:.0%} in {of}" for test, of in _tests(shown).items() if test in fractions
         )
         lines.append(
-            f"As tested: accuracy was measured in runs that begin with steps of {SYNCHRONOUS}, {begun}; this is a step "
-            "of such a run on average. docs/choosing.md has the lines of a file that begins so."
+            f"As tested: accuracy was measured in runs that begin with {SYNCHRONOUS} steps ({begun}); this is the mean "
+            "step of such a run. docs/choosing.md has a file that begins so."
         )
     for each in shown:
         if each.start:
             share = sum(fraction for fraction, _ in each.start)
-            lines.append(f"As tested, {each.name}: a step on average, the {share:.0%} before it included.")
+            lines.append(
+                f"As tested, {each.name}: the mean step, with the {share:.0%} of steps before this phase."
+            )
         elif each.strategy != each.run.strategy and each.run.strategy.phases and each.run.steps is None:
-            lines.append(f"{each.name}: with steps=N its average over all phases is told, too.")
+            lines.append(f"{each.name}: give steps=N to see the mean step over all its phases.")
     lines += [
-        f"{PLAIN} is level: plain allreduce takes at most {margin} longer (than as tested, where that is given), from "
-        "this bandwidth of a host on, and up to so many such hosts with this network.",
-        "Memory: of buffers for what is sent and what comes back, and of what compressors and outer optimizers keep. "
-        "Parameters that are sent from where they lie need none.",
+        f"{PLAIN} is level: the bandwidth per host from which, and the number of such hosts on this network up to "
+        f"which, plain allreduce takes at most {margin} longer (than as tested, where that is given).",
+        "Memory: send and receive buffers, and the states of compressors and outer optimizers. Parameters that are "
+        "sent in place need none.",
     ]
     if asked.params is not None:
-        lines.append(f"The model is taken for {MATRICES} equal matrices: --model or task= says more.")
+        lines.append(
+            f"The model is assumed to be {MATRICES} equal matrices; --model or task= gives the real one."
+        )
     if not asked.measure:
         lines.append(
-            "Computing that compressors do is not counted: --measure takes its time on this machine."
+            "The time that compressors compute is not counted: --measure measures it on this machine."
         )
     if delays is not None:
         lines.append(
-            "Held up: by ranks that are late, one's own delays included; ranks with partial collectives do not wait."
+            "Held up: by late ranks, a rank's own delays included; ranks with partial collectives do not wait."
         )
     if not asked.all:
-        lines.append("--all ranks recipes, too, whose accuracy has not been measured.")
+        lines.append("--all includes recipes whose accuracy has not been measured.")
     return lines
 
 

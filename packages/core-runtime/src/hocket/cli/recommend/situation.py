@@ -1,4 +1,4 @@
-"""What a user asks `hocket recommend`: which model, on which hosts and network, and how long and late ranks compute."""
+"""The situation that `hocket recommend` is asked about: model, hosts, network, step time and late ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STEPS_MEASURED = 30
 
 
 def base_of(asked: Asked, registry: Registry) -> RunConfig:
-    """Read what is to be trained, with plain allreduce for a strategy."""
+    """Return the run to train, with plain allreduce as its strategy."""
     from hocket.cli.checking import check_run
 
     base = load_run(
@@ -64,17 +64,17 @@ def _of_options(asked: Asked) -> list[str]:
 
 
 def based_on_asked(asked: Asked, recipe: str, registry: Registry) -> Any:
-    """Return what was named with another recipe in place of its strategy."""
+    """Return the user's target with another recipe in place of its strategy."""
     return (
         recipe if asked.target is None else based_on(file_or_recipe(asked.target, registry), recipe, registry)
     )
 
 
 def file_or_recipe(target: str, registry: Registry) -> str:
-    """Return the run's file in a folder, or the file or the recipe that a word names.
+    """Return the file of the run in a folder, or else the file or recipe that a word names.
 
     Raises:
-        UserError: it names none.
+        UserError: the word names none of these.
     """
     path = Path(target)
     if os.path.isfile(path / CONFIG):
@@ -98,7 +98,7 @@ def placement_of(asked: Asked, base: RunConfig) -> Placement:
     elif base.ranks is not None:
         placement = Placement(tuple(range(base.ranks)))
     else:
-        raise UserError("--hosts is missing: on which hosts the ranks are, for instance 8x1: 8 hosts of 1")
+        raise UserError("--hosts is missing: name the ranks' hosts, such as 8x1 for 8 hosts of one rank")
     if placement.size < 2:
         raise UserError("--hosts: a single rank exchanges nothing: name two or more")
     return placement
@@ -108,7 +108,7 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
     from torch import nn
 
     if asked.params is not None and asked.model is not None:
-        raise UserError("--params and --model both say what the model is: leave one out")
+        raise UserError("--params and --model both give the model: leave one out")
     if asked.params is not None:
         return model_of_size(asked.params)
     if asked.model is not None:
@@ -119,7 +119,7 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
         return built
     if not asked.names_task:
         raise UserError(
-            "which model is missing: --params 25M, --model module:function, task=NAME, or a run's folder"
+            "the model is missing: give --params 25M, --model module:function, task=NAME, or a run's folder"
         )
     from hocket.cli.checking import check_run
 
@@ -127,7 +127,7 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
 
 
 def step_seconds(asked: Asked, base: RunConfig) -> float:
-    """Return how long a step computes: as told, as the run says, or measured."""
+    """Return the seconds that a step computes: of `--step`, of the run, or measured."""
     if asked.step is not None:
         step_s = read("--step", seconds, asked.step)
         if step_s == 0:
@@ -137,7 +137,7 @@ def step_seconds(asked: Asked, base: RunConfig) -> float:
         return base.compute.step_s
     if not (asked.measure and asked.names_task):
         raise UserError(
-            "--step is missing: how long a step computes, such as 200ms; with a task and --measure it is measured here"
+            "--step is missing: give the time that a step computes, such as 200ms; with a task, --measure measures it"
         )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
@@ -183,7 +183,7 @@ def delays_of(text: str) -> Delays:
     """Return the delays that a text such as 1x300ms@10%, or a mapping of `delays`, means.
 
     Raises:
-        UserError: it means none.
+        UserError: the text has neither form.
     """
     if text.lstrip().startswith("{"):
         delays = load_run("sgd", [f"delays={text}"]).delays
