@@ -101,7 +101,7 @@ def test_an_mpiexec_of_another_mpi_is_a_problem() -> None:
     finding = match(openmpi, "MPICH 5.0.2", "it")
     assert finding.verdict is Verdict.PROBLEM
     assert finding.text.startswith(
-        "it starts ranks that know nothing of each other, since mpi4py uses MPICH 5.0.2"
+        "it starts ranks that do not find each other, since mpi4py uses MPICH 5.0.2"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_plugin_that_does_not_load_is_a_problem() -> None:
     first, last = plugins(broken)
     assert first.verdict is Verdict.PROBLEM
     assert "plugin 'sloth' of package hocket_no_such_module does not load: ModuleNotFoundError" in first.text
-    assert first.text.endswith(": mend it, or uninstall it")  # nobody offers another version
+    assert first.text.endswith(": correct it, or uninstall it")  # nobody offers another version
     assert last == Finding.ok("plugins", "none installed (`hocket plugins` shows which there are)")
 
 

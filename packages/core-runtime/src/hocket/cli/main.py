@@ -103,7 +103,8 @@ def run(
 ) -> None:
     """Train a task, configured by a recipe's name or a YAML file.
 
-    Without a launcher this starts its own ranks; under mpiexec, torchrun or srun it joins theirs.
+    Without a launcher this starts its own ranks; under mpiexec, torchrun or srun it joins theirs. `hocket plugins`
+    lists the recipes and tasks.
 
     \b
     hocket run sgd -n 4
@@ -139,9 +140,10 @@ def launch(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Start your own script on several ranks, as `hocket run` starts its own.
+    """Start your own script on several ranks.
 
-    The ranks share the cores and outlive one that dies. A failed job ends with one line that says why.
+    As with `hocket run`, the ranks share the cores and outlive one that dies. A failed job ends with one line that says
+    why.
 
     \b
     hocket launch -n 4 train.py --lr 0.1
@@ -225,7 +227,9 @@ def plan(
     compare: tuple[str, ...],
     picture: Path,
 ) -> None:
-    """Show a strategy's exchanges: bytes per rank, memory, predicted time; of several strategies, a row each.
+    """Show a strategy's exchanges and what they cost.
+
+    The cost is bytes per rank, memory and predicted time. Of several strategies each gets a row.
 
     \b
     hocket plan agd -n 8
@@ -262,9 +266,10 @@ def plan(
 @cli.command()
 @recommend_options
 def recommend(asked: Asked) -> None:
-    """Rank strategies by predicted step time, with what each changes and what that cost in accuracy.
+    """Rank strategies by predicted step time.
 
-    A strategy of your own (a file, a run, or a recipe with other settings) becomes one of the rows.
+    Below the table stands what each strategy changes, and what that cost in accuracy. A strategy of your own (a file, a
+    run, or a recipe with other settings) becomes one of the rows.
 
     \b
     hocket recommend --params 25M --hosts 8x1 --bandwidth 1gbit --step 100ms
@@ -298,10 +303,11 @@ def recommend(asked: Asked) -> None:
 def compare(
     runs: tuple[Path, ...], metrics: tuple[str, ...], targets: tuple[str, ...], out: Path | None
 ) -> None:
-    """Compare runs: metrics, time, bytes, waiting; runs that differ only by their seeds share a row.
+    """Compare runs by metrics, time, bytes and waiting.
 
-    A row's numbers are mean ± standard deviation (n - 1) over its seeds. A second table shows the differences from the
-    first row, seed by seed, with 95 % confidence intervals. RUN is a run's folder, or a folder of runs.
+    Runs that differ only by their seeds share a row. A row's numbers are mean ± standard deviation (n - 1) over its
+    seeds. A second table shows the differences from the first row, seed by seed, with 95 % confidence intervals. RUN is
+    a run's folder, or a folder of runs.
 
     \b
     hocket compare runs/sgd runs/agd --target accuracy=0.95
@@ -336,7 +342,7 @@ def sweep(
     out: Path | None,
     jobs: int,
 ) -> None:
-    """Run every combination of the values given, and compare the runs.
+    """Run all combinations of values, and compare the runs.
 
     Commas separate values. `strategy` takes recipes' names and files, each followed by overrides of its own. The same
     command again carries out the runs that have not ended, from their newest checkpoints if they have any.
@@ -359,7 +365,9 @@ def sweep(
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 def bench(name: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a paper's microbenchmark against the standard alternative; without a name, list them.
+    """Run a paper's microbenchmark against the standard choice.
+
+    Without a name, list the benchmarks.
 
     \b
     hocket bench
@@ -384,7 +392,9 @@ def new() -> None:
     help="Folder in which to create hocket-NAME; default: this one.",
 )
 def new_plugin(name: str, into: Path) -> None:
-    """Create a package with a topology, a compressor, a collective, recipes, and tests that pass.
+    """Create a plugin's package, with tests that pass.
+
+    It has a topology, a compressor, a collective, and a recipe for each.
 
     \b
     hocket new plugin mine
@@ -404,7 +414,10 @@ def plugins() -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Check this machine's setup and report problems; exit with status 1 if there are any."""
+    """Check this machine's setup and report problems.
+
+    The exit status is 1 if there are any.
+    """
     from hocket.cli.doctor import doctor_command
 
     sys.exit(doctor_command())
