@@ -206,9 +206,7 @@ def test_an_error_in_what_is_saved_is_everybodys(tmp_path: Path) -> None:
 def test_names_that_were_saved(tmp_path: Path) -> None:
     _, session = attached()
     session.save(tmp_path, ema=model_of())
-    with pytest.raises(
-        CheckpointError, match=r"beside model and optimizer, ema; session.load was given nothing$"
-    ):
+    with pytest.raises(CheckpointError, match=r"beside model and optimizer, ema; session.load got nothing$"):
         session.load(tmp_path)
     with pytest.raises(CheckpointError, match=r"more/ema: Odd does not take it: ValueError: no \{"):
         session.load(tmp_path, ema=Odd())

@@ -130,8 +130,8 @@ class TestAScript:
         ended = job.end()
         [message] = messages(ended.errors)
         assert message == (
-            "hocket: asked to end: within 2 s rank 1 did not hear of it: a signal to one rank is told to those that "
-            "reach its host; the last checkpoint stands; all ranks end"
+            "hocket: asked to end: within 2 s rank 1 did not receive the request: a signal to one rank reaches only "
+            "ranks that can reach its host; the last checkpoint stands; all ranks end"
         )
         assert ended.status == 143
         assert not (tmp_path / "saved").exists()

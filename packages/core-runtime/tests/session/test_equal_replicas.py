@@ -183,7 +183,7 @@ def test_an_optimizer_that_remembers_otherwise_is_named(caplog: pytest.LogCaptur
             assert session.consensus_distance() > 0
 
     on_ranks(2, run)
-    assert "optimizers remember different things" in caplog.text
+    assert "optimizers hold different state" in caplog.text
     assert '"torch.bfloat16 (7, 5)" on rank 1' in caplog.text
 
 

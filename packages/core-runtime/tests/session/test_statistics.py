@@ -177,7 +177,7 @@ def test_statistics_that_nothing_synchronises_are_warned_of(
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [(["vektor"], r"'vektor' is the name of none.*: vector, queue"), ("vector", "a list of names")],
+    [(["vektor"], r"'vektor' matches none.*: vector, queue"), ("vector", "a list of names")],
 )
 def test_names_of_no_statistic_are_refused(given: Any, told: str) -> None:
     model = Beside()

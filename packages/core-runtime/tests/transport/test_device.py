@@ -168,7 +168,7 @@ def test_what_is_not_carried_is_refused() -> None:
             assert len(said) == 3
             assert all("one: lanes on cpu carry no messages" in each for each in said)
         for compressed, ring, threaded, elsewhere, unknown in job.run(mistakes, ()):
-            assert "parameters.0: lanes='gloo' carries whole values" in compressed
+            assert "parameters.0: lanes='gloo' carries uncompressed values" in compressed
             assert "compressor bf16 packs messages in host memory" in compressed
             assert "allreduce sends messages of its own making" in ring
             assert "progress: thread begins" in threaded

@@ -246,7 +246,7 @@ class PipelineSession(TrainingSession):
 
     def settle(self) -> None:
         self.require("settle")
-        self.meet("session.settle")
+        self.begin_collective("session.settle")
         self._runner.drain()
         for session in self._sessions:
             session.settle_together()
@@ -354,7 +354,7 @@ class PipelineSession(TrainingSession):
         """Drain the pipeline and take the hooks off; collective. The model is whole on every rank afterwards."""
         if self.state in (SessionState.CLOSED, SessionState.BROKEN):
             return
-        self.heed_no_signal(together=True)
+        self.stop_saving_on_signal(together=True)
         self.settle()
         self.state = SessionState.CLOSED
         self._absent.close()
@@ -369,7 +369,7 @@ class PipelineSession(TrainingSession):
 
     def abandon(self) -> None:
         self.state = SessionState.BROKEN
-        self.heed_no_signal(together=False)
+        self.stop_saving_on_signal(together=False)
         self.note_counts(self.model)
         for session in self._sessions:
             session.abandon()

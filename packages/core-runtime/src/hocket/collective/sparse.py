@@ -72,9 +72,9 @@ class SparseAllreduce(Collective):
         algorithm: `gather` brings every message to everyone: bytes and decompression grow with the number of ranks,
             and dense messages are cheaper by allreduce from a few ranks on. `scalable` has ranks add up regions of the
             segment, and keep about as many elements of the sums as one message has: 2.5 messages' bytes among any
-            number of ranks. What a rank sent and nobody was given stays in its residual. `auto` takes for each segment
-            the one that the cost model predicts to be faster, with constants that ranks measure when a session opens;
-            another run or a resumed one may take the other. It gathers messages
+            number of ranks. Elements that a rank sent and that did not survive stay in its residual. `auto` takes for
+            each segment the one that the cost model predicts to be faster, with constants that ranks measure when a
+            session opens; another run or a resumed one may take the other. It gathers messages
             whose compressors do not say what they select. `-v` says which.
     """
 

@@ -1,10 +1,10 @@
-"""What compressors remember is an account: contributed = applied + remembered, whatever a loop does between steps.
+"""The account of compressors' states: contributed = applied + remembered, whatever a loop does between steps.
 
-A compressor's residual and velocity change when gradients are sent, long before an optimizer uses what came back. So
-until it has:
+A compressor's residual and velocity change when gradients are sent, long before an optimizer uses the result. So until
+it has:
 
-- Another backward adds to what the step's earlier ones have brought: it contributes its own gradients alone, whose
-  result is added to what `p.grad` holds, and its velocity goes on without a second momentum and weight decay.
+- Another backward adds to the step's earlier ones: it contributes its own gradients alone, whose result is added to
+`p.grad`, and its velocity goes on without a second momentum and weight decay.
 - Gradients that are dropped (`zero_grad`, or a step that is left out) are taken out of residuals and velocities again.
 - A parameter that has a gradient on no rank, as a frozen one, sends nothing of its residual, and keeps all of it.
 """
@@ -52,11 +52,11 @@ class Account:
 
     Args:
         segments: each segment's way through the slot's exchanges.
-        rank: this one, for what is told.
+        rank: this rank, for warnings.
 
     Attributes:
         unstepped: the parameters whose gradients have been exchanged since an optimizer has stepped them.
-        rounds: how many rounds there were since an optimizer has stepped.
+        rounds: number of rounds since an optimizer has stepped.
     """
 
     def __init__(self, segments: Sequence[SegmentState], rank: int) -> None:
@@ -77,11 +77,11 @@ class Account:
 
     @torch.no_grad()
     def set_aside(self, slot: GradientSlot, *, by_hand: bool = False) -> None:
-        """Part what earlier rounds of the step have brought of a parameter from what it contributes to the next.
+        """Set aside the result of a parameter's earlier rounds in the step, so that the next round adds to it.
 
         Args:
-            slot: one of `unstepped`, whose gradient is about to be added to, or taken over.
-            by_hand: whether what is not the last result was put into `p.grad` to be sent.
+            slot: one of `unstepped`, whose gradient is about to change or to be read.
+            by_hand: whether a program has put another tensor than the last result into `p.grad`, to be sent.
         """
         gradient = slot.parameter.grad
         if slot.base is not None:  # by a backward that only added to `p.grad`
@@ -96,7 +96,7 @@ class Account:
         slot.parameter.grad = None
 
     def begin_round(self) -> None:
-        """Be able to take back what the round that begins will change."""
+        """Prepare to undo the changes of the round that begins."""
         if self._rounds_to_copy <= 0:
             return
         self._rounds_to_copy -= 1
@@ -112,7 +112,7 @@ class Account:
                         kept.before[place] = kept.now[place]
 
     def end_round(self) -> None:
-        """Take note that all parameters' gradients have been exchanged."""
+        """Note that all parameters' gradients have been exchanged."""
         self._held.give_back()
         self.unstepped = set(self._slots)
         for slot in self._slots:
@@ -120,7 +120,7 @@ class Account:
         self.rounds += 1
 
     def end_step(self, optimizer: Optimizer, *, used: bool) -> None:
-        """Take note of an optimizer's step, or of one that was left out."""
+        """Note an optimizer's step, or one that was left out."""
         self.rounds = 0
         if not self.unstepped:
             return
@@ -145,16 +145,16 @@ class Account:
         return parameter.grad is not None
 
     def drop_unused(self) -> None:
-        """Take out what no optimizer has used, and `p.grad` does not hold any more, before states are handed on."""
+        """Take out gradients that no optimizer has used and `p.grad` no longer holds, before states are handed on."""
         for slot in [slot for slot in self.unstepped if slot.parameter.grad is None]:
             self._drop(slot)
 
     @torch.no_grad()
     def _drop(self, slot: GradientSlot) -> None:
-        """Let states be as if the gradients of this step had not been sent."""
+        """Undo the changes of states by this step's gradients of a parameter."""
         self.unstepped.discard(slot)
         slot.base = None
-        if not slot.came:  # of what has come on no rank nothing was remembered
+        if not slot.came:  # no rank had a gradient, so no state has changed
             return
         for kept in self._kept[slot.state]:
             if kept.made:
@@ -163,9 +163,9 @@ class Account:
             elif not self._warned:
                 self._warned = True
                 _log.warning(
-                    "rank %d: gradients that no optimizer stepped with were sent before, and what compressors have "
-                    "kept of them is applied later. From now on such gradients are taken out again. To have that from "
-                    "the start, call backward() and zero_grad() on all ranks once before the first step",
+                    "rank %d: gradients were sent that no optimizer stepped with, and the part that compressors kept "
+                    "is applied later. From now on such gradients are taken out of residuals. To have that from the "
+                    "start, call backward() and zero_grad() on all ranks once before the first step",
                     self._rank,
                 )
         self._rounds_to_copy = float("inf")
@@ -173,7 +173,7 @@ class Account:
     # ---- of a round --------------------------------------------------------------------------------------------
 
     def hold(self, state: SegmentState) -> None:
-        """Keep what is remembered of parameters that have a gradient on no rank out of what is about to be sent."""
+        """Keep the residuals of parameters without a gradient on any rank out of the next message."""
         if state.present.all():
             return
         there = state.present + state.anywhere

@@ -1,4 +1,4 @@
-"""Models that are attached again: what their sessions have counted so far, from which the next one goes on."""
+"""The counts of models that are attached again: their next session continues from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _counted: WeakKeyDictionary[nn.Module, Counted] = WeakKeyDictionary()
 
 
 def counted_before(model: nn.Module) -> Counted:
-    """Return what the model's earlier sessions have counted."""
+    """Return the counts of the model's earlier sessions."""
     return _counted.get(model, (0, 0))
 
 
 def note_counted(model: nn.Module, steps: int, passes: int) -> None:
-    """Remember, as long as the model is there, what its session has counted."""
+    """Save the counts of a model's session, for as long as the model exists."""
     _counted[model] = steps, passes

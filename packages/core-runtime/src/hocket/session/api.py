@@ -54,7 +54,7 @@ MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one batch gave.
+    """The result of one batch.
 
     Attributes:
         loss: the batch's mean loss, a scalar without graph, on the model's device.
@@ -72,17 +72,17 @@ TrainStep = Callable[[Batch, Loss], StepResult | None]
 
 @dataclass(frozen=True)
 class Attachment:
-    """What `hocket.attach` was given; checked, and the same on all ranks.
+    """The checked arguments of `hocket.attach`, the same on all ranks.
 
     Attributes:
-        model, optimizers, strategy: as they were given; the model with this rank's own values.
+        model, optimizers, strategy: as given; the model with this rank's own values.
         peer: all ranks.
         initial: `rank0` or `keep`.
         on_nonfinite: `error` or `skip`.
         on_difference: `average` or `error`.
         lanes: `host`, `nccl` or `gloo`.
-        observer: is told of exchanges, waits and phases; None where nobody asks.
-        make_optimizer: makes, of parameter groups, another optimizer like the given one, for engines that keep several
+        observer: is notified of exchanges, waits and phases; None for no observer.
+        make_optimizer: makes another optimizer like the given one from parameter groups, for engines that keep several
             copies of the weights; None where the engine is to copy the given one.
         statistics: names of buffers that are averaged like BatchNorm's, with `*` for any text.
     """
@@ -116,7 +116,7 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
-        """Train on one batch, as the engine does it: forward, backward and the optimizer's step.
+        """Train on one batch by the engine: forward, backward and the optimizer's step.
 
         Args:
             batch: (inputs, target), or a mapping that is both, as the loader yields them. Inputs that are a mapping
@@ -124,12 +124,12 @@ class TrainingSession(SessionCore):
             loss: called with the model's output and the target; returns the mean over the batch.
 
         Returns:
-            What the batch gave; None where another rank has the model's output.
+            The batch's loss and output; None where another rank has the model's output.
         """
 
     @abstractmethod
     def accumulate(self) -> AbstractContextManager[None]:
-        """Mark batches after which no step is made: their gradients add up until one outside of it."""
+        """Mark batches that end without a step: their gradients add up until a batch outside of it."""
 
     def data(
         self,
@@ -138,7 +138,7 @@ class TrainingSession(SessionCore):
         *,
         same_batches: bool = False,
     ) -> SessionData:
-        """Iterate over `loader`, as often on every rank as on the one with most batches.
+        """Iterate over `loader`, with as many batches on every rank as on the one with most.
 
         A batch that is left out (`continue`) is a step of its own, with what other ranks have, unless batches add up
         (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same.
@@ -162,7 +162,7 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def delay(self, seconds: float) -> None:
-        """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; between a batch and that."""
+        """Delay this rank by `seconds`, 0 or more, as if its forward took longer; call it before the forward."""
 
     def print(self, *values: object, **how: Any) -> None:
         """Print on rank 0 alone, at once.
@@ -180,13 +180,13 @@ class TrainingSession(SessionCore):
         all are.
 
         Args:
-            folder: is made where it is missing.
+            folder: the directory to write to; made where it is missing.
             loggers: components, or names: `jsonl`, `csv`, `tensorboard`, `wandb`, a plugin's; `jsonl` where none is
                 given.
 
         Raises:
-            UserError: no such logger, a library that it needs is not installed, or a file of somebody else's stands in
-                the way.
+            UserError: no such logger, a library that it needs is not installed, or a file that Hocket did not write is
+                in the way.
             WriteError: the folder cannot be written.
         """
         if not self.is_main:
@@ -205,7 +205,7 @@ class TrainingSession(SessionCore):
         self.logs += [logger.open(place, config, self.step or None) for logger in chosen]
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Write a row with the number of steps that have ended; rank 0's values, the others' are left out.
+        """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
 
         Args:
             values: numbers or texts, by name; a tensor of one element counts as its number. A mean over the ranks is
@@ -220,10 +220,10 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def settle(self) -> None:
-        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
+        """Finish all exchanges and merge their results into the parameters, as the next forward would; local."""
 
     def receive(self) -> None:
-        """Wait for what is under way, which is merged when it is due, so that who looks next has not to wait for it."""
+        """Wait for all exchanges under way, without merging them before they are due."""
         self.settle()
 
     @abstractmethod
@@ -234,7 +234,8 @@ class TrainingSession(SessionCore):
         `attach` calls statistics. Other buffers have no mean: all ranks get rank 0's, which a line says once by name;
         those whose shapes differ stay each rank's own. What is equal on all ranks stays as it is, to the bit.
 
-        By itself it changes the replicas for good. In a `with` statement each rank gets its own back at the end:
+        Without a `with` statement it changes the replicas for good. In a `with` statement each rank gets its own back
+        at the end:
 
             with session.consensus():
                 evaluate(model)
@@ -242,46 +243,46 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def replica(self) -> AbstractContextManager[None]:
-        """Let the model hold this rank's replica, whole, in a `with` statement; collective."""
+        """Put this rank's whole replica into the model within a `with` statement; collective."""
 
     @abstractmethod
     def consensus_distance(self) -> float:
-        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective."""
+        """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective."""
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
-        """Save all that training goes on from into a new directory of `folder`; collective, after a step.
+        """Save the whole state of training into a new directory of `folder`; collective, after a step.
 
         Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
         any time leaves the checkpoints that were complete.
 
         Args:
             folder: on a disk that all ranks share; made if it is not there.
-            keep: how many complete checkpoints are left in it, the newest, and those that hold other files than
-                Hocket's; all where None.
-            more: what else has `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
+            keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
+                stay where None.
+            more: other objects with `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: on all ranks: something cannot be saved, the folder cannot be written, holds checkpoints
-                of later steps or gets another job's, or gradients are being accumulated.
+            CheckpointError: on all ranks: some state cannot be saved; the folder cannot be written, holds checkpoints
+                of later steps, or another job writes into it; or gradients are being accumulated.
         """
         self.require("session.save", training=True)
         return Checkpoints(self, Path(folder), more).save(keep)
 
     def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
-        """Save and end all ranks when SIGTERM or SIGUSR1 comes; collective, right after `attach` or `load`.
+        """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
 
         Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
         of them can reach, when the next batch is asked for, and leave by SystemExit with status 143. If that takes
-        longer than 25 s the last checkpoint stands. A signal to one rank alone is told to the others; over `mpi` on
-        several hosts only where all reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
+        longer than 25 s the last checkpoint stands. A signal to one rank alone reaches the others too; over `mpi` on
+        several hosts only if all hosts reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
 
         Args:
-            folder, keep, more: as `save` takes them.
+            folder, keep, more: as for `save`.
 
         Raises:
             HocketError: it was called before.
@@ -298,8 +299,8 @@ class TrainingSession(SessionCore):
         if self._save_point is not None:
             self._save_point.reach()
 
-    def heed_no_signal(self, *, together: bool) -> None:
-        """End what `save_on_signal` has begun; collective if `together`; `close` and `abandon` call it."""
+    def stop_saving_on_signal(self, *, together: bool) -> None:
+        """Stop saving on signals; collective if `together`. `close` and `abandon` call it."""
         if self._save_point is not None:
             self._save_point.close(together=together)
             self._save_point = None
@@ -314,10 +315,10 @@ class TrainingSession(SessionCore):
         Another number of ranks continues from the replicas' mean, and a warning says what is lost.
 
         Args:
-            folder: what `save` was given, or one checkpoint's directory.
-            missing: what to do where it holds no complete checkpoint, or is not there: with `start` training begins, at
-                step 0, so that the same script begins and goes on.
-            more: the same names as were given to `save`; each object's `load_state_dict` is called.
+            folder: the folder of `save`, or one checkpoint's directory.
+            missing: the reaction to a folder without a complete checkpoint, or to no folder. With `start` training
+                begins at step 0, so that one script both begins and continues.
+            more: the same names as for `save`; each object's `load_state_dict` is called.
 
         Raises:
             CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
@@ -331,14 +332,14 @@ class TrainingSession(SessionCore):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is under way and take the hooks off; collective. The model stays usable."""
+        """Finish all exchanges and remove the hooks; collective. The model stays usable."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Take the hooks off without the other ranks, which may not be here."""
+        """Remove the hooks without the other ranks, which may have failed."""
 
     def give_back(self) -> None:
-        """Give back the session's own endpoint, if it has one; collective; `close` ends with it."""
+        """Close the session's own endpoint, if it has one; collective; `close` ends with it."""
         if self.owns_peer:
             self.peer.close()
 
@@ -352,16 +353,16 @@ class TrainingSession(SessionCore):
         for log in self.logs:
             log.close()
         if kind is None:
-            self.tell_unreached(self.step)
+            self.warn_unreached(self.step)
             self.close()
         else:
             # The other ranks may not be here: closing together would wait for them.
             self.abandon()
-            if isinstance(error, Exception):  # what ends the process is told otherwise
+            if isinstance(error, Exception):  # the end of a process is reported elsewhere
                 self.peer.tell_left(left_by(error, self.step))
 
 
 def left_by(error: BaseException, step: int) -> str:
-    """Return how a rank has left a session, as the end of a sentence about it."""
+    """Return the end of a sentence on how a rank has left a session."""
     first = next(iter(str(error).splitlines()), "")
     return f"has left the session after step {step}, by {type(error).__name__}: {first}"

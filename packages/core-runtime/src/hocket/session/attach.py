@@ -39,7 +39,7 @@ __all__ = ["attach"]
 
 
 def _in_session(attach: Callable[..., TrainingSession]) -> Callable[..., TrainingSession]:
-    """Give `attach` an endpoint of the new session's own, and have the others told where it fails."""
+    """Give `attach` an endpoint of the session's own, and notify the other ranks if it fails."""
 
     @wraps(attach)
     def attach_in_session(*given: Any, peer: Peer | None = None, **named: Any) -> TrainingSession:
@@ -111,17 +111,16 @@ def attach(
     """Attach a strategy to a model and its optimizer; collective.
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
-    gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare what they were
-    started with. A model that was in a session before goes on counting its steps and passes.
+    gets the parameters, the buffers and the optimizers' state of rank 0. Before that the ranks compare their arguments.
+    A model that was in a session before goes on counting its steps and passes.
 
-    Until `close` gives each its own memory again, what parameters are views of is written into by training and by
-    merging, as an optimizer writes into it: a copy of weights is a `clone()`. Weights that were set aside (`p.data =
-    ...`, as averages of weights are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is
-    a view of a buffer, too: one that is kept in a variable gets memory of its own before the next backward, but a view
-    of it (`p.grad.detach()`, `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of
-    DDP.
+    Until `close` gives each parameter its own memory again, training and merging write into these buffers in place, as
+    an optimizer does: copy weights by `clone()`. Weights that were set aside (`p.data = ...`, as averages of weights
+    are for evaluation) are as they were after a consensus, a distance, a save. `p.grad` is a view of a buffer, too: one
+    that is kept in a variable gets memory of its own before the next backward, but a view of it (`p.grad.detach()`,
+    `.data`, `.view(-1)`) does not, and is cloned, as with `gradient_as_bucket_view=True` of DDP.
 
-    With `overlap: forward`, or a delay, what is under way is not in the parameters yet: a forward under
+    With `overlap: forward`, or a delay, exchanges under way are not in the parameters yet: a forward under
     `torch.no_grad()` reads this rank's own values. `session.settle()`, on all ranks, comes before validation by code of
     one's own. Where a compressor applies momentum, `p.grad` after `backward()` is not the gradient alone, but what the
     optimizer steps by.
@@ -130,24 +129,24 @@ def attach(
         model: on its device and in its dtype; not compiled, not wrapped.
         optimizer: any torch optimizer over the model's parameters; all of them, in a list, where there are several. A
             step is over when each has stepped, or was skipped.
-        strategy: composed already, or what `hocket.compose` takes.
-        initial: whose parameters, buffers and optimizer state training starts from: `rank0`'s on all ranks, or each
-            `keep`s its own.
-        on_nonfinite: what becomes of a step in which a rank's gradients hold NaN or Inf: an `error` that names
-            rank and parameter, or all ranks `skip` it, that one alone where gradients are not exchanged. GradScaler's
-            own skipping comes before either.
-        on_difference: what becomes of replicas that the strategy keeps equal, and that a look finds to differ: ranks
-            set them to their `average`, with a warning, or an `error` names the first parameter. Ranks look at
-            consensus, save and close, and every hundred rounds of gradients.
-        lanes: what carries exchanges: the transport, in `host` memory; or torch's `nccl` (experimental) or `gloo`, from
-            where the model lies, on CUDA or the CPU.
+        strategy: a composed strategy, or an argument of `hocket.compose`.
+        initial: the parameters, buffers and optimizer state to start from: `rank0`'s on all ranks, or `keep` for each
+            rank's own.
+        on_nonfinite: the reaction to NaN or Inf in a rank's gradients: an `error` that names rank and parameter, or all
+            ranks `skip` the step; that rank alone where gradients are not exchanged. GradScaler's own skipping comes
+            before either.
+        on_difference: the reaction to replicas that differ although the strategy keeps them equal: ranks set them to
+            their `average`, with a warning, or an `error` names the first parameter. Ranks compare at consensus, save
+            and close, and every hundred rounds of gradients.
+        lanes: the carrier of exchanges: the transport, in `host` memory; or torch's `nccl` (experimental) or `gloo`,
+            from where the model lies, on CUDA or the CPU.
         peer: this rank's endpoint; that of the launcher, or of the virtual world, where None.
-        observer: is told of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
+        observer: is notified of exchanges, waits and phases, for instance a `hocket.Trace`; of one type on all ranks.
         statistics: names of buffers, with `*` for any text, that are statistics of the samples that the model has seen:
             where BatchNorm's are averaged they are, too. Other buffers have no mean.
-        engine: how `session.train_batch` lets a batch flow through the model; whole on every rank where None.
-        make_optimizer: for engines that keep several copies of the weights: makes, of parameter groups, an optimizer
-            like the given one. Where None the given one is copied, as torch's own can be.
+        engine: the way of a batch through the model in `session.train_batch`; None for a whole model on every rank.
+        make_optimizer: makes an optimizer like the given one from parameter groups, for engines that keep several
+            copies of the weights. Where None the given one is copied, which works for torch's own.
 
     Raises:
         AttachError: the model or an optimizer cannot be carried, on some rank or not by this strategy, or has a session
@@ -247,6 +246,6 @@ def _description(tensor: Tensor) -> str:
 
 
 def _order(parameter: Tensor) -> str:
-    """Return in which order a parameter's elements lie, if it is trained and the order is not that of its axes."""
+    """Return the memory order of a trained parameter's elements, if it is not that of its axes."""
     strides = unusual_strides(parameter.shape, parameter.stride()) if parameter.requires_grad else None
     return "" if strides is None else f", strides {strides} (channels_last, or transposed?)"

@@ -24,12 +24,12 @@ _RUN_NODE = BackwardCFunction.apply.__code__
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Run `callback` when the backward under way has ended; call it from a gradient hook."""
+    """Run `callback` at the end of the backward under way; call this from a gradient hook."""
     Variable._execution_engine.queue_callback(callback)
 
 
 def accumulation_of(parameter: Tensor) -> Node:
-    """Return the node that adds to `p.grad`; unlike the tensor's own hooks, its are not called by `autograd.grad`."""
+    """Return the node that adds to `p.grad`. Unlike the tensor's own hooks, `autograd.grad` does not call its hooks."""
     return get_gradient_edge(parameter).node
 
 

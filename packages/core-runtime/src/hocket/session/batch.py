@@ -1,4 +1,4 @@
-"""A batch as loaders yield it: what the model is called with, what its output is compared with, how many samples.
+"""A batch as loaders yield it: the model's inputs, the target of its output, the number of samples.
 
 Imports no torch until it is called.
 """
@@ -12,10 +12,10 @@ __all__ = ["call", "num_samples", "parts_of"]
 
 
 def parts_of(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and target of a batch: a pair of them, or a mapping with keys for both, which is both.
+    """Return inputs and target of a batch: the parts of a pair, or twice the mapping that holds both.
 
     Raises:
-        ValueError: it has not two parts.
+        ValueError: it does not have two parts.
     """
     if isinstance(batch, Mapping):
         return batch, batch
@@ -24,7 +24,7 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
 
 
 def call(model: Any, inputs: Any) -> Any:
-    """Return what a model gives for inputs: of a mapping by their names, of a tuple or a list one after the other.
+    """Call a model with inputs, a mapping by name, a tuple or list in order; return its output.
 
     An nn.Sequential passes one value on, so it gets them as they are, as the stages of a pipeline do.
     """

@@ -1,4 +1,4 @@
-"""What a model holds beside the parameters that are trained: frozen ones and buffers, of which not all have a mean."""
+"""The tensors of a model beside its trained parameters: frozen ones and buffers, of which not all have a mean."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _UNTOLD = "num_batches_tracked"
 
 @dataclass(frozen=True)
 class Differing:
-    """Tensors beside the trained parameters that differ between ranks, before they are made one.
+    """The tensors beside the trained parameters that differ between ranks.
 
     Attributes:
-        parameters: frozen ones, of which the plain mean is taken.
-        statistics: of which the mean is taken by samples.
-        others: that are rank 0's from then on.
-        share: what this rank's statistics count in the mean.
+        parameters: frozen ones, which get their plain mean.
+        statistics: buffers that get their mean by samples.
+        others: buffers that become rank 0's.
+        share: the weight of this rank's statistics in the mean.
     """
 
     parameters: Sequence[Tensor]
@@ -45,11 +45,11 @@ class Differing:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, this rank's own."""
+        """Return all of these tensors, as this rank has them."""
         return [*self.parameters, *self.statistics, *self.others]
 
     def make_one(self, lane: Lane) -> None:
-        """Give all ranks of a lane the same; collective."""
+        """Make the tensors equal on all ranks of a lane; collective."""
         for tensor in self.parameters:
             set_to_mean(tensor, lane)
         for tensor in self.statistics:
@@ -65,11 +65,11 @@ class Beside:
     mask's is none at all.
 
     Args:
-        model: whose tensors are looked up each time, as a module may put another in one's place.
-        trained: names of its parameters that are trained.
+        model: the model; its tensors are looked up each time, as a module may replace them.
+        trained: names of its trained parameters.
         named: buffers that the user calls statistics, as `averaged_buffers` takes them.
         peer: all ranks.
-        weights: of this rank's batches, whose sum says how many samples its statistics are of.
+        weights: of this rank's batches; their sum is the weight of its statistics.
     """
 
     def __init__(
@@ -83,39 +83,39 @@ class Beside:
         self._model, self._trained, self._named = model, frozenset(trained), tuple(named)
         self._peer, self.weights = peer, weights
         self.num_ranks = peer.size
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         # How many batches each statistic was of when all ranks held the same.
         self._equal_after: dict[str, Tensor] = {}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Return the buffers of which there is a mean, by name."""
+        """Return the buffers that have a mean, by name."""
         return averaged_buffers(self._model, self._named)
 
     def note_equal(self) -> None:
-        """Take note that all ranks hold the same statistics."""
+        """Note that all ranks hold the same statistics."""
         self._equal_after = {name: count.clone() for name, count in self._counts().items()}
 
     def note_own(self) -> None:
-        """Take note that statistics are each rank's own."""
+        """Note that statistics are each rank's own."""
         self._equal_after = {}
 
     def equal_statistics(self) -> dict[str, Tensor]:
-        """Return the statistics that should be equal, by name: of no batch since all ranks held the same."""
+        """Return by name the statistics that should be equal: those unchanged since all ranks held the same."""
         noted = self._equal_after
         unseen = {n for n, count in self._counts().items() if n in noted and torch.equal(noted[n], count)}
         return {name: tensor for name, tensor in self.statistics().items() if name in unseen}
 
     def _counts(self) -> dict[str, Tensor]:
-        """Return how many batches statistics are of, by their names, where a module counts that."""
+        """Return the number of batches in each statistic, by name, where a module counts them."""
         buffers = dict(self._model.named_buffers())
         counters = {name: f"{name.rpartition('.')[0]}.{_UNTOLD}".lstrip(".") for name in self.statistics()}
         return {name: buffers[counter] for name, counter in counters.items() if counter in buffers}
 
     def differing(self, *, others: bool) -> Differing:
-        """Find what differs between ranks; collective.
+        """Find the tensors that differ between ranks; collective.
 
         Args:
-            others: whether also what has no mean; a line says once which that is.
+            others: whether to include buffers without a mean, which are logged once by name.
         """
         frozen = {name: p for name, p in self._model.named_parameters() if name not in self._trained}
         statistics = self.statistics()
@@ -128,7 +128,7 @@ class Beside:
         rest = [name for name in alike if name not in parameters and name not in averaged]
         if others:
             self._tell_rank0s([name for name in rest if not name.endswith(_UNTOLD)])
-            self.tell_unlike([name for name in names if name not in alike])
+            self.warn_unlike([name for name in names if name not in alike])
         samples = gather(self._peer, self.weights.total) if averaged else [0.0]
         share = samples[self._peer.rank] * len(samples) / sum(samples) if sum(samples) else 1.0
         kinds = [[found[name].data for name in kind] for kind in (parameters, averaged, rest)]
@@ -141,14 +141,14 @@ class Beside:
             "mean: all ranks get rank 0's. hocket.attach(..., statistics=[names]) has more buffers averaged",
         )
 
-    def tell_unlike(self, names: Sequence[str]) -> None:
-        """Say once of buffers, by name, that ranks have them in several shapes, so that each keeps its own."""
+    def warn_unlike(self, names: Sequence[str]) -> None:
+        """Warn once of each buffer that has several shapes, so that each rank keeps its own."""
         self._tell(
             names, "the model's %s: is of another shape or dtype on another rank, and stays each rank's own"
         )
 
     def _tell(self, names: Sequence[str], what: str) -> None:
-        new = [name for name in names if name not in self._told]
-        self._told.update(new)
+        new = [name for name in names if name not in self._warned_of]
+        self._warned_of.update(new)
         if new and self._peer.rank == 0:
             _log.warning(what, some(new))

@@ -22,11 +22,11 @@ __all__ = ["BufferMean"]
 
 
 class BufferMean:
-    """Averages a model's statistics over the ranks of an exchange, at once; construction and closing are collective.
+    """The averaging of a model's statistics over an exchange's ranks; construction and closing are collective.
 
     Args:
-        opened: whose ranks average, and whose counters count it.
-        beside: knows the model's buffers, and how many samples they are of.
+        opened: the exchange whose ranks average and whose counters count it.
+        beside: knows the model's buffers and their weights.
     """
 
     def __init__(self, opened: ActiveExchange, beside: Beside) -> None:
@@ -37,10 +37,10 @@ class BufferMean:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Set those that differ to their mean by samples; collective."""
+        """Set statistics that differ to their mean by samples; collective."""
         there = self._beside.statistics()
-        told = self._look(there)
-        samples, shapes, contents = told[:, 0], told[:, 1::2], told[:, 2::2]
+        of_ranks = self._look(there)
+        samples, shapes, contents = of_ranks[:, 0], of_ranks[:, 1::2], of_ranks[:, 2::2]
         share = samples[self._lane.rank] * len(samples) / samples.sum() if samples.sum() else 1.0
         alike: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         unlike = []
@@ -49,7 +49,7 @@ class BufferMean:
                 unlike.append(name)
             elif (contents[:, number] != contents[0, number]).any():
                 alike[wire_dtype(there[name].dtype)].append(there[name])
-        self._beside.tell_unlike(unlike)
+        self._beside.warn_unlike(unlike)
         for dtype, buffers in alike.items():
             own = torch.cat([buffer.reshape(-1).to("cpu", dtype) for buffer in buffers])
             if share != 1.0:
@@ -67,7 +67,7 @@ class BufferMean:
             self._beside.note_equal()
 
     def _look(self, there: dict[str, Tensor]) -> Array:
-        """Return what each rank has [size, 1 + 2 buffers]: its samples, then two checksums of each one."""
+        """Return of each rank, [size, 1 + 2 buffers], its samples, then two checksums of each buffer."""
         mine = [self._beside.weights.total]
         for name in self._names:
             mine += (zlib.crc32(str(tuple(there[name].shape)).encode()), checksum(there[name]))

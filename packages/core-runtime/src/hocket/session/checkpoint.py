@@ -1,4 +1,4 @@
-"""Checkpoints of a session: what a replica keeps, the order in which ranks write and read, and what is refused."""
+"""Checkpoints of a session: a replica's contents, the order in which ranks write and read, and refusals."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _BEGIN_THERE = "session.load(..., missing='start') begins at step 0 then; or nam
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a session continues from.
+    """The checkpoint that a session continues from.
 
     Attributes:
         path: the checkpoint's directory; None where there was none, and the session begins.
-        step: how many steps had ended.
-        epoch: how many passes over `session.data` had ended: the number of the one to continue, or to begin, from 0.
-        exact: whether everything was restored, rank by rank; else the ranks continue from the replicas' mean, and
-            the pass that was under way begins again.
+        step: number of steps that had ended.
+        epoch: number of passes over `session.data` that had ended: the pass to continue, or to begin, counted from 0.
+        exact: whether each rank's whole state was restored; else ranks continue from the replicas' mean, and the pass
+            that was under way begins again.
     """
 
     path: Path | None
@@ -65,12 +65,12 @@ class Resumed:
 
 
 class Checkpoints:
-    """Saves a session's state into a folder, and loads it from there; collective.
+    """The checkpoints of a session in a folder, to save and to load; collective.
 
     Args:
-        session: what is saved, or continues.
+        session: the session to save, or to load into.
         folder: of checkpoints, on a disk that all ranks share.
-        more: what else has `state_dict` and `load_state_dict`, by name.
+        more: other objects with `state_dict` and `load_state_dict`, by name.
     """
 
     def __init__(self, session: SessionCore, folder: Path, more: Mapping[str, Any]) -> None:
@@ -84,13 +84,13 @@ class Checkpoints:
         step = session.step
         steps = session.gathered(step, "session.save")
         if any(of_rank != step for of_rank in steps):
-            told = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
+            each = ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in enumerate(steps))
             raise CheckpointError(
-                f"the ranks save different steps: {told}. All ranks save after the same step"
+                f"the ranks save different steps: {each}. All ranks save after the same step"
             )
 
         session.compare_replicas("session.save")
-        with contextlib.ExitStack() as stack:  # what rank 0 holds meanwhile
+        with contextlib.ExitStack() as stack:  # locks that rank 0 holds meanwhile
 
             def begin() -> tuple[str, str]:
                 path = stack.enter_context(
@@ -136,7 +136,7 @@ class Checkpoints:
                 if peer.rank == 0:
                     for damaged, why in passed:
                         _log.warning("%s is passed over: %s", damaged, why)
-                    self._tell(path, Manifest.read(path), files)
+                    self._warn_of_changes(path, Manifest.read(path), files)
             return Resumed(path, session.step, session.epochs.ended, exact)
         others = f", {some([path.name for path, _ in passed[1:]])}" if passed[1:] else ""
         raise DamagedError(
@@ -144,18 +144,18 @@ class Checkpoints:
         )
 
     def _open(self, path: Path, files: list[StateFile], stack: contextlib.ExitStack) -> str:
-        """Open a checkpoint's files, and look whether they are whole and fit this session.
+        """Open a checkpoint's files, and check that they are whole and fit this session.
 
         Args:
             path: the checkpoint.
-            files: where those go that this rank reads.
+            files: list that the files go into which this rank reads.
             stack: closes them.
 
         Returns:
-            What is damaged, in words.
+            A description of the damage; empty for none.
 
         Raises:
-            CheckpointError: it is of something else, or some ranks do not see what rank 0 sees.
+            CheckpointError: it is of another session, or some ranks do not see the files that rank 0 sees.
         """
         peer = self._peer
 
@@ -174,14 +174,14 @@ class Checkpoints:
                 return str(error), isinstance(error, MissingFileError)
             return "", False
 
-        told = collectively(peer, check)
-        damage = of_ranks([why for why, _ in told])
-        if damage and not told[0][0] and all(is_missing for why, is_missing in told if why):
+        checked = collectively(peer, check)
+        damage = of_ranks([why for why, _ in checked])
+        if damage and not checked[0][0] and all(is_missing for why, is_missing in checked if why):
             raise MissingFileError("\n".join(damage))  # of another disk than rank 0's
         return "; ".join(damage)
 
     def _go_on_from(self, path: Path, files: Sequence[StateFile]) -> bool:
-        """Continue from a checkpoint, rank by rank or from the mean; return whether each rank has its own."""
+        """Continue from a checkpoint; return whether each rank has its own state, not the mean."""
         session, peer = self._session, self._peer
         manifest = Manifest.read(path)
         exact = manifest.ranks == peer.size
@@ -194,7 +194,7 @@ class Checkpoints:
         return exact
 
     def _find(self, missing: str) -> list[str] | None:
-        """Return the directories to load, the newest first; None where there is none, and the session is to begin."""
+        """Return the directories to load, the newest first; None if there is none and the session is to begin."""
         if missing not in _MISSING:
             raise CheckpointError(
                 f"session.load: missing is {missing!r}; allowed: {', '.join(map(repr, _MISSING))}"
@@ -204,7 +204,7 @@ class Checkpoints:
         except CheckpointError:
             if missing == "error":
                 raise
-        _tell_incomplete(self._folder)
+        _warn_of_incomplete(self._folder)
         return None
 
     def _state_dict(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class Checkpoints:
         }
 
     def _load_own(self, file: StateFile) -> None:
-        """Continue where this rank was."""
+        """Load this rank's own state."""
         session = self._session
         self._load_numbers(file)
         session.load_state(file)
@@ -236,7 +236,7 @@ class Checkpoints:
         randomness.write(now)
 
     def _load_mean(self, files: Sequence[StateFile]) -> None:
-        """Continue from the mean of another number of ranks."""
+        """Load the mean of another number of ranks."""
         first = files[0]
         self._load_numbers(first)
         self._session.load_mean(files)
@@ -270,7 +270,7 @@ class Checkpoints:
         )
 
     def _check(self, manifest: Manifest, file: StateFile) -> None:
-        """Refuse a checkpoint of something else, before anything is changed."""
+        """Refuse a checkpoint of another session, before any change."""
         session, where = self._session, file.path.parent
         if manifest.ranks == session.size:
             _compare(f"{where}: strategy", flattened(session.describe()), flattened(manifest.strategy))
@@ -294,12 +294,12 @@ class Checkpoints:
                 ", ".join(sorted(names)) or "nothing" for names in (file.keys("more"), self._more)
             )
             raise CheckpointError(
-                f"{where} holds, beside model and optimizer, {saved}; session.load was given {given}"
+                f"{where} holds, beside model and optimizer, {saved}; session.load got {given}"
             )
 
-    def _tell(self, path: Path, manifest: Manifest, files: Sequence[StateFile]) -> None:
-        """Say what is not as it was."""
-        _tell_incomplete(self._folder)
+    def _warn_of_changes(self, path: Path, manifest: Manifest, files: Sequence[StateFile]) -> None:
+        """Warn of differences from the run that saved."""
+        _warn_of_incomplete(self._folder)
         running = _versions()
         for package, version in manifest.versions.items():
             if running.get(package, version) != version:
@@ -307,10 +307,10 @@ class Checkpoints:
         if manifest.ranks != self._peer.size:
             reason = why_no_mean(files, "optimizer")
             _log.warning(
-                "%s is of %d ranks, and %d run: they continue from the replicas' mean, %s the optimizer's state%s; the "
-                "pass over the data that was under way begins again, with new random draws, and what exchanges kept "
-                "between rounds is dropped%s. An epoch has other steps: look at the schedulers' and all else that "
-                "counts steps",
+                "%s is of %d ranks, but %d ranks run: they continue from the replicas' mean, %s the optimizer's "
+                "state%s; the pass over the data that was under way begins again, with new random draws, and the state "
+                "of exchanges is dropped%s. An epoch has another number of steps: check schedulers and all else "
+                "that counts steps",
                 path,
                 manifest.ranks,
                 self._peer.size,
@@ -331,7 +331,7 @@ def _state_of_given(name: str, given: Any) -> Any:
         ) from error
 
 
-def _tell_incomplete(folder: Path) -> None:
+def _warn_of_incomplete(folder: Path) -> None:
     for left in folders.incomplete(folder):
         _log.warning("%s is incomplete, a save or a copy was cut off: it is left out", left)
 
@@ -342,7 +342,7 @@ def _versions() -> dict[str, str]:
 
 
 def _check_run(manifest: Manifest, file: StateFile) -> None:
-    """Refuse a checkpoint of which another job has written a part."""
+    """Refuse a checkpoint that another job has written a part of."""
     if file.run != manifest.run:
         raise DamagedError(
             f"{file.path} is of run {file.run}, and {file.path.parent / MANIFEST} of run {manifest.run}: two jobs have "

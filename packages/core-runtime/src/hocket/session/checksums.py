@@ -1,4 +1,4 @@
-"""What ranks hold, compared by checksums: of bits, in order, read where they lie."""
+"""Comparison of ranks' tensors by checksums: of bits, in order, read in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROW = 1024
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a number that tensors of other bits, dtypes or shapes hardly share."""
+    """Return a checksum of a tensor's bits, dtype and shape."""
     found = zlib.crc32(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     flat = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if flat.device.type == "cpu":
@@ -33,12 +33,12 @@ def checksum(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ranks hold by name, compared; the same on all ranks.
+    """The result of comparing ranks' tensors by name; the same on all ranks.
 
     Attributes:
-        differing: the names of what not all ranks hold with the same bits, in order.
-        alike: those of them that are of one dtype and shape on all ranks.
-        others: by their names, the ranks that hold another than rank 0.
+        differing: the names of tensors that not all ranks hold with the same bits, in order.
+        alike: those of them with one dtype and shape on all ranks.
+        others: by name, the ranks whose tensor differs from rank 0's.
     """
 
     differing: Sequence[str]
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def compare(peer: Peer, tensors: Mapping[str, Tensor], what: str = "allgather") -> Comparison:
-    """Compare tensors over ranks, of which each may have some that others have not; collective.
+    """Compare tensors over ranks, which may have different ones; collective.
 
     Args:
         peer: the ranks.
@@ -55,8 +55,8 @@ def compare(peer: Peer, tensors: Mapping[str, Tensor], what: str = "allgather") 
         what: as in `Peer.allgather_bytes`.
     """
     mine = {name: [describe(tensor), checksum(tensor)] for name, tensor in tensors.items()}
-    told = gather(peer, mine, what=what)
-    held = {name: [of_rank.get(name) for of_rank in told] for of_rank in told for name in of_rank}
+    gathered = gather(peer, mine, what=what)
+    held = {name: [of_rank.get(name) for of_rank in gathered] for of_rank in gathered for name in of_rank}
     others = {
         name: [rank for rank, one in enumerate(by_rank) if one != by_rank[0]]
         for name, by_rank in held.items()

@@ -1,4 +1,4 @@
-"""Closures: `optimizer.step(closure)`, whose backwards come within the step.
+"""Closures: `optimizer.step(closure)`, whose backwards run within the step.
 
 Optimizers that look at the loss (LBFGS, line searches) decide by it how often they call the closure. Ranks that get the
 same gradients get the same loss, too, their weighted mean, so that all decide alike.
@@ -22,12 +22,12 @@ __all__ = ["Before", "SharedClosure"]
 
 
 class SharedClosure:
-    """A user's closure, as an optimizer gets it.
+    """A user's closure, wrapped for an optimizer: it returns the ranks' mean loss.
 
     Args:
         closure: the user's; returns the loss.
         lane: among the ranks that get the same gradients; None where each has its own.
-        weight: how much this rank's loss counts in the mean, asked for after the closure.
+        weight: returns the weight of this rank's loss in the mean; called after the closure.
         gradients_are_in: called after each call of the closure.
     """
 
@@ -61,12 +61,12 @@ class SharedClosure:
 
 
 class Before:
-    """What a step with a closure may change, as it was before: for a step that is left out once it has begun.
+    """Parameters, optimizer state and residuals before a step with a closure, to undo the step.
 
     Args:
         flats: the parameters' memory.
-        optimizer: about to step.
-        opened: exchanges, whose compressors remember what earlier calls of the closure have sent.
+        optimizer: the optimizer that is about to step.
+        opened: exchanges, whose compressors' states change with each call of the closure.
     """
 
     def __init__(self, flats: list[Tensor], optimizer: Optimizer, opened: Sequence[ActiveExchange]) -> None:

@@ -28,14 +28,14 @@ __all__ = ["Consensus", "OuterValues", "average", "average_optimizers", "squared
 
 
 class Consensus:
-    """Tensors set to their mean over ranks, as a context manager that gives each rank its own values back; collective.
+    """Tensors set to their mean over ranks; as a context manager it restores each rank's values at the end; collective.
 
     Args:
-        tensors: this rank's, to be set.
-        parameters: whose push-sum values are set, too.
+        tensors: this rank's tensors, to be set.
+        parameters: the exchanges whose push-sum values are set, too.
         lane: among all ranks.
-        outer: is asked to set parameters to the outer ones, in place of a mean; None where there are none.
-        beside: what else of the model is made one on all ranks; None for nothing.
+        outer: sets parameters to the outer ones in place of a mean; None where there are none.
+        beside: other tensors of the model to make equal on all ranks; None for none.
     """
 
     @torch.no_grad()
@@ -79,10 +79,10 @@ class Consensus:
 
 @dataclass(frozen=True)
 class OuterValues:
-    """Outer parameters, as far as all ranks know who holds them.
+    """The outer parameters of an exchange, with the ranks that hold them.
 
     Attributes:
-        exchange: that keeps them, on the ranks of its scope.
+        exchange: keeps them, on the ranks of its scope.
         storage: of the parameters.
         placement: of all ranks.
     """
@@ -93,7 +93,7 @@ class OuterValues:
 
     @torch.no_grad()
     def show(self, parameters: ParameterSync, lane: Lane) -> None:
-        """Set parameters to the outer ones, or their mean where they differ; no message where all hold equal ones.
+        """Set parameters to the outer ones, or to their mean if they differ; without messages if they are equal.
 
         Args:
             parameters: this rank's.
@@ -111,7 +111,7 @@ class OuterValues:
 
 @torch.no_grad()
 def average(tensors: Iterable[Tensor], lane: Lane) -> None:
-    """Set tensors to their mean over the lane's ranks; collective."""
+    """Set tensors (any shape) to their mean over the lane's ranks; collective."""
     for tensor in tensors:
         set_to_mean(tensor, lane)
 
@@ -129,10 +129,9 @@ def squared_distance(tensors: Iterable[Tensor], lane: Lane) -> float:
 
 @torch.no_grad()
 def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any], list[Any]]) -> None:
-    """Set what the ranks' optimizers remember to its mean; collective.
+    """Set the state of the ranks' optimizers to its mean; collective.
 
-    A parameter of which they do not all remember the same things, as one that had a gradient on some ranks only,
-    begins anew.
+    A parameter whose states differ in kind, as one that had a gradient on some ranks only, begins anew.
 
     Args:
         optimizers: this rank's; their groups hold the same parameters in the same order everywhere.
@@ -140,12 +139,12 @@ def average_optimizers(optimizers: Optimizers, lane: Lane, gather: Callable[[Any
         gather: gives every rank's value, by rank.
     """
     held = [(each, p) for each in optimizers.every for group in each.param_groups for p in group["params"]]
-    told = gather([_kinds(optimizer.state.get(parameter, {})) for optimizer, parameter in held])
+    gathered = gather([_kinds(optimizer.state.get(parameter, {})) for optimizer, parameter in held])
     for number, (optimizer, parameter) in enumerate(held):
-        if any(of_rank[number] != told[0][number] for of_rank in told):
+        if any(of_rank[number] != gathered[0][number] for of_rank in gathered):
             optimizer.state.pop(parameter, None)
             continue
-        for key in sorted(told[0][number]):
+        for key in sorted(gathered[0][number]):
             value = optimizer.state[parameter][key]
             if is_composite(value):  # which has no mean of its parts
                 for plain in plain_tensors(value):
@@ -162,7 +161,7 @@ def _kinds(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _take_from(root: int, values: Tensor, lane: Lane) -> None:
-    """Set flat `values` to those of a rank of the lane."""
+    """Set flat `values` to those of rank `root` of the lane."""
     own = values.cpu().view(torch.uint8)
     lane.ibroadcast(own.numpy(), root).wait()
     values.copy_(own.view(values.dtype))

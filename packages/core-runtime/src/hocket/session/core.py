@@ -1,4 +1,4 @@
-"""The part of a session that its data, its checkpoints and its save point work with."""
+"""The part of a session that its data, checkpoints and save point use."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 class SessionState(Enum):
-    """Where a session is, within its step or outside of any; what it may do next follows from that.
+    """The state of a session within its step; it decides which calls are allowed next.
 
-    A step goes from IDLE by BACKWARD and EXCHANGED, and by STEPPED where there are several optimizers, to IDLE again.
+    A step goes from IDLE over BACKWARD and EXCHANGED, and over STEPPED with several optimizers, to IDLE again.
     """
 
     IDLE = "between two steps"
@@ -57,29 +57,29 @@ _CURES = {
 
 
 class SessionCore(ABC):
-    """A model in training on one rank, as its data, its checkpoints and its save point see it.
+    """A model in training on one rank, as its data, checkpoints and save point see it.
 
     Attributes:
-        model: what was attached.
-        optimizers: all that were attached, as one.
-        state: where the session is.
+        model: the attached model.
+        optimizers: all attached optimizers, as one.
+        state: the session's state within its step.
         peer: all ranks.
-        rank, size: this rank, and how many there are.
+        rank, size: this rank, and the number of ranks.
         local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
         is_main: whether this is rank 0, the one that logs and writes.
-        data_rank, data_size: which share of the samples this rank reads, and of how many; ranks that hold parts of one
-            replica of the model read the same share.
-        step: how many steps have ended; those without an optimizer step (GradScaler found Inf) count.
-        skipped_steps: steps that this rank has left out because a gradient was NaN or Inf, with `on_nonfinite="skip"`.
+        data_rank, data_size: the number of this rank's share of the samples, and the number of shares; ranks that hold
+            parts of one replica of the model read the same share.
+        step: number of steps that have ended; those without an optimizer step (GradScaler found Inf) count.
+        skipped_steps: number of steps that this rank skipped for NaN or Inf in a gradient, with `on_nonfinite="skip"`.
         replicas_equal: whether all replicas hold the same bits after every step.
-        places_buffers: whether a loaded buffer may have another shape than the model's, or be none of them.
+        places_buffers: whether a loaded buffer may have another shape than the model's, or be missing in the model.
         counters: bytes sent and seconds waited so far.
-        epochs: passes over `data`: how many have ended, and the one under way.
-        run_id: what no other session has; rank 0's is the one in checkpoints.
+        epochs: passes over `data`: the number that have ended, and the one under way.
+        run_id: unique to this session; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
         passed_over: the damaged checkpoints that the last load has passed over.
         logs: to which `log` writes, on rank 0.
-        windows: the batches between two steps, as the ranks tell each other; None where an engine has its own.
+        windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
     """
 
     replicas_equal: bool
@@ -107,22 +107,22 @@ class SessionCore(ABC):
         self.logs: list[Log] = []
         self.windows: Windows | None = None
         self.control = peer.lane("session")
-        self._told_unreached = False
+        self._warned_unreached = False
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer that was attached; the first of several."""
+        """Return the attached optimizer; the first of several."""
         return self.optimizers.called[0]
 
     def require(self, what: str, *, training: bool = False) -> None:
-        """Refuse what the session cannot do where it is.
+        """Refuse a call that the session's state does not allow.
 
         Args:
-            what: the user has asked for.
-            training: whether it is about the replica that is trained, which is not here within `consensus()`.
+            what: the call, for the message.
+            training: whether it needs the trained replica, which is not in the model within `consensus()`.
 
         Raises:
-            SessionError: says why, and what to do.
+            SessionError: the call is not allowed now; says why, and what to do.
         """
         if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
             raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
@@ -130,19 +130,19 @@ class SessionCore(ABC):
     @property
     @abstractmethod
     def weight(self) -> float:
-        """How much this rank's current batch counts in means; 0 for a repetition, where it is out of data."""
+        """Return the weight of this rank's current batch in means; 0 for a repetition, where it is out of data."""
 
     @property
     def looked_on(self) -> bool:
-        """Whether nothing was trained with the current batch, and the model seems to be evaluated with it."""
+        """Tell whether the current batch seems to be one of evaluation: nothing was trained with it."""
         return False
 
     @abstractmethod
     def begin_batch(self, weight: float) -> None:
-        """Take note of a batch; `data` calls it.
+        """Begin a batch; `data` calls it.
 
         Args:
-            weight: what this rank's batch counts in the mean, 0 or more.
+            weight: of this rank's batch in the mean, 0 or more.
         """
 
     @abstractmethod
@@ -151,92 +151,90 @@ class SessionCore(ABC):
 
     @abstractmethod
     def end_pass(self) -> None:
-        """Take note that the loop over `data` is over; `data` calls it."""
+        """End a loop over `data`, which calls it."""
 
-    def meet(self, call: str) -> None:
-        """Find out that all ranks have left the last pass over `data` after the same batch, for the same; collective.
+    def begin_collective(self, call: str) -> None:
+        """Check that all ranks left the last pass over `data` after the same batch, for the same call; collective.
 
-        Everything that is collective and comes after a loop begins with it: what one rank does there would be mixed up
-        with what others still do in their loop.
+        Every collective call after a loop begins with it. Without it, its messages could be mixed up with those of
+        ranks that are still in their loop.
 
         Args:
-            call: what this rank is about to do.
+            call: the name of the call that begins.
         """
         if self.goes_together:
-            self.epochs.meet(self.peer, call)
+            self.epochs.leave_together(self.peer, call)
 
     @property
     def goes_together(self) -> bool:
-        """Whether ranks exchange anything in their loops, so that they leave them after the same batch."""
+        """Tell whether ranks exchange anything in their loops, so that they leave them after the same batch."""
         strategy = self.strategy
         exchanges = strategy.gradients or strategy.parameters or strategy.phases
         return bool(exchanges) or self.data_size < self.size
 
     def count_on(self) -> None:
-        """Go on counting where the model's earlier sessions have ended, as a job's steps do; collective."""
+        """Continue the step count of the model's earlier sessions in this job; collective."""
         self.step, self.epochs.ended = gather(self.peer, counted_before(self.model))[0]
         self.peer.status.note_step(self.step)
 
     def note_counts(self, model: nn.Module) -> None:
-        """Let a model's next session go on counting from here."""
+        """Save the counts for the model's next session."""
         note_counted(model, self.step, self.epochs.ended)
 
-    def tell_unreached(self, steps: int) -> None:
-        """Warn of what does not take place, or is lost, where training ends after so many steps; once a session."""
-        if self.is_main and steps and not self._told_unreached:
-            for told in unreached(self.strategy, steps, self.data_size):
-                _log.warning(told)
-        self._told_unreached = True
+    def warn_unreached(self, steps: int) -> None:
+        """Warn of phases and exchanges that `steps` steps never reach, or lose; once a session."""
+        if self.is_main and steps and not self._warned_unreached:
+            for warning in unreached(self.strategy, steps, self.data_size):
+                _log.warning(warning)
+        self._warned_unreached = True
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON-able), by rank; collective."""
         return self.gathered(value, "session.gather")
 
     def gathered(self, value: Any, call: str) -> list[Any]:
-        """Gather for what the user has called; collective."""
+        """Gather for a call of the user's; collective."""
         self.require(call)
-        self.meet(call)
+        self.begin_collective(call)
         return gather(self.peer, value, what=call)
 
     @abstractmethod
     def end_step_to_save(self) -> None:
-        """End a step whose optimizer did not step (GradScaler found Inf), as the next batch would; `save` calls it."""
+        """End a step without an optimizer step (GradScaler found Inf), as the next batch would; `save` calls it."""
 
     @abstractmethod
     def compare_replicas(self, call: str) -> None:
-        """Look whether replicas are as equal as the strategy keeps them, and set them to their mean if not; collective.
+        """Check that replicas which the strategy keeps equal are equal, else set them to their mean; collective.
 
         Args:
-            call: what has brought the ranks together.
+            call: the call that compares them.
 
         Raises:
-            DisagreementError: they are not, and that is to be an error.
+            DisagreementError: they differ, and that is to be an error.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return the strategy as plain configuration, and what else a checkpoint's reader must have in common with
-        its writer.
-        """
+        """Return the strategy as plain configuration, and other facts that a checkpoint's reader must share."""
 
     @abstractmethod
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return parameters and buffers that this rank trains, by name, in their own memory."""
+        """Return this rank's parameters and buffers by name, in their own memory."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return by sections what this rank trains: `model` as `tensors` returns it, `optimizer`, and more.
+        """Return this rank's state by sections: `model` as `tensors` returns it, `optimizer`, and more.
 
         Tensors are the session's own, not copies.
         """
 
     @abstractmethod
     def enter_phase_of(self, step: int) -> None:
-        """Open the exchanges that hold when `step` steps have ended, to load what they kept; collective."""
+        """Open the exchanges in force after `step` steps, to load their state; collective."""
 
     @abstractmethod
     def load_state(self, file: StateFile) -> None:
-        """Continue from what `state_dict` returned on this rank.
+        """Continue from a result of `state_dict` on this rank.
 
         Args:
             file: this rank's file of a checkpoint.

@@ -1,9 +1,9 @@
 """`session.data`: batches for ranks that have different numbers of them.
 
-Every rank is given as many batches as the longest one has. A rank that is out of data is given its last batch
-again, with weight 0: it runs the same code as the others, takes part in every exchange, contributes nothing to any
-mean, and steps its optimizer with the others' gradients (or, where gradients stay local, not at all). So clipping,
-schedulers, scalers and EMA copies stay in step on all ranks.
+Every rank gets as many batches as the rank with most. A rank that is out of data gets its last batch again, with weight
+0: it runs the same code as the others, takes part in every exchange, contributes nothing to any mean, and steps its
+optimizer with the others' gradients (or, where gradients stay local, not at all). So clipping, schedulers, scalers and
+EMA copies stay in step on all ranks.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TWO_PASSES = (
 
 
 class SessionData:
-    """A loader, evened out over the ranks; each iteration is collective.
+    """A loader with equally many batches on all ranks; each iteration is collective.
 
     Args:
         session: takes part in the exchanges of batches that were skipped.
-        loader: any iterable of batches; with a length on every rank, the ranks agree at an iteration's begin and when
-            so many batches are over, else before each batch. It is read to its end.
-        weight: how much a batch counts in the step's means, relative to 1; where None as the loader says, if it is
-            hocket's, and else 1.
+        loader: any iterable of batches; with a length on every rank, the ranks agree when an iteration begins and after
+            that many batches, else before each batch. It is read to its end.
+        weight: returns a batch's weight in the step's means, relative to 1; where None the weight of `hocket.loader`,
+            and 1 for other loaders.
         same_batches: whether ranks are meant to read the same batches.
         streamed: the session's samples, where they travel.
     """
@@ -82,7 +82,7 @@ class SessionData:
             return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        self._session.meet("the next pass over session.data")
+        self._session.begin_collective("the next pass over session.data")
         current = self._begin()
         early, trained = True, current.num_steps > 0  # before it was resumed
         try:
@@ -99,7 +99,7 @@ class SessionData:
                 self._session.end_batch()
                 self._session.reach_save_point()
             early = False
-            self._tell(current)
+            self._warn_of_pass(current)
         finally:
             self._session.epochs.end(current, early=early, counts=trained or current.num_steps == 0)
             if not current.superseded:  # else another pass is under way
@@ -112,10 +112,10 @@ class SessionData:
         return session.epochs.begin(self._loader, session.data_rank, session.data_size)
 
     def _weigh(self, batch: Any, current: Cursor) -> float:
-        """Return how much a batch counts.
+        """Return a batch's weight.
 
         Raises:
-            UserError: nobody can compute with what the weight function has returned.
+            UserError: the weight function has returned no finite number of 0 or more.
         """
         if self._weight is None:
             return 1.0 if current.weight is None else current.weight
@@ -133,8 +133,8 @@ class SessionData:
             )
         return weight
 
-    def _tell(self, current: Cursor) -> None:
-        """Say what was odd in a pass that has come to its end."""
+    def _warn_of_pass(self, current: Cursor) -> None:
+        """Warn of an empty pass, and of batches that could not be weighed, at a pass's end."""
         if current.num_steps == 0:
             _log.warning(
                 "rank %d: a pass over session.data gave no batch on any rank. An iterator (zip, map, a generator) can "
@@ -144,7 +144,7 @@ class SessionData:
         elif current.reading.unweighed and self._weight is None:
             _log.warning(
                 "rank %d: the batches of hocket.loader differ in size, and were read through an iterable that hides "
-                "which is which, so that each counted the same: give session.data(..., weight=...)",
+                "which batch is which, so each counted the same: give session.data(..., weight=...)",
                 self._session.rank,
             )
 
@@ -165,7 +165,7 @@ class SessionData:
                 return
             if not self._session.epochs.goes_on(peer, current):
                 return
-            self._tell_of_length(current, lengths[peer.rank])
+            self._warn_of_length(current, lengths[peer.rank])
         send, received = np.empty(1, dtype=np.int64), np.empty(1, dtype=np.int64)
         while True:
             send[0] = current.following is not END
@@ -174,7 +174,7 @@ class SessionData:
                 return
             yield
 
-    def _tell_of_length(self, current: Cursor, length: int | None) -> None:
+    def _warn_of_length(self, current: Cursor, length: int | None) -> None:
         if current.following is not END:
             _log.warning(
                 "rank %d: the loader of session.data has more batches than its len(), %s, says: they are read, and the "
@@ -184,13 +184,13 @@ class SessionData:
             )
 
     def _wait_for(self, start: Callable[[], Request]) -> None:
-        """Meet the other ranks before a batch, which counts as waiting for an exchange."""
+        """Wait for a request before a batch, counted as waiting for an exchange."""
         session = self._session
         now, overlap = session.peer.clock.now, session.counters.overlap
         ObservedRequest(start, now, overlap, None, "whether a rank has another batch", 0, 8).wait()
 
     def _lengths(self, current: Cursor) -> list[int | None]:
-        """Return every rank's number of batches, None where it is not known; lends a batch to who has none."""
+        """Return every rank's number of batches, None where unknown; lend a batch to ranks without one."""
         session, peer = self._session, self._session.peer
         has_any = current.num_read > 0
         try:
@@ -201,7 +201,7 @@ class SessionData:
             length = None
         compares = not (session.epochs.compared or self._same_batches)
         mark = fingerprint(current.first) if compares and current.first is not END else None
-        told = gather(
+        gathered = gather(
             peer,
             [
                 length,
@@ -213,7 +213,7 @@ class SessionData:
             ],
             what="a pass over session.data",
         )
-        lengths, having, facts, shares, marks, adding = zip(*told, strict=True)
+        lengths, having, facts, shares, marks, adding = zip(*gathered, strict=True)
         check_facts(facts)
         if session.windows is not None and any(adding):
             session.windows.in_use = True
@@ -226,7 +226,7 @@ class SessionData:
         return list(lengths)
 
     def _borrow(self, lender: int, batch: Any) -> None:
-        """Take another rank's batch for one's own, as a rank does that has none; collective."""
+        """Take another rank's batch, for ranks that have none; collective."""
         peer, mine, refusal = self._session.peer, b"", ""
         if peer.rank == lender:
             try:
@@ -234,10 +234,10 @@ class SessionData:
             except UserError as error:
                 refusal = str(error)
         # A byte before it says whether what follows is a batch.
-        told = peer.allgather_bytes(b"!" + refusal.encode() if refusal else b"=" + mine)[lender]
-        if told[:1] == b"!":
+        sent = peer.allgather_bytes(b"!" + refusal.encode() if refusal else b"=" + mine)[lender]
+        if sent[:1] == b"!":
             raise UserError(
                 "a rank has no batch of its own in this pass over session.data, and cannot be lent the one of rank "
-                f"{lender}: {told[1:].decode()}"
+                f"{lender}: {sent[1:].decode()}"
             )
-        self._borrowed = unpack(told[1:])
+        self._borrowed = unpack(sent[1:])

@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model that is in a session: noticed when it is built, and when it is called.
+"""DistributedDataParallel around a session's model: noticed when it is built, and when it is called.
 
 Its hooks come after the session's, or before: both would average, or optimizers get zeros. A model that has been in it,
 and is called by itself, is as good as any: its hooks do nothing then.
@@ -32,7 +32,7 @@ _tell: Callable[[DistributedDataParallel], None] = torch._disable_dynamo(_look) 
 
 @cache
 def watch_ddp() -> None:
-    """Refuse, from now on, what DistributedDataParallel would do to a model in a session."""
+    """Refuse DistributedDataParallel around a model in a session from now on."""
     build = DistributedDataParallel.__init__
     forward: Callable[..., Any] = DistributedDataParallel.forward
 

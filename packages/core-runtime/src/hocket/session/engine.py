@@ -19,67 +19,66 @@ __all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
 
 
 class Engine(Configured, ABC):
-    """How a batch becomes a step; a frozen dataclass whose fields are its configuration."""
+    """A way from a batch to a step; a frozen dataclass whose fields are its configuration."""
 
     @property
     def clips(self) -> str | None:
-        """What a user sets to clip gradients, where the engine steps parts of the model by itself; None elsewhere."""
+        """Return the setting that clips gradients, where the engine steps parts of the model by itself; else None."""
         return None
 
     @abstractmethod
     def attach(self, given: Attachment) -> TrainingSession:
-        """Make a session whose `train_batch` is this engine's step; collective.
+        """Return a session whose `train_batch` is this engine's step; collective.
 
         Args:
             given: model, optimizers, strategy and endpoint, as `hocket.attach` has checked them.
 
         Raises:
             AttachError: the engine cannot carry the model or the optimizer.
-            CompositionError: it cannot do with the strategy, or with so many ranks.
+            CompositionError: it cannot carry out the strategy, or on this number of ranks.
         """
 
     def check_size(self, ranks: int) -> None:
-        """Refuse a number of ranks for which the engine is not defined.
+        """Refuse a number of ranks that the engine is not defined for.
 
         Raises:
-            ValueError: says for which it is.
+            ValueError: the engine is not defined for it; the message says for which it is.
         """
 
     def data_size(self, ranks: int) -> int:
-        """Return among how many replicas of the model the samples are shared out, and the strategy exchanges.
+        """Return the number of model replicas, among which samples are shared out and the strategy exchanges.
 
         Args:
-            ranks: how many there are in all, 1 or more.
+            ranks: number of all ranks, 1 or more.
         """
         return ranks
 
     def plan_stages(
         self, model: nn.Module, optimizer: Optimizer, example: Batch, loss: Loss, ranks: int
     ) -> tuple[PlannedStage, ...]:
-        """Plan what each part of the model costs whoever holds it; nothing where every rank holds a whole one.
+        """Return the costs of each part of the model; empty where every rank holds a whole model.
 
         Args:
-            model: on the CPU, with values; what is called is a copy of it.
+            model: on the CPU, with values; a copy of it is called.
             optimizer: over its parameters.
-            example: a batch, of which shapes and dtypes are looked at.
+            example: a batch with the shapes and dtypes to plan for.
             loss: as in training.
-            ranks: how many.
+            ranks: number of all ranks.
         """
         return ()
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A part of the model, and what it costs whoever holds it.
+    """A part of the model, with its costs for the rank that holds it.
 
     Attributes:
         name: of its first and its last module.
-        num_parameters: trainable numbers.
+        num_parameters: number of trainable values.
         weights_bytes: all copies of its parameters and buffers.
-        optimizer_bytes: what the optimizers keep for all of them.
-        activations_bytes: what the batches under way keep for their backwards, at most.
-        peak_bytes: of tensors that are held at once, at most: all of these, and the gradients and other tensors that a
-            pass holds while it runs.
+        optimizer_bytes: the optimizers' state for all of them.
+        activations_bytes: tensors kept for the backwards of batches under way, at most.
+        peak_bytes: all tensors held at once, at most: those above, and gradients and other tensors of a running pass.
         sent_bytes: activations and their gradients that leave it, per batch.
     """
 
@@ -108,7 +107,7 @@ class ReplicaEngine(Engine):
 
     @abstractmethod
     def open(self, session: Session) -> TrainStep:
-        """Make ready to step the session's model; collective.
+        """Prepare the session's model for steps; return the function for a batch; collective.
 
         Within `session.accumulate` a batch's gradients are added to those before, and no optimizer steps.
         """
@@ -116,7 +115,7 @@ class ReplicaEngine(Engine):
 
 @dataclass(frozen=True)
 class DataParallel(ReplicaEngine):
-    """zero_grad, forward, backward, step; of batches that accumulate the first begins so, and the last ends so."""
+    """The usual step: zero_grad, forward, backward, optimizer step; over all batches that accumulate."""
 
     def open(self, session: Session) -> TrainStep:
         from hocket.session.api import StepResult

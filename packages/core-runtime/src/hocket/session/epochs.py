@@ -1,4 +1,4 @@
-"""The passes of a session over its loaders: how many have ended, and the one under way."""
+"""The passes of a session over its loaders: the number that have ended, and the one under way."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _TOGETHER = (
 
 
 class Epochs:
-    """The passes of one session: how many have ended, and which one is under way.
+    """The passes of one session: the number that have ended, and the one under way.
 
     Attributes:
-        ended: how many; in a loop over epochs the number, from 0, of the epoch under way or about to begin.
+        ended: number of ended passes; in a loop over epochs the number, from 0, of the epoch under way or next.
         compared: whether the ranks have compared their first batches.
         believes_lengths: whether no pass has ended before its loaders' lengths said so.
     """
@@ -53,7 +53,7 @@ class Epochs:
 
     @property
     def under_way(self) -> bool:
-        """Whether a pass has begun and not ended."""
+        """Tell whether a pass has begun and not ended."""
         return self._current is not None
 
     def begin(self, loader: Iterable[Any], rank: int, size: int) -> LoaderCursor:
@@ -61,7 +61,7 @@ class Epochs:
 
         Args:
             loader: any iterable of batches.
-            rank, size: which share of the samples is read, and of how many.
+            rank, size: the number of this rank's share of the samples, and the number of shares.
         """
         self._supersede()
         saved, now = self._to_continue or ({}, None)
@@ -84,34 +84,34 @@ class Epochs:
         return begun
 
     def _supersede(self) -> None:
-        """Count a pass as ended whose iterator somebody still holds."""
+        """End the current pass, though its iterator may still exist."""
         if self._current is not None:
             self._current.superseded = True
             self.end(self._current, early=True)
 
     def end(self, ended: Cursor, *, early: bool = False, counts: bool = True) -> None:
-        """Take note that a pass is over.
+        """Note that a pass is over.
 
         Args:
-            ended: which one.
+            ended: the pass.
             early: whether its loop was left before its last batch.
-            counts: whether it was one of training, and not of evaluation alone.
+            counts: whether it was a pass of training, not of evaluation alone.
         """
         if ended is self._current:
             self.ended += counts
             self._current = None
             self._left = (ended.num_steps, early)
 
-    def meet(self, peer: Peer, call: str) -> None:
-        """Find out that all ranks have left the last pass after the same batch, and go on with the same; collective.
+    def leave_together(self, peer: Peer, call: str) -> None:
+        """Check that all ranks left the last pass after the same batch, for the same call; collective.
 
         Args:
             peer: all ranks.
-            call: what this rank goes on with.
+            call: the call that this rank makes next.
 
         Raises:
-            ExchangeTimeoutError: this one has left its loop, and others go on with theirs; tells what they do.
-            UserError: ranks have left it after different batches, or go on with different things.
+            ExchangeTimeoutError: this rank has left its loop, and others are still in theirs; says what they wait for.
+            UserError: ranks have left it after different batches, or make different calls next.
         """
         left, self._left = self._left, None
         if left is None or peer.size == 1:
@@ -119,41 +119,42 @@ class Epochs:
         batch, early = left
         where = f"after batch {batch} of a pass over session.data"
         try:
-            told = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
+            gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
         except ExchangeTimeoutError as error:
             if not early:
                 raise
             raise ExchangeTimeoutError(
                 f"rank {peer.rank} left the loop {where}, and others are still in it: {error}. {_TOGETHER}"
             ) from error
-        while _some_still_read(told):
-            told = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
+        while _some_still_read(gathered):
+            gathered = gather(peer, [batch, call], what=f"{'left' if early else 'ended'} the loop {where}")
         calls: dict[str, list[int]] = {}
-        for rank, (_, other) in enumerate(told):
+        for rank, (_, other) in enumerate(gathered):
             calls.setdefault(other, []).append(rank)
         if len(calls) > 1:
             each = ", ".join(f"{other} on {number_ranks(ranks)}" for other, ranks in calls.items())
             raise UserError(
-                f"after the loop over session.data ranks go on with different things: {each}. All ranks call what is "
-                "collective: take it out of `if session.is_main`, and leave there what one rank does with the result"
+                f"after the loop over session.data ranks make different calls: {each}. All ranks have to make "
+                "collective calls: take them out of `if session.is_main`, and keep there only what one rank does with "
+                "the result"
             )
 
     def goes_on(self, peer: Peer, current: Cursor) -> bool:
-        """Return whether any rank has a batch where loaders' lengths say that there is none; collective.
+        """Return whether any rank has more batches than its loader's length says; collective.
 
         Args:
-            peer: all ranks; who has left its loop early takes part by `meet`.
+            peer: all ranks; one that has left its loop early takes part by `leave_together`.
             current: the pass under way.
 
         Raises:
-            UserError: others have left the pass, after another batch or with batches to come.
+            UserError: other ranks have left the pass after another batch, or while there are more batches.
         """
         batch, more = current.num_steps, current.following is not END
         where = f"has ended batch {batch}, by its len() the last of a pass over session.data"
-        told = gather(peer, [batch, more, current.num_read], what=where)
-        _some_still_read(told)
-        longest = max((rank[2] for rank in told if isinstance(rank[1], bool)), default=batch)
-        if longest < batch and all(isinstance(rank[1], bool) for rank in told):
+        gathered = gather(peer, [batch, more, current.num_read], what=where)
+        _some_still_read(gathered)
+        longest = max((rank[2] for rank in gathered if isinstance(rank[1], bool)), default=batch)
+        if longest < batch and all(isinstance(rank[1], bool) for rank in gathered):
             self.believes_lengths = False
             if peer.rank == 0:
                 _log.warning(
@@ -163,10 +164,10 @@ class Epochs:
                     longest,
                     batch,
                 )
-        return any(rank[1] is True for rank in told)
+        return any(rank[1] is True for rank in gathered)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on."""
+        """Return the state that a resumed run needs."""
         return {
             "ended": self.ended,
             "current": self._current and self._current.state_dict(),
@@ -177,7 +178,7 @@ class Epochs:
         """Make the next pass the continuation of the one that was under way.
 
         Args:
-            state: what `state_dict` returned.
+            state: a result of `state_dict`.
             now: the random states of that moment.
         """
         self.ended = state["ended"]
@@ -186,21 +187,21 @@ class Epochs:
         self._to_continue = None if nothing else (state, now)
 
 
-def _some_still_read(told: Sequence[Sequence[Any]]) -> bool:
-    """Return whether some ranks ask for another batch, of which there is none, while others have gone on.
+def _some_still_read(gathered: Sequence[Sequence[Any]]) -> bool:
+    """Return whether some ranks still ask for a batch, though there is none, while others have left.
 
     Args:
-        told: by rank, after which batch it is, and what it goes on with, or whether it has another batch.
+        gathered: by rank, the number of its batch, and its next call, or whether it has another batch.
 
     Raises:
-        UserError: ranks are after different batches, or there is another one, and some have gone on.
+        UserError: ranks are after different batches, or some have left while there are more.
     """
-    reading = [isinstance(rank[1], bool) for rank in told]
-    wanted = any(rank[1] is True for rank in told) and not all(reading)
-    if wanted or any(rank[0] != told[0][0] for rank in told):
+    reading = [isinstance(rank[1], bool) for rank in gathered]
+    wanted = any(rank[1] is True for rank in gathered) and not all(reading)
+    if wanted or any(rank[0] != gathered[0][0] for rank in gathered):
         each = ", ".join(
             f"rank {number} {'has more ' if rank[1] is True else ''}after batch {rank[0]}"
-            for number, rank in enumerate(told)
+            for number, rank in enumerate(gathered)
         )
         raise UserError(f"ranks left the loop over session.data after different batches: {each}. {_TOGETHER}")
     return any(reading)

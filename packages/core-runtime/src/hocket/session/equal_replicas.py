@@ -1,11 +1,11 @@
-"""Replicas that a strategy keeps equal, looked at: by checksums, wherever ranks meet and every so many rounds.
+"""The check that replicas are equal where a strategy keeps them so: by checksums, at collective calls and periodically.
 
-A strategy says that replicas stay equal; what a rank does to its own weights (a row that its batch rescales, a file
-that it alone loads) nobody sends. Checksums are of bits, in order, and are read where the parameters lie.
+A strategy says that replicas stay equal, but a rank's own changes to its weights (a row that its batch rescales, a file
+that it alone loads) are not sent. Checksums are of bits, in order, read in place.
 
-Between meetings ranks ask each other every `ROUNDS` rounds of gradients: after a step. The answer is heard when the
-next round begins, which takes all ranks, so that it has come by then, and acted on after that round's step. What
-differs for a moment within a step (a rank's own perturbation, SAM's) is no difference.
+Between such calls ranks exchange checksums every `ROUNDS` rounds of gradients, after a step. They read the result when
+the next round begins, which needs all ranks, so that it is there by then, and act on it after that round's step. A
+temporary difference within a step (a rank's own perturbation, SAM's) does not count.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ROUNDS = 100
 
 
 class EqualReplicas:
-    """The ranks' replicas where the strategy keeps them equal: all parameters, frozen ones too, and some statistics.
+    """The check of replicas that the strategy keeps equal: all parameters, frozen ones too, and some statistics.
 
-    Those of the ranks' own batches differ. Equal are those that have seen none since all ranks held the same: BatchNorm
-    in eval mode since the session was attached, or any that the strategy has just averaged. Where replicas differ,
-    frozen parameters may, too: a teacher within the model follows its own student.
+    Statistics of the ranks' own batches differ. Equal are those that have seen no batch since all ranks held the same:
+    BatchNorm in eval mode since the session was attached, or any that the strategy has just averaged. Where replicas
+    differ, frozen parameters may, too: a teacher within the model follows its own student.
 
     Args:
         replica: this rank's.
@@ -55,10 +55,10 @@ class EqualReplicas:
         self._asked: Request | None = None
         self._own = np.empty(0, np.uint8)  # held as long as it is sent
         self._found = False
-        self._times_told = 0
+        self._times_found = 0
 
     def between_steps(self, step: int) -> None:
-        """Ask for the other ranks' checksums where that is due, and deal with replicas that were found to differ."""
+        """Start a comparison where one is due, and handle replicas that were found to differ."""
         if self._found:
             self.look("training", step, repairs=True)
         elif self._rounds >= self._next:
@@ -66,31 +66,31 @@ class EqualReplicas:
             self._ask()
 
     def begin_round(self, step: int) -> None:
-        """Take note of a round of gradients that all ranks begin, and of the checksums that were asked for."""
+        """Note a round of gradients that all ranks begin, and read the checksums of the last comparison."""
         if self._found:  # and this rank has not stepped since
             self.look("training", step, repairs=True)
         if self._rounds >= self._next:
             self._ask()
-            self._hear()
+            self._read_comparison()
         self._rounds += 1
 
     def look(self, call: str, step: int, *, repairs: bool) -> list[Tensor]:
-        """Compare the replicas; collective, with nothing under way.
+        """Compare the replicas; collective, with no exchange under way.
 
         Args:
-            call: what has brought the ranks together.
-            step: how many steps have ended.
+            call: the call that compares them.
+            step: number of steps that have ended.
             repairs: whether replicas that differ are set to their mean here, where they are no error.
 
         Returns:
-            What differs, where that was left: flat buffers of parameters, frozen parameters, and statistics.
+            The tensors that still differ: flat buffers of parameters, frozen parameters, and statistics.
 
         Raises:
-            DisagreementError: they differ, and that is an error.
+            DisagreementError: they differ, and differences are errors.
         """
         if self._rounds >= self._next:
             self._ask()
-            self._hear()
+            self._read_comparison()
         self._found = False
         if self._peer.size == 1 or not self._phases.replicas_equal:
             return []
@@ -104,7 +104,7 @@ class EqualReplicas:
         distance = float(sum(squares) / len(squares)) ** 0.5
         if numbers == apart and distance == 0.0:  # zeros of either sign
             return []
-        self._tell(call, step, distance, beside)
+        self._report(call, step, distance, beside)
         if repairs:
             average(numbers, self._replica.lane)
             # Else they would part again.
@@ -126,46 +126,46 @@ class EqualReplicas:
             room = np.empty((self._peer.size, self._own.size), np.uint8)
             self._asked = self._replica.lane.iallgather(self._own, room)
 
-    def _hear(self) -> None:
+    def _read_comparison(self) -> None:
         if self._asked is not None:
-            told = self._asked.wait()
+            gathered = self._asked.wait()
             self._asked, self._next = None, self._rounds + ROUNDS
-            self._found = any(bytes(of_rank) != bytes(told[0]) for of_rank in told)
+            self._found = any(bytes(of_rank) != bytes(gathered[0]) for of_rank in gathered)
 
     def _frozen(self) -> dict[str, Tensor]:
         """Return the parameters that were frozen when the session was attached, by name."""
         trained = self._replica.storage.parameters
         return {name: p.detach() for name, p in self._replica.model.named_parameters() if name not in trained}
 
-    def _tell(self, call: str, step: int, distance: float, beside: dict[str, Tensor]) -> None:
-        """Say what differs, by how much, and what may have done it."""
+    def _report(self, call: str, step: int, distance: float, beside: dict[str, Tensor]) -> None:
+        """Report the difference, its size and its likely causes."""
         values = {name: p.detach() for name, p in self._replica.storage.parameters.items()} | beside
         compared = compare(self._peer, values)
         names, others = compared.alike, compared.others[compared.alike[0]]
         kinds = "parameters" + " and statistics" * (len(beside) > len(self._frozen()))
         whose = f"{'rank' if len(others) == 1 else 'ranks'} {', '.join(map(str, others))} and rank 0"
-        told = (
+        text = (
             f"the ranks' replicas differ, which {self._strategy} keeps equal ({call}, after step {step}): "
             f"{len(names)} of {len(values)} {kinds}, first {names[0]}, of which {whose} hold different values; "
             f"root mean square distance from their mean {distance:.3g}"
         )
         causes = self._causes()
         if not self._averages:
-            raise DisagreementError(f"{told}. {causes}")
-        self._times_told += 1
-        if self._peer.rank == 0 and self._times_told == 1:
+            raise DisagreementError(f"{text}. {causes}")
+        self._times_found += 1
+        if self._peer.rank == 0 and self._times_found == 1:
             _log.warning(
                 "%s. %s. Consensus, save, close, and a look every %d rounds set replicas to their mean; "
                 "hocket.attach(..., on_difference='error') ends the job instead",
-                told,
+                text,
                 causes,
                 ROUNDS,
             )
-        elif self._peer.rank == 0 and self._times_told & (self._times_told - 1) == 0:
-            _log.warning("%s. So they did %d times", told, self._times_told)
+        elif self._peer.rank == 0 and self._times_found & (self._times_found - 1) == 0:
+            _log.warning("%s. This has happened %d times", text, self._times_found)
 
     def _causes(self) -> str:
-        """Return what may have done it, the surest first; collective."""
+        """Return the likely causes, the surest first; collective."""
         kinds = differing(self._peer, {"optimizer's state": _kinds(self._replica)})
         embeddings = nn.Embedding, nn.EmbeddingBag
         scaling = [
@@ -179,7 +179,7 @@ class EqualReplicas:
                 f"module {scaling[0]} has max_norm, by which each rank rescales the rows of its own batch"
             )
         if kinds:
-            known.append(f"optimizers remember different things:\n{kinds}\n")
+            known.append(f"optimizers hold different state:\n{kinds}\n")
         known.append(
             "weights that were loaded, or written, on some ranks only; gradients that a rank changed by itself between "
             "backward() and optimizer.step() (noise, clipping by a norm of its own); an optimizer's state that was "
@@ -189,7 +189,7 @@ class EqualReplicas:
 
 
 def _kinds(replica: Replica) -> dict[str, Any]:
-    """Return what the optimizers remember of each parameter: its names and dtypes."""
+    """Return the names, dtypes and shapes of the optimizers' state of each parameter."""
     return {
         name: {key: _kind(value) for key, value in replica.optimizers.state_of(parameter).items()}
         for name, parameter in replica.storage.parameters.items()

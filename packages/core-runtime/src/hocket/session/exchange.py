@@ -34,16 +34,16 @@ _NETWORK = NetworkModel()
 
 @dataclass
 class Counters:
-    """What a session has spent on communication so far.
+    """The communication costs of a session so far.
 
     Attributes:
         bytes_sent: by this rank, as the collectives' algorithms count them.
-        exchanges: how many segments were exchanged.
-        overlap: how long exchanges were under way, and how much of that nothing hid.
-        outcomes: how many exchanges of gradients, or by collectives that answer from a progress thread, have ended.
-        active: the sum over them of the ranks whose contributions came in.
+        exchanges: number of segments exchanged.
+        overlap: the time that exchanges were under way, and the part of it that nothing hid.
+        outcomes: number of ended exchanges of gradients, or by collectives that answer from a progress thread.
+        active: the sum over them of the number of ranks whose contributions arrived.
         staleness_max: the largest `Outcome.staleness`.
-        partners: how many averagings of pairs there were, by the other's rank in the world.
+        partners: number of averagings of pairs, by the partner's rank in the world.
     """
 
     bytes_sent: float = 0.0
@@ -56,12 +56,12 @@ class Counters:
 
     @property
     def exposed_wait_s(self) -> float:
-        """Seconds in which the training thread waited for an exchange."""
+        """Return the seconds in which the training thread waited for an exchange."""
         return self.overlap.exposed_wait_s
 
     @property
     def under_way_s(self) -> float:
-        """Seconds in which at least one exchange was under way."""
+        """Return the seconds in which at least one exchange was under way."""
         return self.overlap.under_way_s
 
 
@@ -70,14 +70,14 @@ class ActiveExchange:
     """An exchange over this rank's scope.
 
     Attributes:
-        exchange: what the strategy says.
-        ranks: those of this rank's scope, by their place in it.
+        exchange: the strategy's exchange.
+        ranks: the world's ranks of this scope, by their number in it.
         peer: this rank's endpoint among them.
-        segments: what this rank exchanges, piece by piece: all of the model's segments, or those that it leads.
-        scale: what a contribution is multiplied by, so that the combination is a mean.
-        observer: is told of it; None where nobody asks.
+        segments: the segments that this rank exchanges: all of the model's, or those that it leads.
+        scale: the factor of a contribution that makes the combination a mean.
+        observer: is notified of it; None for no observer.
         ordered: whether all ranks have to begin segments in the same order, whichever is ready first.
-        rounds: how many times each segment has been exchanged, by its index.
+        rounds: number of times that each segment has been exchanged, by its index.
     """
 
     exchange: Exchange
@@ -100,7 +100,7 @@ class ActiveExchange:
             segment.wait_by(partial(self._wait_for_device, segment.name))
 
     def _wait_for_device(self, name: str, over: Callable[[], bool]) -> None:
-        """Wait for what the device does once other ranks have, and look meanwhile whether they live."""
+        """Wait for a device's work that depends on other ranks, and check meanwhile that they live."""
         if over():
             return
         peer = self.peer
@@ -110,19 +110,19 @@ class ActiveExchange:
 
     @property
     def round(self) -> int:
-        """How many times all segments have been exchanged; but for staggered ones each of them."""
+        """Return the number of rounds of all segments; with staggering, of each of them."""
         return min(self.rounds.values(), default=0)
 
     def started(self, segment: Segment) -> bool:
-        """Return whether this round's exchange of `segment` is under way, or will be in its turn."""
+        """Return whether this round's exchange of `segment` is under way, or waits for its turn."""
         return segment.index in self._requests or segment in self._turns
 
     def start(self, segment: Segment) -> None:
-        """Send `segment.outgoing`, from now on not to be written, in this round."""
+        """Send `segment.outgoing` in this round; it must not be written from now on."""
         self._start([segment], segment.name)
 
     def start_in_window(self, segment: Segment) -> None:
-        """Send `segment.outgoing` when those before it have made room, at the latest when it is waited for.
+        """Send `segment.outgoing` after those before it have made room, at the latest when waited for.
 
         Segments that are exchanged together begin with the last of them: called for all, in their order.
         """
@@ -137,7 +137,7 @@ class ActiveExchange:
         return segment.index in self._requests and not self.arrived(segment)
 
     def start_all(self, indices: Collection[int]) -> None:
-        """Send segments' `outgoing`, as fewer exchanges where that costs less; for whoever waits for them all."""
+        """Send segments' `outgoing`, in groups where that costs less; for callers that wait for all."""
         for group in self._together:
             due = [segment for segment in group if segment.index in indices]
             if len(due) == len(group) > 1:
@@ -189,10 +189,10 @@ class ActiveExchange:
         )
 
     def wait_for(self, start: Callable[[], Request], what: str, num_bytes: int) -> Any:
-        """Carry out at once what ranks exchange beside the segments, observed as segments are; return its result.
+        """Carry out an exchange beside the segments at once, observed as theirs; return its result.
 
         Args:
-            start: starts it.
+            start: starts the exchange.
             what: its name, behind the exchange's.
             num_bytes: of this rank's contribution.
         """
@@ -201,7 +201,7 @@ class ActiveExchange:
             return self._observed(start, name, self.round, num_bytes).wait()
 
     def _expected_bytes(self, segment: Segment) -> float:
-        """Return what this rank sends in a round; nobody knows how long a message is before it is packed."""
+        """Return the bytes that this rank sends in a round; an estimate before a message is packed."""
         if segment.index not in self._expected:
             self._expected[segment.index] = self._bytes(
                 footprint_of(self.exchange.compressor, segment).message_bytes, segment
@@ -241,7 +241,7 @@ class ActiveExchange:
         return outcome
 
     def finish(self, segment: Segment) -> Outcome:
-        """Wait until `segment.incoming` holds this round's combination, and be ready for the next round."""
+        """Wait until `segment.incoming` holds this round's combination; end the round."""
         outcome = self.wait(segment)
         self.progress.unwatch(self._requests.pop(segment.index))
         self.rounds[segment.index] += 1
@@ -254,13 +254,13 @@ class ActiveExchange:
         return outcome
 
     def receive(self, segment: Segment) -> Outcome:
-        """Wait until `segment.incoming` holds this round's combination, which stays to be finished."""
+        """Wait until `segment.incoming` holds this round's combination, without ending the round."""
         outcome = self.wait(segment)
         self._stage_in(segment)
         return outcome
 
     def put_back(self, segment: Segment, outcome: Outcome) -> None:
-        """Let a round that was finished, whose combination `segment.incoming` holds again, be one that has come."""
+        """Reopen a finished round, whose combination `segment.incoming` holds again, as received."""
         self._requests[segment.index] = Finished(outcome)
         self.rounds[segment.index] -= 1
 
@@ -275,7 +275,7 @@ class ActiveExchange:
             segment.stage_trailer_in()
 
     def count_on(self, rounds: Mapping[str, int]) -> None:
-        """Go on from where others were, without what the channel has kept; nothing is under way.
+        """Continue from other ranks' rounds, without the channel's state; no exchange is under way.
 
         Args:
             rounds: by the segments' indices, of another rank's segments.
@@ -285,10 +285,9 @@ class ActiveExchange:
         self.channel.resume(self.rounds, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the rounds, the channel's state, and what has come but is not merged yet.
+        """Return the state for a resumed run: rounds, the channel's state, received but unmerged results.
 
-        Waits for what is under way, which stays to be finished: how a run goes on does not depend on whether it is
-        saved.
+        Waits for exchanges under way without ending their rounds: a run continues the same whether it is saved or not.
         """
         pending = {}
         for segment in self.segments:
@@ -309,13 +308,13 @@ class ActiveExchange:
         }
 
     def _strides(self) -> dict[str, list[int]]:
-        """Return in which order the elements of parameters lie in segments, where it is not that of their axes."""
+        """Return the strides of parameters in segments, where their order is not that of the axes."""
         spans = [span for segment in self.segments for span in segment.spans]
         found = {span.name: unusual_strides(span.shape, span.stride) for span in spans}
         return {name: strides for name, strides in found.items() if strides is not None}
 
     def _check_strides(self, state: dict[str, Any]) -> None:
-        """Refuse residuals and messages whose elements lie in another order than these parameters'."""
+        """Refuse a state whose elements lie in another order than these parameters'."""
         now, then = self._strides(), state["strides"]
         differing = [name for name in {**now, **then} if now.get(name) != then.get(name)]
         if differing and (state["pending"] or flatten(state["channel"])[1]):
@@ -327,10 +326,10 @@ class ActiveExchange:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned on this rank; nothing is under way.
+        """Continue from a result of `state_dict` on this rank; no exchange is under way.
 
         Raises:
-            CheckpointError: it is of parameters whose elements lay in another order, and that matters.
+            CheckpointError: the saved parameters' elements lay in another order, and that matters.
         """
         self._check_strides(state)
         self.rounds = {segment.index: state["rounds"][str(segment.index)] for segment in self.segments}
@@ -346,12 +345,12 @@ class ActiveExchange:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of this exchange is under way."""
+        """Tell whether no segment of this exchange is under way."""
         return not self._requests and not self._turns
 
 
 def _staged_out(group: Sequence[Segment]) -> Request:
-    """Return a request that is done once what segments send has come from the device."""
+    """Return a request that is done once the segments' data are copied from the device."""
 
     def wait(timeout_s: float | None) -> None:
         for segment in group:

@@ -3,10 +3,11 @@
 A module's forward pre-hook merges the segments of the parameters that it owns. Some parameters are read outside of
 the module that owns them (`MultiheadAttention.out_proj.weight`, an embedding's weight tied to the output layer):
 the first forward is watched to find these, and from then on their segments are merged before the model's own
-forward begins. Whatever the forward did not reach is merged when it ends, so that a loss may read all parameters.
+forward begins. Segments that the forward did not reach are merged when it ends, so that a loss may read all parameters.
 Where a module is not called in a later forward, and its parameters get a gradient all the same, they were read that
 way: from then on they are among these. Where parts are called and not the model (`model.encode(x)`), or are compiled,
-nobody knows when a forward begins: from then on all is sent and merged at the step's end, as with overlap none.
+the begin of a forward is unknown: from then on all segments are sent and merged at the step's end, as with overlap
+none.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _log = logging.getLogger("hocket")
 
 
 class ForwardMerge:
-    """Sets the hooks of one exchange.
+    """The hooks that merge one exchange before parameters are read.
 
     Args:
         model: the attached model; it has to be called for its forward to be noticed, as torch's own hooks need it.
-        exchange: with overlap forward.
+        exchange: an exchange with overlap forward.
     """
 
     def __init__(self, model: nn.Module, exchange: ParameterMix) -> None:
@@ -83,14 +84,14 @@ class ForwardMerge:
                 )
 
     def compiled(self, name: str) -> None:
-        """Take note that a part of the model is compiled, with whatever hooks it has then; on all ranks."""
+        """Note that a part of the model is compiled, with the hooks that it has then; on all ranks."""
         with torch.no_grad():
             self._exchange.merge_all()
         self._merge_at_steps_end(f"{name} is compiled, and compiled code does not run hooks as they are")
         self.close()
 
     def look_before_step(self) -> None:
-        """Notice what was read before it was merged, of the gradients that it has; before each step."""
+        """Find parameters that were read before they were merged, by their gradients; before each step."""
         if self._exchange.due:
             self._merge_at_steps_end(
                 "a step comes without a forward of the model since the last one (is it called as model(x)?)"
@@ -177,7 +178,7 @@ class ForwardMerge:
 
 
 class _Probe(TorchFunctionMode):
-    """Watches one forward for parameters that are read while none of the modules that own them runs."""
+    """A watch over one forward for parameters that are read while no module that owns them runs."""
 
     def __init__(self, model: nn.Module, names: set[str]) -> None:
         super().__init__()
@@ -217,7 +218,7 @@ class _Probe(TorchFunctionMode):
 
 
 class ModuleHook:
-    """A hook of `module` that calls `act`, and does nothing for a copy of the module (EMA)."""
+    """A hook of `module` that calls `act`, except on copies of the module (EMA)."""
 
     def __init__(
         self, module: nn.Module, act: Callable[..., None], merges: ForwardMerge | None = None
@@ -243,7 +244,7 @@ class ModuleHook:
 
 @cache
 def _watch_compiling() -> None:
-    """Be told of parts of a model that are compiled in place (`part.compile()`) from now on."""
+    """Watch for parts of a model that are compiled in place (`part.compile()`) from now on."""
     compile_part = nn.Module.compile
 
     @wraps(compile_part)
@@ -257,7 +258,7 @@ def _watch_compiling() -> None:
 
 
 class ProgressHooks:
-    """Advances unfinished exchanges whenever a layer begins its forward, or has its gradient.
+    """The hooks that advance exchanges whenever a layer begins its forward, or has its gradient.
 
     Without it a message that needs both ends, as MPI's large ones do, would stand still while the model computes.
 
@@ -265,7 +266,7 @@ class ProgressHooks:
 
     Args:
         model: the attached model.
-        progress: advances what is under way.
+        progress: advances exchanges under way.
         backward: whether in backward, too. Where gradients are exchanged their own hooks do so.
     """
 

@@ -1,4 +1,4 @@
-"""GradScaler's factor on the loss and the steps that it has left out, of which it tells nobody."""
+"""GradScaler's factor on the loss and the steps that it has skipped, neither of which it reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _Here(threading.local):
-    """Of this thread, which calls scalers and optimizers: the last scaler, and whether one steps an optimizer now."""
+    """This thread's last scaler, and whether it steps an optimizer now."""
 
     scaler: weakref.ref[GradScaler] | None = None
     steps = False
@@ -43,9 +43,9 @@ _MOST_BACKWARDS = 1024
 
 
 def loss_scale() -> float:
-    """Return by what the loss was multiplied whose backward is under way; 1 without a scaler.
+    """Return the factor of the loss whose backward is under way; 1 without a scaler.
 
-    What compressors remember must not depend on a scale that changes.
+    The state of compressors must not depend on a scale that changes.
     """
     own = _scalers.get(current_backward())
     scaler = None if own is None else own()
@@ -53,18 +53,18 @@ def loss_scale() -> float:
 
 
 def scaler_steps(optimizer: Optimizer) -> bool:
-    """Return whether a scaler, which has looked for Inf in what this optimizer uses, makes the step under way."""
+    """Return whether a scaler that has checked this optimizer's gradients for Inf makes the step under way."""
     return _here.steps or getattr(optimizer, "found_inf", None) is not None
 
 
 def found_inf(optimizer: Optimizer) -> bool:
-    """Return whether a fused optimizer, which a scaler lets step all the same, will leave everything as it is."""
+    """Return whether a fused optimizer will skip its step for Inf, though the scaler calls it."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
 
 
 def unscales_by(optimizer: Optimizer) -> Tensor | float:
-    """Return what an optimizer divides gradients by within its step, as fused ones do; 1 where it does not."""
+    """Return the divisor of gradients within an optimizer's step, as fused ones have; else 1."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else scale
 
@@ -83,7 +83,7 @@ def scaler_in_use() -> bool:
 
 @cache
 def watch_scalers() -> None:
-    """Take note of backwards through losses that are scaled from now on."""
+    """Watch for backwards through scaled losses from now on."""
     scale = GradScaler.scale
 
     def noted(self: GradScaler, outputs: Any) -> Any:
@@ -106,8 +106,8 @@ def watch_scalers() -> None:
 
 
 @cache
-def watch_skips(told: Callable[[Optimizer], None]) -> None:
-    """Call `told` with each optimizer whose step a scaler leaves out from now on."""
+def watch_skips(on_skip: Callable[[Optimizer], None]) -> None:
+    """Call `on_skip` with each optimizer whose step a scaler skips from now on."""
     step_unless_inf = GradScaler._maybe_opt_step
 
     def noted(self: GradScaler, optimizer: Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def watch_skips(told: Callable[[Optimizer], None]) -> None:
         finally:
             _here.steps = False
         if any(found.item() for found in state["found_inf_per_device"].values()):
-            told(optimizer)
+            on_skip(optimizer)
         return result
 
     GradScaler._maybe_opt_step = noted  # type: ignore[method-assign, assignment]

@@ -1,9 +1,9 @@
-"""Exchanges gradients: from autograd's hooks to `p.grad`, which then holds what the strategy makes of all ranks'.
+"""The exchange of gradients: from autograd's hooks to `p.grad`, which then holds the strategy's combination.
 
 When a parameter's gradient is in, its hook copies it, scaled, into the segment that will be sent and lets go of it;
-when `backward()` ends, `p.grad` is bound to a view of what came back. With overlap backward a segment is sent as
+when `backward()` ends, `p.grad` is bound to a view of the result. With overlap backward a segment is sent as
 soon as its last gradient is in; with overlap none all are sent when backward has ended. The slot's exchanges follow
-each other segment by segment: what one gives is what the next one sends, between the same two buffers.
+each other segment by segment: the next one sends the result of the one before, between the same two buffers.
 
 Behind a segment's data travels a trailer through the same linear combinations: the rank's weight, whether it
 holds NaN or Inf, and for each parameter whether it had a gradient. So a mean over ranks with different weights (0
@@ -48,9 +48,9 @@ _log = logging.getLogger("hocket")
 
 
 class Undo:
-    """Gives compressors' states back what they held before a round that held NaN or Inf.
+    """A backup of compressors' states before each round, restored if the round held NaN or Inf.
 
-    That takes a copy of them in each round, which is made from `begin` on: where steps can be left out.
+    It copies them in each round from `begin` on, where steps can be skipped.
 
     Args:
         opened: the exchanges of a slot.
@@ -61,39 +61,39 @@ class Undo:
         self._begun = False
 
     def begin(self) -> None:
-        """Be able to take rounds back, from the next one on."""
+        """Back up states from the next round on."""
         self._begun = True
 
     def begin_round(self, *, spoiled: bool) -> None:
-        """Expect a round; `spoiled` says whether the last one held NaN or Inf."""
+        """Prepare for a round; `spoiled` says whether the last one held NaN or Inf."""
         if spoiled and not self._begun:
             self.begin()
             _log.warning(
-                "a step with NaN or Inf was left out, by a GradScaler or by whoever trains, after residuals had been "
-                "sent in it, and they are lost. From now on they are kept; on_nonfinite='skip' does it from the start"
+                "a step with NaN or Inf was left out, by a GradScaler or by the training loop, after residuals had "
+                "been sent in it: they are lost. From now on they are kept; on_nonfinite='skip' does it from the start"
             )
         for packing in self._packings:
             packing.keep(self._begun)
 
     def undo(self) -> None:
-        """Take the last round back."""
+        """Restore the states from before the last round."""
         for packing in self._packings:
             packing.restore()
 
 
 class GradientSync:
-    """Hooks, sends and binds the gradients of one model.
+    """The exchange of one model's gradients: sets hooks, sends segments and binds results to `p.grad`.
 
     Args:
         parameters: the trainable ones by name.
         opened: the slot's exchanges that this rank takes part in, over more than one rank, in order; the first has
             all of the model's segments.
-        segments: each segment's way through them.
+        segments: the state of each segment on its way through them.
         exchanges: the slot's on all ranks.
-        begin: called before a backward's gradients are sent; returns what this rank puts into the step's mean.
-        end: called when `p.grad` holds what came back.
-        terms: what the first exchange's compressor takes over from the optimizer.
-        agreement: where compressors remember something, on what has to be known before they do.
+        begin: called before a backward's gradients are sent; returns this rank's contribution to the step's mean.
+        end: called when `p.grad` holds the result.
+        terms: the optimizer's terms that the first exchange's compressor applies.
+        agreement: of ranks on weights and finiteness before compressors update residuals; None without residuals.
         may_skip: whether steps with NaN or Inf are left out.
     """
 
@@ -163,7 +163,7 @@ class GradientSync:
         """Set the parameters' hooks."""
         for state in self._segments:
             for gradient in state.gradients:
-                # Frozen since attach: torch sets no hook there, and there is no gradient to be told of.
+                # Frozen since attach: torch sets no hook there, and no gradient will arrive.
                 if gradient.parameter.requires_grad:
                     hook = _hook_for(gradient, self)
                     self._handles.append(gradient.parameter.register_post_accumulate_grad_hook(hook))
@@ -177,7 +177,7 @@ class GradientSync:
         self._num_hooks = sum(map(len, self._hooks))
 
     def _go_last(self) -> None:
-        """Let hooks that somebody has set since see gradients first; in this backward the session takes theirs last."""
+        """Move the session's hooks behind those set since, so that it takes gradients last in this backward."""
         self._held = set()
         for gradient, hooks, key in zip(self._hooked, self._hooks, self._keys, strict=True):
             if next(reversed(hooks)) != key:
@@ -207,21 +207,21 @@ class GradientSync:
                 each.advance()
 
     def _send_in_order(self) -> None:
-        """Send the next segments, as far as they are complete."""
+        """Send the next segments that are complete, in order."""
         while self._early and self._next < len(self._segments) and not self._segments[self._next].missing:
             self._send(self._segments[self._next])
             self._next += 1
 
     @property
     def dropped(self) -> bool:
-        """Whether parameters hold none of the gradients that they were bound to when the last exchange ended."""
+        """Tell whether no parameter holds the gradient that the last exchange bound to it."""
         gradients = [gradient for state in self._segments for gradient in state.gradients]
         return not any(g.base is not None or g.holds_result for g in gradients)
 
     def _begin_backward(self) -> None:
         if is_nested_backward():
             raise AttachError(
-                "a backward was called inside another one (checkpoint with use_reentrant=True?): nobody can tell "
+                "a backward was called inside another one (checkpoint with use_reentrant=True?), so it is unknown "
                 "when gradients are complete. Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False), "
                 "which gives the same gradients"
             )
@@ -271,7 +271,7 @@ class GradientSync:
             state.reset()
 
     def _contribute(self, gradient: GradientSlot) -> None:
-        """Take over the gradient that this rank contributes of a parameter."""
+        """Copy this rank's gradient of a parameter into its segment."""
         kept = self.contribution.kept
         given = gradient.parameter.grad if kept is None else kept.get(gradient.parameter)
         gradient.take(given, self._factor / self._loss_scale)
@@ -281,7 +281,7 @@ class GradientSync:
         self._finish_round()
 
     def _finish_round(self) -> None:
-        """Send what has not been sent yet, wait for everything, and bind what came back."""
+        """Send the remaining segments, wait for all, and bind the results."""
         waiting = [state for state in self._segments if state.at < 0]
         for state in waiting:
             self._contribute_late(state)
@@ -299,7 +299,7 @@ class GradientSync:
         self._end()
 
     def _exchange(self, waiting: Sequence[SegmentState]) -> None:
-        """Send what is waiting, and bind every segment when it has come."""
+        """Send the waiting segments, and bind each segment's result when it arrives."""
         packing = self._open.channel.packing
         if packing is not None and packing.traits.prepares:
             packing.compressor.prepare(
@@ -328,9 +328,9 @@ class GradientSync:
                 self.nonfinite += state.flagged()
 
     def _pass_all_on(self) -> None:
-        """Let all segments go on to their next exchange before the last of one is waited for.
+        """Start the next exchange of all segments before waiting for the last one.
 
-        Exchange by exchange: how many are before it differs between the ranks that lead a segment and the others.
+        It goes exchange by exchange, as leaders of a segment take part in more of them than other ranks do.
         """
         for opened in self._exchanges[1:]:
             for state in self._segments:
@@ -338,18 +338,18 @@ class GradientSync:
                     state.pass_on()
 
     def _knows_enough(self, state: SegmentState) -> bool:
-        """Return whether a segment can be sent before ranks have agreed on which parameters have a gradient."""
+        """Return whether a segment can be sent before ranks agree on the parameters with a gradient."""
         return self.terms is None or bool(state.present.all())
 
     def _agree(self, agreement: Agreement, waiting: Sequence[SegmentState]) -> bool:
-        """Find out which parameters have a gradient anywhere, and return whether all are finite; collective."""
+        """Find the parameters with a gradient on any rank; return whether all are finite; collective."""
         for state in waiting:
             self._look(state)
         present, anywhere = ([getattr(p, name) for p in self._segments] for name in ("present", "anywhere"))
-        return agreement.meet(present, anywhere, finite=not self.nonfinite)
+        return agreement.agree(present, anywhere, finite=not self.nonfinite)
 
     def _leave_out(self) -> None:
-        """Let all ranks find NaN, whatever of it has come to whom, and compressors remember nothing of the round."""
+        """Fill every segment with NaN so that all ranks skip the step, and undo residual updates."""
         for state in self._segments:
             state.spoil()
         self.nonfinite_anywhere = True
@@ -357,7 +357,7 @@ class GradientSync:
             self._undo.undo()
 
     def _contribute_late(self, state: SegmentState) -> None:
-        """Fill in parameters that this backward did not reach: from an earlier one, or with nothing."""
+        """Contribute parameters that this backward did not reach: from an earlier one, or as absent."""
         for gradient in state.gradients:
             if not gradient.arrived:
                 if self.account is not None and gradient in self.account.unstepped:
@@ -384,13 +384,13 @@ class GradientSync:
         state.begin()
 
     def _look(self, state: SegmentState) -> None:
-        """Find NaN and Inf in what is about to be sent."""
+        """Find NaN and Inf in a segment before it is sent."""
         bad = state.nonfinite()
         self.nonfinite += bad
         state.first.finite = not bad
 
     def exchange(self) -> None:
-        """Exchange what `p.grad` holds, outside of a backward, and bind what comes back."""
+        """Exchange the contents of `p.grad`, outside of a backward, and bind the result."""
         self._by_hand = True
         try:
             self._begin_round(self._begin())
@@ -399,7 +399,7 @@ class GradientSync:
             self._by_hand = False
 
     def take_part(self) -> None:
-        """Take part in a step's exchange without a gradient of one's own, and bind the others' mean."""
+        """Take part in a step's exchange without a gradient, and bind the other ranks' mean."""
         self._begin_round(NOTHING)
         self._finish_round()
 
@@ -411,12 +411,12 @@ class GradientSync:
             self.terms.end_step()
 
     def close_lane(self) -> None:
-        """Give back what the ranks agree over; collective."""
+        """Close the lane of the ranks' agreement; collective."""
         if self._agreement is not None:
             self._agreement.close()
 
     def close(self) -> None:
-        """Take the hooks off; gradients become tensors of their own."""
+        """Remove the hooks; gradients become tensors of their own."""
         for handle in self._handles:
             handle.remove()
         self._nodes.clear()
@@ -427,11 +427,11 @@ class GradientSync:
 def _hook_for(gradient: GradientSlot, sync: GradientSync) -> Callable[[Tensor], None]:
     # The garbage collector does not see what such a hook refers to: a session that is given up without `close` would
     # stay for ever, with its model. The optimizer's hooks keep it for as long as there is an optimizer.
-    slot, told = weakref.ref(gradient), weakref.ref(sync)
+    slot_ref, sync_ref = weakref.ref(gradient), weakref.ref(sync)
 
     # A function, not a method: `copy.deepcopy` of a model copies hooks, and must not copy the session with them.
     def hook(parameter: Tensor) -> None:
-        gradient, sync = slot(), told()
+        gradient, sync = slot_ref(), sync_ref()
         if sync is not None and gradient is not None and parameter is gradient.parameter:
             sync._arrived(gradient)
 
@@ -439,10 +439,10 @@ def _hook_for(gradient: GradientSlot, sync: GradientSync) -> Callable[[Tensor], 
 
 
 def _hook_before(gradient: GradientSlot, account: Account) -> Callable[[Sequence[Tensor]], None]:
-    slot, told = weakref.ref(gradient), weakref.ref(account)
+    slot_ref, account_ref = weakref.ref(gradient), weakref.ref(account)
 
     def hook(_: Sequence[Tensor]) -> None:
-        gradient, account = slot(), told()
+        gradient, account = slot_ref(), account_ref()
         if account is not None and gradient is not None and gradient in account.unstepped:
             account.set_aside(gradient)
 

@@ -1,4 +1,4 @@
-"""Places that a round leaves alone: their values are kept, and put back when it is over."""
+"""Places that a round must not change: their values are kept, and put back after it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Held"]
 
 
 class Held:
-    """Values in tensors that change in a round, and must not for parameters that take no part in it."""
+    """The values of parameters that take no part in a round, in tensors that change in it."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
     def keep(self, tensor: Tensor | None, places: Iterable[slice], *, empty: bool = False) -> None:
-        """Keep what a flat tensor holds at places, which are 0 in the round where `empty` says so."""
+        """Keep a flat tensor's values at places, and zero them there for the round if `empty`."""
         if tensor is None:
             return
         for place in places:
@@ -28,7 +28,7 @@ class Held:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Put back what was kept."""
+        """Put back the kept values."""
         for place, value in self._held:
             place.copy_(value)
         self._held.clear()

@@ -1,4 +1,4 @@
-"""An optimizer's state as it was saved: torch gives what it loads the parameters' dtype."""
+"""An optimizer's state with the dtypes that it was saved in, which torch would change to the parameters'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["load_keeping_dtypes", "own_state"]
 
 @torch.no_grad()
 def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load what `optimizer.state_dict()` returned, and give back dtypes, values and deques' lengths that torch changes.
+    """Load an `optimizer.state_dict()`, and restore dtypes, values and deques' lengths that torch changes.
 
     A momentum of bfloat16 parameters in float32, for example, would lose the bits that it is kept for.
     """
@@ -31,9 +31,9 @@ def load_keeping_dtypes(optimizer: Optimizer, saved: dict[str, Any]) -> None:
 
 
 def own_state(holder: Optimizer, held: Optimizer) -> dict[str, Any]:
-    """Return the `state_dict` of an optimizer that holds one, where it remembers more, as Lookahead's slow weights.
+    """Return the `state_dict` of an optimizer around another, if it has more state, as Lookahead's slow weights.
 
-    It is empty where its state is that of the one it holds, or torch's `state_dict`, which needs torch's `__init__`.
+    It is empty if it is the inner one's, or torch's own `state_dict`, which needs torch's `__init__`.
     """
     state = vars(holder).get("state")
     if holder is held or not state or state is held.state or type(holder).state_dict is Optimizer.state_dict:
@@ -42,7 +42,7 @@ def own_state(holder: Optimizer, held: Optimizer) -> dict[str, Any]:
 
 
 def _as_saved(loaded: Any, saved: Any) -> Any:
-    """Return what was loaded, with the saved values of tensors that have another dtype now."""
+    """Return the loaded state, with the saved values of tensors that have another dtype now."""
     if isinstance(loaded, Tensor) and isinstance(saved, Tensor):
         if loaded.dtype == saved.dtype or loaded.shape != saved.shape or is_composite(saved):
             return loaded

@@ -1,15 +1,16 @@
-"""Cursors over loaders, read one batch ahead, at which another process can continue where this one was.
+"""Cursors over loaders, read one batch ahead, which another process can continue.
 
-What a loader gives depends on what it draws: torch's DataLoader takes the seeds of its sampler and of its workers
+A loader's batches depend on random draws: torch's DataLoader takes the seeds of its sampler and of its workers
 from torch's global generator when a pass begins, and a dataset that is read in the training process draws for each
 batch. So a cursor remembers the random states at its start, and those before the newest batch was read. A resumed one
-begins the pass again from the former, leaves out what was handed out already, and reads the newest batch from the
+begins the pass again from the former, skips batches that were handed out already, and reads the newest batch from the
 latter. A loader with `state_dict` and `load_state_dict`, such as torchdata's StatefulDataLoader, loads its state
 instead.
 
 Without a `state_dict`, two cases stay out of reach: samplers that draw from the global generators batch by batch while
-workers read ahead of training, and what persistent workers carry from one pass to the next. With one, a rank without
-any data is, which is lent another rank's next batch in place of its first, and so are workers' draws, which is said.
+workers read ahead of training, and what persistent workers carry from one pass to the next. With one, two others do: a
+rank without any data, which is lent another rank's next batch in place of its first, and workers' draws, of which a
+warning is logged.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ END: Any = object()
 
 
 def reading_in_force() -> LoaderReading | None:
-    """Return the reading on whose behalf this thread reads a loader; None outside of a session's pass."""
+    """Return the reading that this thread's loader belongs to; None outside of a session's pass."""
     return getattr(_here, "reading", None)
 
 
 class LoaderReading:
-    """A session's reading of a loader: which share of the samples, and how much each batch counts.
+    """A session's reading of a loader: its share of the samples, and the weight of each batch.
 
     In force within its `with` statement. A loader of `hocket.loader` looks it up whenever it is read, also through
     other iterables: `session.data(tqdm(loader))`, `session.data(zip(one, other))`.
 
     Args:
-        rank, size: which share of the samples is read, and of how many.
+        rank, size: the number of this rank's share of the samples, and the number of shares.
         epoch: the number of the pass, from 0, from which the order of its samples is drawn.
 
     Attributes:
-        facts: what loaders have said of themselves, in which all ranks must agree: JSON values by name.
-        unweighed: whether batches counted differently, and nobody could tell which one is which.
+        facts: the loaders' facts that all ranks must agree in: JSON values by name.
+        unweighed: whether batches should count differently, but could not be gathered apart.
     """
 
     def __init__(self, rank: int, size: int, epoch: int) -> None:
@@ -86,11 +87,11 @@ class LoaderReading:
         _here.reading = self._outer
 
     def note(self, loader: object, weight: float) -> None:
-        """Note that a loader gives a batch, and how much it counts."""
+        """Note that a loader gives a batch, and its weight."""
         self._noted.append((id(loader), weight))
 
     def take_weight(self) -> float | None:
-        """Return how much the batch counts that has just been read; None where no loader has said so."""
+        """Return the weight of the batch that has just been read; None where no loader gives one."""
         noted, self._noted = self._noted, []
         # A loader that was read twice at once, or not at all, is read ahead: its weights are other batches'.
         self._in_step &= len({loader for loader, _ in noted}) == len(noted)
@@ -108,11 +109,11 @@ class Cursor(ABC):
         reading: in force whenever the loader is read.
 
     Attributes:
-        last: the batch that was handed out last; END before the first.
-        first: the first that this process has read, until somebody sets it to END.
-        num_steps: how many have been handed out, repetitions of the last one included.
-        num_read: how many the loader has given.
-        weight: how much the last batch counts; None where its loader has not said so.
+        last: the newest batch that was handed out; END before the first.
+        first: the first batch that this process has read, until it is set to END.
+        num_steps: number of batches handed out, repetitions of the last one included.
+        num_read: number of batches that the loader has given.
+        weight: of the last batch; None where its loader gives none.
         superseded: whether another pass of the session has begun since.
     """
 
@@ -127,7 +128,7 @@ class Cursor(ABC):
     @property
     @abstractmethod
     def following(self) -> Any:
-        """The next batch; END where there is none."""
+        """Return the next batch; END where there is none."""
 
     def advance(self) -> bool:
         """Hand out the next batch, in `last`; return False, and leave that as it is, where there is none."""
@@ -143,7 +144,7 @@ class Cursor(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, object]:
-        """Return what is needed to continue after the batch that was handed out last."""
+        """Return the state to continue after the batch that was handed out last."""
 
 
 class LoaderCursor(Cursor):
@@ -152,7 +153,7 @@ class LoaderCursor(Cursor):
     Args:
         loader: any iterable of batches.
         reading: in force whenever the loader is read.
-        saved: what `state_dict` returned, to continue.
+        saved: a result of `state_dict`, to continue.
         now: the random states that training goes on from, with `saved`.
 
     Raises:
@@ -256,7 +257,7 @@ class LoaderCursor(Cursor):
 
 
 def _has_state(loader: object) -> bool:
-    """Return whether a loader can tell where it is, and not only has the names (Accelerate's, without torchdata)."""
+    """Return whether a loader's `state_dict` works (Accelerate's does not without torchdata)."""
     if not all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict")):
         return False
     try:
@@ -266,27 +267,27 @@ def _has_state(loader: object) -> bool:
 
 
 def own_generators(loader: object) -> list[torch.Generator]:
-    """Return the generators that a DataLoader was given in place of the global one, each once."""
+    """Return the generators of a DataLoader's own, each once."""
     owners = (loader, getattr(loader, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def fingerprint(batch: object) -> int | None:
-    """Return a checksum of a batch's numbers and text; None where it holds nothing that can be compared."""
+    """Return a checksum of a batch's numbers and text; None where it has neither."""
     checksum, found = 0, False
     for piece in _pieces(batch):
         checksum, found = zlib.crc32(piece, checksum), True
     return checksum if found else None
 
 
-def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
-    """Warn where shares of the samples are the same, or the ranks of one share read different ones.
+def warn_of_shares(gathered: Sequence[tuple[int, int | None]]) -> None:
+    """Warn if two shares of the samples are equal, or if ranks of one share read different samples.
 
     Args:
-        told: by rank, the share that it reads and its first batch's fingerprint.
+        gathered: by rank, the share that it reads and its first batch's fingerprint.
     """
-    known = [(rank, share, mark) for rank, (share, mark) in enumerate(told) if mark is not None]
+    known = [(rank, share, mark) for rank, (share, mark) in enumerate(gathered) if mark is not None]
     first: dict[int, tuple[int, int]] = {}
     for rank, share, mark in known:
         other, expected = first.setdefault(share, (rank, mark))
@@ -301,8 +302,8 @@ def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
     for mark in dict.fromkeys(mark for _, mark in first.values()):
         same = [rank for rank, own in first.values() if own == mark]
         if len(same) > 1:
-            everyone = len(same) == len({share for share, _ in told})
-            who = f"all {len(told)} ranks" if everyone else f"ranks {', '.join(map(str, same))}"
+            everyone = len(same) == len({share for share, _ in gathered})
+            who = f"all {len(gathered)} ranks" if everyone else f"ranks {', '.join(map(str, same))}"
             _log.warning(
                 "%s are given the same batches: use hocket.loader, or session.data(loader, same_batches=True) where "
                 "that is meant",
@@ -310,22 +311,22 @@ def warn_of_shares(told: Sequence[tuple[int, int | None]]) -> None:
             )
 
 
-def check_facts(told: Sequence[list[dict[str, object]]]) -> None:
-    """Refuse loaders that would not share the samples out, because they differ between ranks.
+def check_facts(gathered: Sequence[list[dict[str, object]]]) -> None:
+    """Refuse loaders that differ between ranks, as samples would not be shared out.
 
     Args:
-        told: by rank, the facts of the loaders of `hocket.loader` that it reads.
+        gathered: by rank, the facts of the loaders of `hocket.loader` that it reads.
 
     Raises:
         DisagreementError: names the first that differs.
     """
-    for rank, own in enumerate(told):
-        if len(own) != len(told[0]):
+    for rank, own in enumerate(gathered):
+        if len(own) != len(gathered[0]):
             raise DisagreementError(
-                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 {len(told[0])}: all "
-                "ranks have to read the same ones"
+                f"rank {rank} reads {len(own)} of hocket.loader's loaders in this pass, and rank 0 {len(gathered[0])}: "
+                "all ranks have to read the same ones"
             )
-        for mine, expected in zip(own, told[0], strict=True):
+        for mine, expected in zip(own, gathered[0], strict=True):
             for key in {**expected, **mine}:
                 if mine.get(key) != expected.get(key):
                     raise DisagreementError(
@@ -335,7 +336,7 @@ def check_facts(told: Sequence[list[dict[str, object]]]) -> None:
 
 
 def _pieces(value: object) -> Iterator[Any]:
-    """Yield the bytes of everything in a batch that has a content."""
+    """Yield the bytes of all numbers and text in a batch."""
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized):
             plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""What a loop over one session's batches means for who looks on: other sessions, and models that are only evaluated."""
+"""The effects of a loop over one session's batches on others: other sessions, and models under evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Onlooker", "Onlookers", "only_evaluates"]
 
 
 def only_evaluates(model: nn.Module) -> bool:
-    """Return whether whoever calls the model now seems to evaluate it: in eval mode, or without gradients."""
+    """Return whether the model seems to be evaluated now: in eval mode, or without gradients."""
     return not (model.training and torch.is_grad_enabled())
 
 
@@ -28,10 +28,10 @@ class Onlooker(Protocol):
     used_backward: int
 
     def follow_batch(self, weight: float) -> None:
-        """Take note of a batch that another session's loop hands out, and of what it counts there."""
+        """Note a batch from another session's loop, and its weight there."""
 
     def follow_end(self) -> None:
-        """Take note that the other session's loop is over."""
+        """Note that the other session's loop is over."""
 
 
 class Onlookers:
@@ -45,12 +45,12 @@ class Onlookers:
         self._sessions: WeakSet[Onlooker] = WeakSet()
 
     def add(self, session: Onlooker) -> None:
-        """Take note of a session; it belongs to the thread that calls, as virtual ranks do."""
+        """Add a session; it belongs to the calling thread, as virtual ranks do."""
         session.thread = threading.get_ident()
         self._sessions.add(session)
 
     def remove(self, session: Onlooker) -> None:
-        """Forget it."""
+        """Remove a session."""
         self._sessions.discard(session)
 
     def of(self, session: Onlooker) -> Iterator[Onlooker]:
@@ -60,7 +60,7 @@ class Onlookers:
                 yield other
 
     def use(self, session: Onlooker, backward: int) -> bool:
-        """Return whether one of the rank's other sessions has stepped with what a backward gave it, too."""
+        """Return whether one of the rank's other sessions has stepped with the same backward."""
         return backward >= 0 and any(other.used_backward == backward for other in self._others(session))
 
     def _others(self, session: Onlooker) -> Iterator[Onlooker]:

@@ -1,4 +1,4 @@
-"""What modules keep beside tensors that are always there: extra state of their own, and buffers that come and grow."""
+"""The variable state of modules: extra state of their own, and buffers that appear and grow."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BUFFERS = "model/buffers/"
 
 
 def extra_states(model: nn.Module) -> dict[str, Any]:
-    """Return what modules' own `get_extra_state` returns, by their names."""
+    """Return the results of modules' own `get_extra_state`, by their names."""
     return {name: module.get_extra_state() for name, module in _with_extra_state(model)}
 
 
 def load_extra_states(model: nn.Module, states: Mapping[str, Any], where: str) -> None:
-    """Give modules back what `extra_states` has returned.
+    """Load a result of `extra_states` into modules.
 
     Raises:
-        CheckpointError: a module has none in the checkpoint, or does not take it; it begins with `where`.
+        CheckpointError: a module has none in the checkpoint, or does not take it; the message begins with `where`.
     """
     for name, module in _with_extra_state(model):
         what = f"{where}: extra state of module {name!r}"
@@ -48,7 +48,7 @@ def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def not_persistent(model: nn.Module) -> list[str]:
-    """Return the names of the buffers that `model.state_dict()` leaves out, as those that are still None."""
+    """Return the names of buffers that `model.state_dict()` leaves out, also of those that are None."""
     return [
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -60,9 +60,9 @@ def not_persistent(model: nn.Module) -> list[str]:
 def comparable(
     own: Mapping[str, str], saved: Mapping[str, str | None], passing: Collection[str]
 ) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Return descriptions of a model's tensors and of those in a file, without the buffers that need not be the same.
+    """Return descriptions of a model's tensors and a file's, without buffers that may differ.
 
-    A buffer may have grown since, and one that is not persistent may have come.
+    A buffer may have grown since, and one that is not persistent may be new.
 
     Args:
         own, saved: by name.
@@ -78,14 +78,14 @@ def comparable(
         return mine.partition("[")[0] == other.partition("[")[0]
 
     return (
-        {name: told for name, told in own.items() if not may_differ(name)},
-        {name: told for name, told in saved.items() if not may_differ(name)},
+        {name: description for name, description in own.items() if not may_differ(name)},
+        {name: description for name, description in saved.items() if not may_differ(name)},
     )
 
 
 @torch.no_grad()
 def place_buffers(model: nn.Module, file: StateFile) -> None:
-    """Give a model the buffers of a file that it does not have in their shape; their values are the file's."""
+    """Give a model the file's buffers where its own are missing or have another shape; with the file's values."""
     here = dict(model.named_buffers())
     for stored in file.names("model"):
         name = stored.removeprefix(_BUFFERS)

@@ -26,7 +26,7 @@ _OWN_USES = 2
 
 
 class MomentumState(dict[str, Any]):
-    """The state of one parameter, with a momentum buffer that is this rank's velocity, as if it were that of all.
+    """The state of one parameter, whose momentum buffer is this rank's velocity, scaled up to all ranks'.
 
     Args:
         parameter: the optimizer's.

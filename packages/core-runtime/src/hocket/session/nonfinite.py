@@ -1,7 +1,7 @@
 """Steps whose gradients hold NaN or Inf: refused, or left out.
 
-Where gradients are exchanged all ranks find it, and leave the step out together. Where each rank steps with its own,
-the one that has NaN leaves its step out alone.
+Where gradients are exchanged, all ranks find it and leave the step out together. Where each rank steps with its own, a
+rank with NaN leaves its step out alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["NonFiniteSteps"]
 
 
 class NonFiniteSteps:
-    """What becomes of a step with NaN or Inf; GradScaler's own skipping comes before it.
+    """The handling of steps with NaN or Inf; GradScaler's own skipping comes before it.
 
     Args:
-        replica: whose steps are left out if it may skip them; else they are errors.
-        rank: this one, for errors.
+        replica: the replica; such steps are skipped if it may skip them, else they are errors.
+        rank: this rank, for errors.
 
     Attributes:
-        skipping: whether the step under way is left out.
+        skipping: whether the step under way is skipped.
     """
 
     def __init__(self, replica: Replica, rank: int) -> None:
@@ -41,18 +41,18 @@ class NonFiniteSteps:
         self.skipping = False
 
     def begin_closure(self, optimizer: Optimizer, opened: Sequence[ActiveExchange]) -> None:
-        """Remember what a step with a closure, which may be left out once it has begun, would change.
+        """Back up the tensors that a step with a closure changes, as it may have to be undone.
 
         Args:
-            optimizer: about to step.
-            opened: exchanges, whose compressors remember what the closure sends.
+            optimizer: the optimizer that is about to step.
+            opened: exchanges, whose compressors' states the closure changes.
         """
         if self._may_skip:
             self._storage.take_values()
             self._before = Before(self._storage.flats, optimizer, opened)
 
     def end_closure(self) -> None:
-        """Undo the step that has ended, where it had a closure and is left out."""
+        """Undo the step that has ended, if it had a closure and is skipped."""
         if self.skipping and self._before is not None:
             self._storage.take_values()  # bound again, so that what is restored is theirs
             self._before.restore()
@@ -61,11 +61,11 @@ class NonFiniteSteps:
     def leaves_out(
         self, optimizer: Optimizer, gradients: GradientSync | None, step: int, *, alone: bool
     ) -> bool:
-        """Return whether an optimizer's step is left out, and drop the gradients then.
+        """Return whether an optimizer's step is skipped, and drop the gradients then.
 
         Args:
-            optimizer: about to use the gradients.
-            gradients: has exchanged them; None where this rank exchanges none.
+            optimizer: the optimizer that is about to use the gradients.
+            gradients: the exchange that they come from; None where this rank exchanges none.
             step: its number.
             alone: whether this rank, without `gradients`, refuses by itself what several would; it leaves out its own
                 step in any case.
@@ -98,10 +98,12 @@ class NonFiniteSteps:
         finite = [gradient.sum().isfinite() for gradient in given.values()]
         if not finite:
             return []
-        told = torch.stack([each.to(finite[0].device) for each in finite]).tolist()  # waits for a device once
+        flags = torch.stack(
+            [each.to(finite[0].device) for each in finite]
+        ).tolist()  # waits for a device once
         return [
             name
-            for (name, gradient), fine in zip(given.items(), told, strict=True)
+            for (name, gradient), fine in zip(given.items(), flags, strict=True)
             if not (fine or gradient.to_dense().isfinite().all())
         ]
 

@@ -1,4 +1,4 @@
-"""Momentum and weight decay that a compressor applies, read each step and left out of the optimizer's."""
+"""The momentum and weight decay that a compressor applies in the optimizer's place, read in each step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AppliedTerms:
     """The terms of torch's SGD that an exchange's compressor applies, so that the optimizer does not.
 
     The momentum buffers that the optimizer holds become the compressor's, shared out over the ranks, and are the
-    optimizer's again after `hand_back`. Meanwhile the optimizer's state has what this rank alone knows of them, and
-    what is written there, cleared or loaded becomes the compressor's.
+    optimizer's again after `hand_back`. Meanwhile the optimizer's state has this rank's share of them, and values that
+    are written, cleared or loaded there become the compressor's.
 
     Args:
         optimizers: torch's SGD, one or several.
@@ -39,7 +39,7 @@ class AppliedTerms:
         peer: the ranks whose contributions end in one mean.
 
     Raises:
-        AttachError: the optimizer is another, or has settings that nobody takes over.
+        AttachError: the optimizer is not SGD, or has settings that are not supported.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AppliedTerms:
         self._peer = peer
         self._terms: dict[Tensor, OptimizerTerms] = {}
         self._suspended: list[dict[str, float]] | None = None
-        self._told = self._told_of_rounds = self._told_of_late = False
+        self._warned_of_shares = self._warned_of_rounds = self._warned_of_late = False
         #: Called with a parameter whose velocity was set; returns whether gradients of it wait for a step.
         self.on_written: Callable[[Tensor], bool] = lambda _: False
         self._velocities: dict[Tensor, Tensor] = {}
@@ -78,7 +78,7 @@ class AppliedTerms:
         ]
 
     def read(self) -> None:
-        """Read the terms of this step: schedulers rewrite them."""
+        """Read the terms of this step, as schedulers change them."""
         within_step = self._suspended is not None  # a closure's backward
         self._take_written()
         self.resume()
@@ -89,13 +89,13 @@ class AppliedTerms:
             self.suspend()
 
     def note_another_round(self) -> None:
-        """Say once what `p.grad` holds between the backwards of one step: that can be read, and nobody tells."""
-        if self._told_of_rounds or not any(terms.momentum for terms in self._terms.values()):
+        """Warn once that `p.grad` holds velocity between the backwards of one step."""
+        if self._warned_of_rounds or not any(terms.momentum for terms in self._terms.values()):
             return
-        self._told_of_rounds = True
+        self._warned_of_rounds = True
         _log.warning(
             "rank %d: backward() came twice before optimizer.step(), and compressor %s applies momentum before it "
-            "sends: between the two p.grad holds velocity, not the gradient alone. What is stepped with is right; a "
+            "sends: between the two p.grad holds velocity, not the gradient alone. The steps are right; a "
             "program that reads p.grad there (SAM, FGM, gradient surgery) gets other numbers. %s leaves momentum to "
             "the optimizer",
             self._peer.rank,
@@ -112,13 +112,13 @@ class AppliedTerms:
     def give(
         self, segment: Segment, present: Iterable[bool], share: float, continues: Sequence[bool]
     ) -> None:
-        """Tell the compressor the terms of a segment that is about to be compressed.
+        """Pass the compressor the terms of a segment that is about to be compressed.
 
         Args:
             segment: of gradients.
-            present: for each parameter, whether it has a gradient on any rank, as far as that matters.
-            share: what this rank contributes to the sum of weights.
-            continues: for each parameter, whether an earlier round of this step has brought something.
+            present: for each parameter, whether it has a gradient on any rank.
+            share: this rank's share of the sum of weights.
+            continues: for each parameter, whether an earlier round of this step had a gradient for it.
         """
         terms = [
             self._terms.get(self._parameters[span.name]) if has else None
@@ -141,14 +141,14 @@ class AppliedTerms:
             group.update(dict.fromkeys(taken, 0.0))
 
     def resume(self) -> None:
-        """Put them back, for schedulers and for whoever reads them."""
+        """Put the terms back, for schedulers and other readers."""
         if self._suspended is not None:
             for group, terms in zip(self._optimizers.param_groups, self._suspended, strict=True):
                 group.update(terms)
             self._suspended = None
 
     def learning_rate(self, parameter: nn.Parameter) -> float:
-        """Return the learning rate of a parameter, as its param group has it now; 0 if no optimizer steps it."""
+        """Return a parameter's learning rate from its param group now; 0 if no optimizer steps it."""
         groups = self._optimizers.param_groups
         return next(
             (float(group["lr"]) for group in groups if any(p is parameter for p in group["params"])), 0.0
@@ -167,7 +167,7 @@ class AppliedTerms:
 
     @torch.no_grad()
     def _take_written(self) -> None:
-        """Let the compressor's velocity be what somebody has made of the optimizers' state."""
+        """Set the compressor's velocity from changes to the optimizers' state."""
         written = [parameter for parameter, state in self._states.items() if state.take()]
         if any(map(_differs, self._seen, self._seen.values())):
             for optimizer, parameter in self._owned():
@@ -178,8 +178,8 @@ class AppliedTerms:
                     written.append(parameter)
             self._note_states()
         late = [parameter for parameter in written if self.on_written(parameter)]
-        if late and not self._told_of_late:
-            self._told_of_late = True
+        if late and not self._warned_of_late:
+            self._warned_of_late = True
             compressor = component_name(self._packing.compressor)
             name = next(name for name, each in self._parameters.items() if each is late[0])
             _log.warning(
@@ -209,7 +209,7 @@ class AppliedTerms:
 
     @torch.no_grad()
     def _take_buffers(self, optimizers: Sequence[Optimizer]) -> None:
-        """Let velocities be what optimizers hold: at attach, and when their state was loaded."""
+        """Set velocities from the optimizers' buffers, at attach and when their state was loaded."""
         for optimizer, parameter in self._owned():
             if optimizer in optimizers:
                 self._take_buffer(optimizer, parameter)
@@ -230,9 +230,9 @@ class AppliedTerms:
         self._states[parameter].take()
 
     def _add_buffers(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        """Add momentum buffers to what an optimizer's `state_dict` returns: the share of this rank, as if of all."""
-        if not self._told and self._peer.size > 1 and not self._optimizers.is_saving:
-            self._told = True
+        """Add momentum buffers to an optimizer's `state_dict`: this rank's share, scaled up to all ranks'."""
+        if not self._warned_of_shares and self._peer.size > 1 and not self._optimizers.is_saving:
+            self._warned_of_shares = True
             _log.warning(
                 "rank %d: optimizer.state_dict() has the momentum of this rank's own gradients, as a compressor keeps "
                 "a share on each rank: save it on every rank and load each rank's own, or use session.save",
@@ -251,7 +251,7 @@ class AppliedTerms:
 
     @torch.no_grad()
     def hand_back(self) -> None:
-        """Give the optimizer the momentum buffers again, the mean over ranks; collective."""
+        """Give the momentum buffers back to the optimizer, as the mean over ranks; collective."""
         self._take_written()
         lane = self._peer.lane("momentum")
         means: dict[Tensor, Tensor] = {}
@@ -266,13 +266,13 @@ class AppliedTerms:
 
     @torch.no_grad()
     def hand_back_own(self) -> None:
-        """Give the optimizer its terms again, and what this rank alone knows of the momentum buffers."""
+        """Give the optimizer its terms back, and this rank's share of the momentum buffers."""
         self.resume()
         self._take_written()
         self._give_buffers(self._velocities)
 
     def unhook(self) -> None:
-        """Leave what optimizers save and load as it is."""
+        """Remove the hooks on the optimizers' `state_dict` and `load_state_dict`."""
         for handle in self._handles:
             handle.remove()
 

@@ -45,22 +45,22 @@ _CHECKPOINTS = "torch.distributed.checkpoint.state_dict"
 
 
 class Stepped(Protocol):
-    """What is told of steps."""
+    """A listener to optimizers' steps."""
 
     def before_step(self, optimizer: Optimizer, closure: Closure | None) -> Closure | None:
-        """Make ready for the step of one optimizer; return the closure that it gets."""
+        """Prepare for the step of one optimizer; return the closure that it gets."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Take note that one optimizer has stepped."""
+        """Note that one optimizer has stepped."""
 
     def skipped(self, optimizer: Optimizer) -> None:
-        """Take note that a GradScaler left out the step of one optimizer."""
+        """Note that a GradScaler skipped the step of one optimizer."""
 
     def holds(self, parameter: Any) -> bool:
         """Return whether a parameter is one of the session's."""
 
     def called_by_ddp(self, ranks: int) -> None:
-        """Take note that the model is about to be called by DistributedDataParallel over so many ranks.
+        """Note that DistributedDataParallel over `ranks` ranks is about to call the model.
 
         Raises:
             SessionError: both would average.
@@ -71,12 +71,12 @@ class Optimizers:
     """One or more torch optimizers over the parameters of one model.
 
     Attributes:
-        given: those that were attached, in order; of one that only holds another (Lookahead, Accelerate's) that.
-        called: what the user calls in place of each of them.
-        every: these, each followed by those within it.
+        given: the attached optimizers, in order; in place of a wrapper (Lookahead, Accelerate's) the one that it holds.
+        called: the wrapper that the user calls in place of each of them.
+        every: the attached ones, each followed by those within it.
         waiting: those of `given` that the step under way still waits for.
-        summed_rates: the learning rates of all groups in all steps since replicas were made equal. Ranks that differ in
-            it have stepped by different ones, though they be equal when somebody compares them.
+        summed_rates: the learning rates of all groups in all steps since replicas were made equal. Ranks with different
+            sums have stepped by different rates, even if these are equal when compared.
     """
 
     def __init__(self, given: Sequence[Optimizer]) -> None:
@@ -95,15 +95,15 @@ class Optimizers:
 
     @property
     def partly_stepped(self) -> bool:
-        """Whether some have stepped, or were skipped, and others have not."""
+        """Tell whether some have stepped, or were skipped, and others have not."""
         return len(self.waiting) < len(self.given)
 
     def begin_step(self) -> None:
-        """Wait for all again."""
+        """Begin to wait for a step of each again."""
         self.waiting = set(self.given)
 
     def hook(self, session: Stepped) -> None:
-        """Tell `session` of their steps, whoever calls them."""
+        """Notify `session` of all their steps."""
         self._session = session
         for optimizer in self.every:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
@@ -119,17 +119,17 @@ class Optimizers:
 
     @property
     def kind(self) -> str:
-        """The names of their classes."""
+        """Return the names of their classes."""
         return ", ".join(type(optimizer).__name__ for optimizer in self.given)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all, in order."""
+        """Return the groups of all, in order."""
         return [group for optimizer in self.given for group in optimizer.param_groups]
 
     @property
     def in_training_mode(self) -> str:
-        """The class of one whose `eval()` would set parameters to others than it trains; empty where there is none."""
+        """Return the class of an optimizer that is in training mode (schedule-free); empty if there is none."""
         modes = (each for each in self.every if hasattr(each, "eval") and hasattr(each, "train"))
         return next((type(each).__name__ for each in modes if _trains(each)), "")
 
@@ -144,7 +144,7 @@ class Optimizers:
         }
 
     def state_of(self, parameter: Tensor) -> dict[str, Any]:
-        """Return what the optimizer that steps `parameter` remembers of it; the mapping is the optimizer's own."""
+        """Return the optimizer's state of `parameter`; the mapping is the optimizer's own."""
         state: dict[str, Any] = {}
         for optimizer in self.given:
             if parameter in optimizer.state:
@@ -167,9 +167,9 @@ class Optimizers:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the only one's state, or that of several, those within others too, by their number.
+        """Return the state of one optimizer, or those of several by number, those within others too.
 
-        What those remember that only hold one comes under `holders`, by their number.
+        The state of wrappers is under `holders`, by their number.
         """
         self.is_saving = True
         try:
@@ -182,7 +182,7 @@ class Optimizers:
         return {"held": held, "holders": holders} if holders else held
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned; tensors keep the dtypes that they were saved in."""
+        """Continue from a result of `state_dict`; tensors keep the dtypes that they were saved in."""
         sharing = list(_sharing_groups(self.given))
         # Torch gives each groups and a state of its own, and those who hold one, as schedulers do, know the former.
         holding = [(o, i, key) for o, i in zip(self.called, self.given, strict=True) for key in _shared(o, i)]
@@ -201,7 +201,7 @@ class Optimizers:
             setattr(holder, key, getattr(inner, key))
 
     def check(self) -> None:
-        """Notice groups and parameters that came or went after attach.
+        """Refuse groups and parameters that were added or removed after attach.
 
         Raises:
             ReplacedError: names the group.
@@ -212,8 +212,8 @@ class Optimizers:
         pairs = zip_longest(now, self._groups)
         number = next(number for number, (size, before) in enumerate(pairs) if size != before)
         raise ReplacedError(
-            f"group {number} of the optimizer's parameters is not what it was at attach (add_param_group?): what came "
-            "later would be trained on this rank alone. Close the session and attach again"
+            f"group {number} of the optimizer's parameters is not as it was at attach (add_param_group?): parameters "
+            "added later would be trained on this rank alone. Close the session and attach again"
         )
 
     def _before(
@@ -244,14 +244,14 @@ class Optimizers:
             self._session.skipped(own)
 
     def _num_under_way(self) -> int:
-        """Return how many steps of this session are under way, each within the one before (SAM, `super().step()`)."""
+        """Return the number of nested steps of this session under way (SAM, `super().step()`)."""
         return sum(optimizer in self._attached for optimizer in _steps_under_way())
 
     def _holds(self, parameter: Any) -> bool:
         return self._session is not None and self._session.holds(parameter)
 
     def _refuse(self, optimizer: Optimizer) -> None:
-        """Refuse the step of an optimizer that is not attached, where it would change what the session exchanges."""
+        """Refuse the step of an optimizer that is not attached, if it has parameters of the session."""
         if optimizer in self._attached or optimizer in self._unrelated or self._num_under_way():
             return
         shared = [p for group in optimizer.param_groups for p in group["params"] if self._holds(p)]
@@ -267,7 +267,7 @@ class Optimizers:
 
 
 def stepped_by(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose step torch's hooks tell of: the one within, where this one only holds it.
+    """Return the optimizer that torch's step hooks see: for a wrapper, the one within.
 
     Raises:
         AttachError: there is none.
@@ -278,9 +278,9 @@ def stepped_by(optimizer: Optimizer) -> Optimizer:
         if isinstance(value, Optimizer) and value is not optimizer:
             return stepped_by(value)
     raise AttachError(
-        f"the optimizer ({type(optimizer).__name__}) was made without torch.optim.Optimizer.__init__, so that nobody "
-        "is told of its steps, and holds no other one: call super().__init__(params, defaults) in its __init__, or "
-        "attach the optimizer that it steps"
+        f"the optimizer ({type(optimizer).__name__}) was made without torch.optim.Optimizer.__init__, so that its "
+        "steps cannot be noticed, and it holds no other optimizer: call super().__init__(params, defaults) in "
+        "its __init__, or attach the optimizer that it steps"
     )
 
 
@@ -289,22 +289,22 @@ _hooked: WeakSet[Optimizers] = WeakSet()
 
 
 def is_attached(parameter: object) -> bool:
-    """Return whether a session that is not closed holds a parameter."""
+    """Return whether an open session holds a parameter."""
     return any(optimizers._holds(parameter) for optimizers in list(_hooked))
 
 
 def sessions_with(parameters: Iterable[Tensor]) -> list[Stepped]:
-    """Return the sessions that are not closed and hold one of the parameters or more."""
+    """Return the open sessions that hold one of the parameters or more."""
     hooked = [(each, each._session) for each in list(_hooked) if each._session is not None]
     held = list(parameters) if hooked else []
     return [session for each, session in hooked if any(map(each._holds, held))]
 
 
 def refuse_within_backward(optimizer: Optimizer, where: str = "") -> None:
-    """Refuse a step that a gradient's hook makes, before the gradients that it needs have been exchanged.
+    """Refuse a step from a gradient's hook, before the gradients have been exchanged.
 
     Args:
-        optimizer: about to step.
+        optimizer: the optimizer that is about to step.
         where: begins the message.
 
     Raises:
@@ -345,7 +345,7 @@ def _with_inner(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def _sharing_groups(given: Sequence[Optimizer]) -> Iterator[tuple[Optimizer, Optimizer]]:
-    """Yield those within others that have the same groups, with the one that was attached."""
+    """Yield optimizers within others that share their groups, with the attached one."""
     for outer in given:
         for inner in _with_inner(outer):
             if inner is not outer and _identities(inner) == _identities(outer):
@@ -353,7 +353,7 @@ def _sharing_groups(given: Sequence[Optimizer]) -> Iterator[tuple[Optimizer, Opt
 
 
 def _shared(holder: Optimizer, inner: Optimizer) -> list[str]:
-    """Return which of its groups and its state an optimizer has in common with the one that it only holds."""
+    """Return the attributes, groups and state, that a wrapper shares with its inner optimizer."""
     own = vars(holder) if holder is not inner else {}
     return [key for key in ("param_groups", "state") if own.get(key) is getattr(inner, key)]
 
@@ -363,9 +363,9 @@ def _identities(optimizer: Optimizer) -> list[int]:
 
 
 def _steps_under_way() -> list[Optimizer]:
-    """Return the optimizers that this thread is stepping, the innermost first; one that has failed is no more.
+    """Return the optimizers that this thread is stepping, the innermost first, without failed ones.
 
-    None of them steps where torch's checkpoints only have an optimizer make its state, by a step of rate 0.
+    It is empty when torch's checkpoints make an optimizer create its state by a step of rate 0.
     """
     makes_state = getattr(sys.modules.get(_CHECKPOINTS), "_init_optim_state", None)
     code = getattr(makes_state, "__code__", None)
@@ -382,7 +382,7 @@ def _steps_under_way() -> list[Optimizer]:
 
 @cache
 def _watch_steps() -> None:
-    """Be told of every optimizer's step, and of those that a GradScaler leaves out."""
+    """Watch every optimizer's steps, and those that a GradScaler skips."""
     register_optimizer_step_pre_hook(_refuse_foreign)
     watch_skips(_skipped)
 

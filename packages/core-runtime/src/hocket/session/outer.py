@@ -1,14 +1,14 @@
-"""Outer parameters of one segment: what ranks send of their distance from them, and what a step makes of the mean.
+"""Outer parameters of one segment: ranks send their distance from them, and step them by its mean.
 
 Source: A. Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1, and for segments that are due at different steps
-and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer optimizer steps when the mean has come.
+and merged later "Streaming DiLoCo", arXiv:2501.18512, algorithm 2. The outer optimizer steps when the mean has arrived.
 
 Each rank's distance counts as much as the batches that made it since the last: its own, or, where gradients are
-exchanged, those of all ranks that it stepped with. A rank that was out of data counts less, or nothing. That travels
-behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
+exchanged, those of all ranks that it stepped with. A rank that was out of data counts less, or nothing. This weight
+travels behind it, as a gradient's weight does, and where ranks mix their outer parameters these follow.
 
-A parameter that no rank has moved since the last merge, as a frozen one, takes no part: as an optimizer leaves alone
-what has no gradient, it stays where it is, and so do its outer one, momentum and what compressors have kept back.
+A parameter that no rank has moved since the last merge, as a frozen one, takes no part, as an optimizer leaves
+parameters without gradients alone: it stays as it is, and so do its outer one, its momentum and its residual.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _WEIGHT_TOLERANCE = 1e-6
 
 
 class OuterSegment:
-    """The outer parameters φ of a segment, with what the outer optimizer remembers.
+    """The outer parameters φ of a segment, with the outer optimizer's state.
 
     Args:
-        exchange: has an outer optimizer.
-        segment: whose `outgoing` gets distances, and whose `incoming` their combination.
-        pieces: where the parameters θ lie, which φ begins with.
+        exchange: an exchange with an outer optimizer.
+        segment: its `outgoing` gets distances, and its `incoming` their combination.
+        pieces: the places of the parameters θ, which φ begins with.
         any_frozen: returns whether a parameter is frozen on this rank now.
     """
 
@@ -88,13 +88,13 @@ class OuterSegment:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the parameters as they are for the outer ones."""
+        """Begin with the current parameters as the outer ones."""
         for place, target in self._pieces:
             self.parameters[place].copy_(target)
         self._note_sums()
 
     def _note_sums(self) -> None:
-        """Take note of where θ is: what moves it from now on is no merge."""
+        """Note θ's checksums, to detect changes from now on that are not merges."""
         if not self._is_outer:
             self._sums.copy_(self._sums_now())
 
@@ -107,52 +107,52 @@ class OuterSegment:
         return self._had_moved | (self._sums_now() != self._sums).any(1)
 
     def moved(self) -> list[bool]:
-        """Return of each parameter whether it has moved, but by merges, since it was sent."""
+        """Return of each parameter whether it has moved, other than by merges, since it was sent."""
         if self._is_outer:
             pairs = zip(self._places, self._targets, strict=True)
-            return [not torch.equal(self._come(place), target) for place, target in pairs]
+            return [not torch.equal(self._on_model_device(place), target) for place, target in pairs]
         moved: list[bool] = self._has_moved().tolist()
         return moved
 
     def hold(self, residual: Tensor | None, anywhere: Sequence[bool]) -> None:
-        """Keep what a compressor has kept back of parameters that have moved nowhere out of what is about to be sent.
+        """Keep the residuals of parameters that no rank has moved out of the next message.
 
         Args:
             residual: the compressor's.
-            anywhere: of each parameter, whether a rank has moved it since the last merge.
+            anywhere: of each parameter, whether any rank has moved it since the last merge.
         """
         self._rests = [number for number, moved in enumerate(anywhere) if not moved]
         self._held.keep(residual, [self._places[number] for number in self._rests], empty=True)
 
     def give_back(self) -> None:
-        """Let a compressor have again what was held."""
+        """Give the held residuals back to the compressor."""
         self._held.give_back()
 
     def count(self, weight: float) -> None:
-        """Take note of a step, whose batches have counted `weight`."""
+        """Count a step, whose batches had the weight `weight`."""
         self._counted += torch.tensor((weight, 1.0), dtype=torch.float64)
 
     @property
     def steps(self) -> int:
-        """How many steps have ended since θ was sent."""
+        """Return the number of steps since θ was sent."""
         return round(float(self._counted[1]))
 
     @property
     def weight(self) -> float:
-        """What batches have counted since θ was sent, on average over the steps."""
+        """Return the mean weight of batches over the steps since θ was sent."""
         weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
         return 1.0 if abs(weight - 1) <= _WEIGHT_TOLERANCE else weight
 
     def send(self, mean_weight: float = 1.0) -> None:
-        """Put into `outgoing` this rank's distance φ - θ, times what its batches have counted, and that behind it.
+        """Fill `outgoing` with this rank's distance φ - θ times its weight, and the weight behind it.
 
         Args:
-            mean_weight: the ranks' mean of that, by which it is divided where a compressor keeps some of it for later
-                rounds, whose weights may be others; 0 where no rank's batches have counted.
+            mean_weight: the ranks' mean weight, a divisor where a compressor keeps a residual for later rounds, whose
+                weights may differ; 0 where no rank's batches have counted.
         """
         segment = self._segment
         for place, target in self._pieces:
-            torch.sub(self._come(place), target, out=segment.outgoing[place])
+            torch.sub(self._on_model_device(place), target, out=segment.outgoing[place])
             if self._sent is not None:
                 self._sent[place].copy_(target)
         if not self._is_outer:  # what is left of θ - φ by a blend, or by rounding, is no step
@@ -170,10 +170,10 @@ class OuterSegment:
         self._counted.zero_()
 
     def take(self, scale: float) -> None:
-        """Step by what has come, and merge the outer parameters into the parameters.
+        """Step by the received mean distance, and merge the outer parameters into the parameters.
 
         Args:
-            scale: by which a combination is the mean of what ranks have sent.
+            scale: the factor that makes a combination the mean of the ranks' distances.
         """
         segment = self._segment
         factor = scale
@@ -201,7 +201,7 @@ class OuterSegment:
         self._note_sums()
 
     def _at_rest(self, gradient: Tensor) -> Sequence[int]:
-        """Return the numbers of the parameters that no rank has moved; all ranks of a combination find the same."""
+        """Return the numbers of parameters that no rank has moved, the same on all ranks of a combination."""
         self.give_back()
         rests, self._rests = self._rests, None
         if rests is not None:
@@ -216,25 +216,25 @@ class OuterSegment:
         return [number for number, any_moved in enumerate(moved) if not any_moved]
 
     def step(self, gradient: Tensor, mean: Tensor | None = None) -> None:
-        """Step the outer parameters by a mean distance [numel], which may be used as scratch."""
+        """Step the outer parameters by a mean distance [numel], which may be overwritten."""
         here = self.parameters.device
         self._outer.step(
             self.parameters, gradient.to(here), self._state, None if mean is None else mean.to(here)
         )
 
-    def _come(self, place: slice) -> Tensor:
-        """Return outer parameters where the model is."""
+    def _on_model_device(self, place: slice) -> Tensor:
+        """Return outer parameters on the model's device."""
         return self.parameters[place].to(self._segment.outgoing.device)
 
     def _merge(self, place: slice, target: Tensor) -> None:
-        exchange, come = self._exchange, self._come(place)
+        exchange, outer = self._exchange, self._on_model_device(place)
         if exchange.merge.takes_all and not exchange.delay:
-            target.copy_(come)
+            target.copy_(outer)
         else:
-            exchange.merge.merge(target, come, None if self._sent is None else self._sent[place])
+            exchange.merge.merge(target, outer, None if self._sent is None else self._sent[place])
 
     def show(self) -> None:
-        """Make parameters hold the outer ones."""
+        """Set parameters to the outer ones."""
         for place, target in self._pieces:
             target.copy_(self.parameters[place])
 
@@ -246,7 +246,7 @@ class OuterSegment:
         self.parameters.copy_(total.div_(lane.size))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return what a resumed run needs, by parameter."""
+        """Return the state for a resumed run, by parameter."""
         sent = {} if self._sent is None else {"sent": self._sent}
         kept = {"outer": self.parameters, **self._state, **sent}
         if not self._is_outer:
@@ -259,14 +259,14 @@ class OuterSegment:
 
     @property
     def remembered(self) -> dict[str, dict[str, Tensor]]:
-        """What the outer optimizer remembers, by parameter."""
+        """Return the outer optimizer's state, by parameter."""
         return {
             span.name: {name: view_of(flat, span) for name, flat in self._state.items()}
             for span in self._segment.spans
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from what `state_dict` or `remembered` returned, or the part of it that there is."""
+        """Continue from a result of `state_dict` or `remembered`, as far as it goes."""
         for name, kept in self.state_dict().items():
             for key, value in state.get(name, {}).items():
                 if key in kept:

@@ -1,8 +1,8 @@
 """Optimizers that keep copies of their own of the weights, which no exchange reaches.
 
-Float32 masters, Lookahead's slow weights, schedule-free's z, ASGD's ax: what ranks average of the parameters is lost,
-or half of it, where the next step goes on from such a copy. Nobody tells of one, but it shows: a tensor of a
-parameter's shape that lies by its values, where moments and sums lie anywhere.
+Float32 masters, Lookahead's slow weights, schedule-free's z, ASGD's ax: an average of the ranks' parameters is lost, or
+half of it, if the next step starts from such a copy. No optimizer declares one, but its values show it: they are near
+the parameter's, where moments and sums are anywhere.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _LARGEST_RATIO = 2.0
 
 
 class OwnCopies:
-    """A look at what optimizers remember, in the first steps of a session that exchanges parameters.
+    """A look at optimizers' states, in the first steps of a session that exchanges parameters.
 
     Args:
-        optimizers: that were attached.
-        rank: this one; rank 0 tells.
+        optimizers: the attached ones.
+        rank: this rank; rank 0 warns.
     """
 
     def __init__(self, optimizers: Optimizers, rank: int) -> None:
@@ -61,20 +61,20 @@ class OwnCopies:
         self._optimizers = list(dict.fromkeys((*optimizers.called, *optimizers.every)))
         self._rank = rank
         self._steps = 0
-        self._told = False
+        self._has_warned = False
 
     def after_step(self) -> None:
-        """Take note of a step, and say what copies there are; once."""
+        """Note a step, and warn once of copies of the weights."""
         self._steps += 1
-        if self._told or self._rank or self._steps not in _LOOKS:
+        if self._has_warned or self._rank or self._steps not in _LOOKS:
             return
         for optimizer in self._optimizers:
             names = copies_of_weights(optimizer)
             if names:
-                self._told = True
+                self._has_warned = True
                 _log.warning(
                     "%s keeps a copy of its own of the weights (%s), which exchanges of parameters do not reach: if it "
-                    "steps from there, what ranks have averaged is undone in the next step. Exchange gradients instead "
+                    "steps from there, the next step undoes the ranks' average. Exchange gradients instead "
                     "(sgd, agd), or use an optimizer that steps the parameters themselves",
                     type(optimizer).__name__,
                     ", ".join(names),
@@ -84,7 +84,7 @@ class OwnCopies:
 
 @torch.no_grad()
 def copies_of_weights(optimizer: Optimizer) -> list[str]:
-    """Return the names of what an optimizer keeps that are nearly its parameters' values, but not these themselves."""
+    """Return the names of an optimizer's state that nearly equals its parameters, but is not them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     found = []
     for name, kept in _kept(optimizer, parameters):
@@ -98,7 +98,7 @@ def copies_of_weights(optimizer: Optimizer) -> list[str]:
 def _kept(
     optimizer: Optimizer, parameters: Sequence[Tensor]
 ) -> Iterator[tuple[str, list[tuple[Tensor, Tensor]]]]:
-    """Yield by name what could be copies, each with its parameter."""
+    """Yield tensors of an optimizer's state that could be copies, by name, with their parameters."""
     states = [(parameter, optimizer.state.get(parameter, {})) for parameter in parameters]
     known = _MOMENTS if type(optimizer).__module__.startswith("torch.optim") else frozenset()
     for key in {key for _, state in states if isinstance(state, dict) for key in state} - known:
@@ -122,7 +122,7 @@ def _flattened(value: Any) -> list[Tensor]:
 
 
 def _lies_by(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Return whether tensors, all together, have nearly the direction and the length of others."""
+    """Return whether tensors together have nearly the direction and the length of others."""
     sums = torch.zeros(3, dtype=torch.float64)
     for parameter, tensor in pairs:
         own, kept = (

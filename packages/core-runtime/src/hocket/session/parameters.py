@@ -1,18 +1,18 @@
-"""Exchanges parameters after the optimizer's step.
+"""The exchange of parameters after the optimizer's step.
 
 - Overlap none, without delay: sent and merged before `optimizer.step()` returns.
 - Overlap forward: sent when the next forward begins, in the order of the segments (see `send_window`), and merged
-  segment by segment before that first reads them (see `forward`), or before another step of the optimizer. What is
-  written into parameters after a step (pruning masks, clipped weights) is a part of what is sent. Ranks that share
-  memory merge it where it is, all segments at once. Where nothing is written, bit for bit the numbers of overlap none.
+  segment by segment before that first reads them (see `forward`), or before another step of the optimizer. Changes to
+  parameters after a step (pruning masks, clipped weights) are sent too. Ranks that share memory merge in place, all
+  segments at once. Without such changes the results equal those of overlap none, bit for bit.
 - With a delay: sent after a step, and merged so many steps later, after that step's optimizer. Merge add does it as
-  x += combination - what was sent, which keeps the replicas' mean (with delay 1 Assran et al. 2019, Overlap-SGP).
+  x += combination - sent, which keeps the replicas' mean (with delay 1 Assran et al. 2019, Overlap-SGP).
 
-With an outer optimizer what is sent is the distance from outer parameters, and these are merged (see `outer`).
+With an outer optimizer ranks send the distance from outer parameters, and merge these (see `outer`).
 
 Where a push-sum weight w travels with a segment, the model computes with x / w and the optimizer steps x: the
-parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). Of
-float16 and bfloat16 parameters x is kept in float32, and what the optimizer changes is added to it (`unrounded`).
+parameters are multiplied by w before its step and divided by it afterwards (Assran et al. 2019, algorithm 1). For
+float16 and bfloat16 parameters x is kept in float32, and the optimizer's changes are added to it (`unrounded`).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _SMALLEST_FUSED = 1 << 16
 
 
 class ParameterMix:
-    """One exchange of the slot, with what of it is under way.
+    """An exchange of the slot, with its segments under way.
 
     Args:
-        opened: over this rank's scope.
-        places: of each of its segments, where the parameters lie.
+        opened: the open exchange over this rank's scope.
+        places: of each of its segments, the places of the parameters.
         num_segments: of the whole model, of which this rank may exchange a share.
-        take_values: takes over what parameters were set to (`p.data = ...`) since the step's end.
+        take_values: takes over values that parameters were set to (`p.data = ...`) since the step's end.
         buffers: averages the model's buffers; None where they are the ranks' own.
         any_frozen: returns whether a parameter is frozen on this rank now.
     """
@@ -109,19 +109,19 @@ class ParameterMix:
             self._weights_lane = opened.peer.lane(f"{exchange.name} weights")
         # The segments whose parameters hold x, and not x / w.
         self._biased: set[int] = set()
-        # The segments whose `outgoing` holds what is sent next, and whether that is finite.
+        # The segments whose `outgoing` holds the next message already, and whether that is finite.
         self._copied: dict[int, bool] = {}
-        # The segments that were sent before anybody has looked for NaN and Inf in them.
+        # The segments that were sent before a check for NaN and Inf.
         self._unseen: set[int] = set()
 
     @property
     def due(self) -> bool:
-        """Whether segments wait for the next forward."""
+        """Tell whether segments wait for the next forward."""
         return bool(self._due)
 
     @property
     def under_way(self) -> bool:
-        """Whether segments wait for the next forward, or were sent in it and are not merged yet."""
+        """Tell whether segments wait for the next forward, or were sent in it and are not merged yet."""
         return self.due or not self.opened.idle
 
     def started(self) -> set[int]:
@@ -129,7 +129,7 @@ class ParameterMix:
         return {index for index, (segment, _) in self._places.items() if self.opened.started(segment)}
 
     def bias(self) -> None:
-        """Make parameters hold x, what the optimizer steps, in place of x / w, what the model computes with."""
+        """Set parameters to x, which the optimizer steps, in place of x / w, which the model computes with."""
         for index in self.weights.keys() - self._biased:
             self._biased.add(index)
             if index in self.unrounded:
@@ -139,17 +139,17 @@ class ParameterMix:
                     target.mul_(self.weights[index])
 
     def debias(self) -> None:
-        """Make parameters hold x / w, what the model computes with, where what is under way does not overwrite them."""
+        """Set parameters to x / w, which the model computes with, except those that a merge overwrites."""
         for index in sorted(self._biased):
             if self._delay or not self.opened.started(self._places[index][0]):
                 self._debias(index)
 
     def set_weights(self, weights: dict[int, float], values: Mapping[int, Tensor] | None = None) -> None:
-        """Give segments, of which none is under way, other weights, and take parameters for what they divide to.
+        """Set the push-sum weights of segments, with parameters as x / w; no segment may be under way.
 
         Args:
             weights: by the segment's index.
-            values: what `values` returned, where parameters are too short for them.
+            values: a result of `values`, where parameters' dtypes are too short for x.
         """
         self.weights = weights
         self._biased = set()
@@ -157,11 +157,11 @@ class ParameterMix:
             self.unrounded[index].value.copy_(value)
 
     def values(self) -> dict[int, Tensor]:
-        """Return copies of what parameters are too short for, by the segment's index."""
+        """Return copies of x where parameters' dtypes are too short for it, by the segment's index."""
         return {index: unrounded.value.clone() for index, unrounded in self.unrounded.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return each parameter's push-sum weight, and the values for which parameters are too short."""
+        """Return push-sum weights and values, and the outer state, by parameter."""
         places = [(weight, self._places[index][0]) for index, weight in self.weights.items()]
         return {
             "weights": {span.name: weight for weight, segment in places for span in segment.spans},
@@ -172,7 +172,7 @@ class ParameterMix:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take parameters for what the push-sums that `state_dict` returned are divided to."""
+        """Continue from a result of `state_dict`, with parameters as x / w."""
         firsts = {index: self._places[index][0].spans[0].name for index in self.weights}
         self.set_weights({index: state["weights"][name] for index, name in firsts.items()})
         for name, value in self._values_by_name().items():
@@ -196,11 +196,11 @@ class ParameterMix:
                 target.div_(self.weights[index])
 
     def after_step(self, step: int, weight: float) -> None:
-        """Merge what has come, and send what is due; with overlap forward when the next forward begins.
+        """Merge segments that are due, and send the next ones; with overlap forward at the next forward.
 
         Args:
             step: the number of the step that has ended, from 1.
-            weight: what batches counted in it (see `outer`).
+            weight: of its batches (see `outer`).
 
         Raises:
             NonFiniteError: a parameter that was about to be sent is NaN or Inf.
@@ -209,10 +209,12 @@ class ParameterMix:
             outer.count(weight)
         due = self._due_after(step)
         if self._delay:
-            come = [i for i in self._due_after(step - self._delay) if self.opened.started(self._places[i][0])]
-            if come:
+            ready = [
+                i for i in self._due_after(step - self._delay) if self.opened.started(self._places[i][0])
+            ]
+            if ready:
                 self.bias()
-            for index in come:
+            for index in ready:
                 self.merge(index, sends=index in due)
         else:
             self.merge_all()
@@ -228,7 +230,7 @@ class ParameterMix:
             self._buffers.average()
 
     def take_changes(self) -> None:
-        """Add what others have changed of parameters since the last outcome; collective, with nothing under way."""
+        """Add other ranks' changes to parameters since the last outcome; collective, with no exchange under way."""
         for segment, pieces in self._places.values():
             changes = self.opened.channel.take_changes(segment)
             if changes is None:  # on all ranks alike
@@ -238,9 +240,9 @@ class ParameterMix:
                 target.add_(changes[place].to(target.device))
 
     def take_late(self) -> None:
-        """Step outer parameters by the mean of what no round has taken of the ranks' distances; collective.
+        """Step outer parameters by the mean of distances that no round has sent; collective.
 
-        With momentum, which goes on by itself, it would be a step too many: what is left is dropped.
+        With momentum, which continues by itself, it would be one step too many: the rest is dropped.
         """
         opened, outer = self.opened, self.opened.exchange.outer
         late = {i: opened.channel.take_stale(self._places[i][0]) for i in self.outer}
@@ -249,7 +251,7 @@ class ParameterMix:
             return
         if not outer.additive:
             _log.warning(
-                "%s: %s steps with momentum, and what its residuals hold of the ranks' distances is left behind",
+                "%s: %s steps with momentum, so the ranks' distances that are left in residuals are dropped",
                 opened.exchange.name,
                 component_name(outer),
             )
@@ -262,7 +264,7 @@ class ParameterMix:
         lane.close()
 
     def close(self) -> None:
-        """Close what is beside the exchange; collective."""
+        """Close the lanes beside the exchange; collective."""
         if self._weights_lane is not None:
             self._weights_lane.close()
         if self._buffers is not None:
@@ -276,7 +278,7 @@ class ParameterMix:
         return [i for i in self._places if exchange.is_due(step, i, self._num_segments, size)]
 
     def begin(self) -> None:
-        """Send the segments that are due, if that is still to be done."""
+        """Send the segments that are due, if they are not sent yet."""
         if not self._due:
             return
         if self.overlap is Overlap.FORWARD:  # long after the step, at whose end they were taken over
@@ -297,12 +299,12 @@ class ParameterMix:
                 self.outer[index].give_back()
 
     def _fill(self, index: int, mean_weight: float) -> Segment:
-        """Let segment number `index` hold what is sent of it, and return it."""
+        """Fill the message of segment number `index`, and return the segment."""
         segment, pieces = self._places[index]
         finite = self._copied.pop(index, None)
-        # Who gets a NaN in a distance from outer parameters does not find it in its own.
-        told = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
-        if not (finite or told):
+        # A NaN in another rank's distance from outer parameters does not show in this rank's own.
+        found_later = self.opened.channel.finds_nonfinite(segment) and index not in self.outer
+        if not (finite or found_later):
             self._refuse_nonfinite(segment, pieces)
         if index in self.outer:
             self.outer[index].send(mean_weight)
@@ -316,9 +318,9 @@ class ParameterMix:
         return segment
 
     def _agree(self, due: Sequence[int]) -> Mapping[int, float]:
-        """Return what the ranks' batches have counted on average, by the index of segments that are due; collective.
+        """Return the ranks' mean batch weight, by the index of segments that are due; collective.
 
-        What has moved on no rank stays out of them.
+        Residuals of parameters that no rank has moved are held back from the segments.
         """
         lane = self._weights_lane
         if lane is None:
@@ -338,10 +340,10 @@ class ParameterMix:
         return means
 
     def merge(self, index: int, *, sends: bool = False) -> None:
-        """Finish segment number `index`, if it is under way, and write what came of it into the parameters.
+        """Finish segment number `index`, if it is under way, and merge the result into the parameters.
 
         Args:
-            sends: whether they are sent at once, so that one pass can merge and copy.
+            sends: whether the parameters are sent again at once, so that one pass can merge and copy.
         """
         if index not in self._places or not self.opened.started(self._places[index][0]):
             return
@@ -390,7 +392,7 @@ class ParameterMix:
                 target.copy_(combined[place])
 
     def _take_in_one_pass(self, segment: Segment, target: Tensor, *, sends: bool) -> None:
-        """Do what `_take` does with a delay and merge add, bit for bit, and copy the result where it is sent from."""
+        """Merge as `_take` does with a delay and merge add, and copy the result into `outgoing`."""
         from hocket.kernels import merge_delayed
 
         combined, sent = (flat[: segment.numel].numpy() for flat in (segment.incoming, segment.outgoing))
@@ -399,7 +401,7 @@ class ParameterMix:
             self._copied[segment.index] = finite
 
     def merge_all(self) -> None:
-        """Finish and merge everything that is under way, or due."""
+        """Finish and merge all segments that are under way or due."""
         self.begin()
         if self.opened.idle:
             return
@@ -410,25 +412,25 @@ class ParameterMix:
 
     def _refuse_nonfinite(self, segment: Segment, pieces: Pieces) -> None:
         if segment.on_device:
-            self._unseen.add(segment.index)  # looked at when it has come from there: now would be a wait
+            self._unseen.add(segment.index)  # checked once it is copied from the device: now would be a wait
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
         elif not all(math.isfinite(float(target.sum())) for _, target in pieces):
             self._raise_nonfinite(segment, pieces, (self.opened.peer.rank,))
 
     def _raise_nonfinite(self, segment: Segment, pieces: Pieces, ranks: Sequence[int]) -> None:
-        """Raise for NaN or Inf in what `ranks` of the scope gave; parameters hold it, whoever it came from."""
+        """Raise for NaN or Inf from `ranks` of the scope; this rank's parameters hold it in any case."""
         values = torch.cat([target for _, target in pieces])
         names = [s.name for s in segment.spans if not bool(torch.isfinite(values[s.start : s.stop]).all())]
         if names:
             whose = " and ".join(str(self.opened.ranks[rank]) for rank in ranks)
             raise NonFiniteError(
-                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, in what "
-                f"{self.opened.exchange.name} exchanges: lower the learning rate, or clip gradients"
+                f"parameter {some(names)} of rank {whose} is NaN or Inf after step {self._step}, where "
+                f"{self.opened.exchange.name} sends it: lower the learning rate, or clip gradients"
             )
 
 
 def _fuses(segment: Segment, pieces: Pieces, merges: Merge) -> bool:
-    """Return whether one compiled pass is worth its start, and can be: of merge add, on the CPU, of one dtype."""
+    """Return whether one compiled pass can merge, and pays: merge add, on the CPU, of one dtype."""
     target = pieces[0][1]
     same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
     alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, Add)

@@ -1,4 +1,4 @@
-"""Opens the exchanges of a phase: from scopes, segments and buffers to channels."""
+"""The opening of a phase's exchanges: from scopes, segments and buffers to channels."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class _Scope:
 
 
 class PhaseOpener:
-    """Opens exchanges for one session, in the strategy's order, which is the same on every rank.
+    """An opener of one session's exchanges, in the strategy's order, which is the same on every rank.
 
     Attributes:
-        opened: all of them so far; exchanges in which no two ranks meet are left out, as they change
-            nothing, but for outer steps.
+        opened: all exchanges opened so far. Exchanges over one rank each are left out, as they change nothing, unless
+            they have outer steps.
         progress: advances them.
     """
 
@@ -96,7 +96,7 @@ class PhaseOpener:
         """Open the gradients slot; None where this rank exchanges none.
 
         Args:
-            optimizers: what compressors may take terms over from.
+            optimizers: the optimizers that compressors may take terms over from.
             begin, end: called before and after an exchange of gradients (see `GradientSync`).
             may_skip: whether steps with NaN or Inf are left out.
         """
@@ -143,7 +143,7 @@ class PhaseOpener:
     def _agreement(
         self, scopes: Sequence[_Scope], num_parameters: int, first: ActiveExchange
     ) -> Agreement | None:
-        """Let ranks agree on what they contribute where compressors remember it."""
+        """Return the ranks' agreement on their contributions where compressors keep residuals; else None."""
         compressors = [scope.exchange.compressor for scope in scopes]
         if not any(
             compressor and (compressor.traits.keeps_residual or compressor.traits.applies_optimizer_terms)
@@ -201,7 +201,7 @@ class PhaseOpener:
             raise CompositionError(f"{exchange.name}: {error}") from error
 
     def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
-        """Return the exchanges in which ranks have anything to do, in order."""
+        """Return the exchanges in which ranks have something to do, in order."""
         scopes = []
         for exchange in exchanges:
             parts = exchange.over.parts(self._placement)
@@ -227,7 +227,7 @@ class PhaseOpener:
         return [segment for segment in range(num_segments) if mine[segment % len(mine)]]
 
     def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-        """Return what gradients are sent from and what comes back; the same buffer where that is best."""
+        """Return the buffers that gradients are sent from and received in; one buffer where that is best."""
         layout = gradient_layout(spans)
         outgoing = allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
         exchange, peer = scopes[0].exchange, scopes[0].peer
@@ -254,14 +254,14 @@ class PhaseOpener:
         return Segment(name, index, spans, outgoing, incoming, on_lanes=on_lanes)
 
     def _carrier(self, peer: Peer) -> Peer:
-        """Return the ranks of `peer` as what is exchanged is carried; collective."""
+        """Return an endpoint among the ranks of `peer` by the lanes that carry exchanges; collective."""
         if self._device is None:
             return peer
         on_device = peer.on_device(str(self._device))
         if on_device is None:
             raise AttachError(
-                f"transport {peer.transport} has no lanes for what lies on {self._device}: use lanes='host', which "
-                "goes by host memory, or transport mpi or torch"
+                f"transport {peer.transport} has no lanes for tensors on {self._device}: use lanes='host', which "
+                "goes through host memory, or transport mpi or torch"
             )
         return on_device
 
@@ -298,7 +298,7 @@ class PhaseOpener:
 
 
 def _scale(scope: _Scope) -> float:
-    """Return what gradients are multiplied by in an exchange.
+    """Return the factor of gradients in an exchange.
 
     Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along
     make up for what a group of another size scales too much or too little.

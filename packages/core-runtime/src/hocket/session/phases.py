@@ -1,4 +1,4 @@
-"""The phases of a strategy on one rank: the active one, and what it leaves to the next."""
+"""The phases of a strategy on one rank: the active one, and its state for the next."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Phases:
 
     Args:
         strategy: with all its phases, of which the first is opened.
-        replica: that they exchange.
-        counters: count what is sent, and waited for.
-        observer: is told of exchanges; None where nobody asks.
-        step: how many steps have ended.
+        replica: the replica that they exchange.
+        counters: count bytes sent and seconds waited.
+        observer: is notified of exchanges; None for no observer.
+        step: number of steps that have ended.
 
     Attributes:
         active: the phase whose exchanges are open.
@@ -55,7 +55,7 @@ class Phases:
         self._observer = observer
         #: Whether the replicas hold the same bits now, if exchanges keep them so.
         self._equal = replica.begins_equal
-        self._told_of_rates = False
+        self._warned_of_rates = False
         self.stale = StaleGradients(replica.storage.parameters)
         self.active = self._open(strategy.at(step), parameters_equal=replica.begins_equal)
 
@@ -72,26 +72,26 @@ class Phases:
         return strategy.keeps_replicas_equal(self._replica.ranks.placement)
 
     def count_into(self, counters: Counters) -> None:
-        """Count what is sent, and waited for, from now on there."""
+        """Count bytes sent and seconds waited in `counters` from now on."""
         self._counters = counters
         for opened in self.active.opened:
             opened.counters = counters
 
     def begin_equal(self) -> None:
-        """Take note that all replicas hold the same bits now."""
+        """Note that all replicas hold the same bits now."""
         self._equal = True
         self.replicas_equal = self._keeps_equal(self.active.strategy)
         self._replica.optimizers.summed_rates = 0.0
 
     def enter(self, step: int) -> None:
-        """Open the phase that holds when `step` steps have ended, to load what it kept; collective."""
+        """Open the phase in force after `step` steps, to load its state; collective."""
         self.settle_together()
         strategy = self._strategy.at(step)
         if strategy != self.active.strategy:
             self._replace_by(strategy)
 
     def go_on(self, step: int, gather: Callable[[Any], list[Any]]) -> None:
-        """Change the phase where another begins when `step` steps have ended; collective.
+        """Change the phase if another begins after `step` steps; collective.
 
         Args:
             step: the number of steps.
@@ -108,13 +108,13 @@ class Phases:
             self.active.parameters.take_over(remembered)
 
     def _leave(self) -> None:
-        """Finish what is under way, and take over what residuals and compressors hold, and the outer parameters."""
+        """Finish all exchanges, and take over residuals, compressors' momentum and the outer parameters."""
         self.settle_together()
         active = self.active
         active.drop_unused()
         if active.strategy.outer is not None:
             active.parameters.take_late()
-            self._tell_what_is_left()
+            self._warn_of_unsent_steps()
             self.set_to_mean()
         gradients = active.strategy.gradients
         peer = self._replica.ranks.peer
@@ -123,8 +123,8 @@ class Phases:
         self.stale.collect(gradients, active.opened, peer, active.terms)
         self._hand_back()
 
-    def _tell_what_is_left(self) -> None:
-        """Say which steps the outer parameters, which the next phase begins with, know nothing of."""
+    def _warn_of_unsent_steps(self) -> None:
+        """Warn of steps that are missing in the outer parameters, which the next phase begins with."""
         for name, steps in self.active.parameters.outer_steps().items():
             if steps and self._replica.ranks.peer.rank == 0:
                 _log.warning(
@@ -152,33 +152,33 @@ class Phases:
         self.active.hook()
 
     def settle(self) -> None:
-        """Finish everything that is under way, so that parameters hold what they will hold in the next forward."""
+        """Finish all exchanges and merge their results into the parameters, as the next forward would."""
         self._replica.check(take_values=True)
         self.active.parameters.settle()
 
     def settle_together(self) -> None:
-        """Finish what is under way on any rank, so that the replicas' mean is what it will be; collective."""
+        """Finish all ranks' exchanges, so that the replicas' mean is final; collective."""
         self.settle()
         self.active.parameters.take_changes()
 
     def receive(self) -> None:
-        """Wait for what is under way, and merge what the next forward would."""
+        """Wait for all exchanges under way, and merge those that the next forward would."""
         self._replica.check(take_values=True)
         self.active.parameters.receive()
 
     def keep(self) -> UnderWay:
-        """Return a place to come back to after `settle` or `settle_together`, which merge what is under way."""
+        """Return a backup, to undo the merges of `settle` or `settle_together`."""
         self.receive()
         return UnderWay(self.active.parameters.exchanges, self._replica.storage.flats)
 
     def set_to_mean(self, apart: Sequence[Tensor] = (), *, whole: bool = False) -> Consensus:
-        """Set what may differ between ranks to its mean, or parameters to the outer ones; collective.
+        """Set tensors that may differ between ranks to their mean, or parameters to the outer ones; collective.
 
         Equal values stay, bit for bit.
 
         Args:
             apart: flat buffers of parameters that should be equal, and are not.
-            whole: whether what has no mean becomes rank 0's on all ranks.
+            whole: whether tensors without a mean become rank 0's on all ranks.
         """
         replica, exchange = self._replica, self.active.strategy.outer
         outer = None if exchange is None else OuterValues(exchange, replica.storage, replica.ranks.placement)
@@ -193,15 +193,15 @@ class Phases:
         return Consensus([] if alone else tensors, self.active.parameters, replica.lane, outer, beside)
 
     def compare_steps(self, step: int, num_unused: int, call: str) -> None:
-        """Notice optimizers whose settings have become different between ranks, or that did not step alike; collective.
+        """Find optimizers whose settings or steps differ between ranks; collective.
 
         Args:
-            step: how many steps have ended.
-            num_unused: how many times this rank's optimizers did not use gradients that were exchanged.
-            call: what the ranks compare them for.
+            step: number of steps that have ended.
+            num_unused: number of times that this rank's optimizers did not use exchanged gradients.
+            call: the call that compares them.
 
         Raises:
-            DisagreementError: they have, and replicas are to stay equal.
+            DisagreementError: they differ, and replicas are to stay equal.
         """
         optimizers = self._replica.optimizers
         facts = {
@@ -209,29 +209,29 @@ class Phases:
             "learning rates of all steps, summed": optimizers.summed_rates,
             "backwards without optimizer.step()": num_unused,
         }
-        told = differing(self._replica.ranks.peer, facts, call)
-        if told and self.replicas_equal:
-            raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{told}")
-        if self._told_of_rates or not told or not self.active.strategy.exchanges:
+        differences = differing(self._replica.ranks.peer, facts, call)
+        if differences and self.replicas_equal:
+            raise DisagreementError(f"the ranks' optimizers step differently at step {step}:\n{differences}")
+        if self._warned_of_rates or not differences or not self.active.strategy.exchanges:
             return
         del facts["backwards without optimizer.step()"]
-        told = differing(self._replica.ranks.peer, facts, call)
-        if told and self._replica.ranks.peer.rank == 0:
+        differences = differing(self._replica.ranks.peer, facts, call)
+        if differences and self._replica.ranks.peer.rank == 0:
             _log.warning(
                 "the ranks' optimizers step differently at step %d, and their replicas are averaged all the same, so "
                 "that each counts as much: let schedulers follow what all ranks have alike (the mean of their "
                 "losses):\n%s",
                 step,
-                told,
+                differences,
             )
-        self._told_of_rates = bool(told)
+        self._warned_of_rates = bool(differences)
 
     def distance(self, gather: Callable[[Any], list[Any]], apart: Sequence[Tensor]) -> float:
-        """Return the root mean square over ranks of the replicas' Euclidean distance from their mean; collective.
+        """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective.
 
         Args:
             gather: gives every rank's value, by rank.
-            apart: what should be equal, and is not.
+            apart: tensors that should be equal, and are not.
         """
         tensors = [*(() if self.replicas_equal else self._replica.storage.flats), *apart]
         if not tensors:
@@ -241,9 +241,9 @@ class Phases:
         return distance
 
     def finish(self) -> None:
-        """Finish what is under way on any rank before `close`, whatever was replaced meanwhile; collective.
+        """Finish all ranks' exchanges before `close`, even if parameters were replaced meanwhile; collective.
 
-        Who adds or thaws layers between training and `close` gets the session's last merges all the same.
+        A program that adds or thaws layers between training and `close` still gets the last merges.
         """
         with suppress(ReplacedError):
             self._replica.check(take_values=True)
@@ -251,7 +251,7 @@ class Phases:
         self.active.parameters.take_changes()
 
     def close(self) -> None:
-        """Close the active phase, of which nothing is under way; collective."""
+        """Close the active phase, with no exchange under way; collective."""
         self.active.drop_unused()
         self._hand_back()
         self.active.close()
@@ -261,13 +261,13 @@ class ActivePhase:
     """Open exchanges with their hooks; opening and closing are collective.
 
     Args:
-        strategy: without phases.
-        opening: of that strategy.
-        replica: that it exchanges.
+        strategy: a strategy without phases.
+        opening: opens its exchanges.
+        replica: the replica that it exchanges.
 
     Attributes:
-        gradients: exchanges that slot; None where this rank exchanges none.
-        parameters: exchanges that slot.
+        gradients: the exchange of gradients; None where this rank exchanges none.
+        parameters: the exchanges of parameters.
         opened: the exchanges of both slots in which this rank takes part.
         is_accumulating: whether backwards only add to `p.grad`.
     """
@@ -306,12 +306,12 @@ class ActivePhase:
 
     @property
     def terms(self) -> AppliedTerms | None:
-        """What a compressor has taken over from the optimizer."""
+        """Return the optimizer's terms that a compressor applies."""
         return None if self.gradients is None else self.gradients.terms
 
     @property
     def dropped_gradients(self) -> bool:
-        """Whether none of the gradients that came back last is the parameters' any more, within another backward."""
+        """Tell whether no parameter holds a gradient of the last exchange, within another backward."""
         return self.gradients is not None and self.gradients.dropped
 
     def lane_of_equal_gradients(self) -> Lane | None:
@@ -346,7 +346,7 @@ class ActivePhase:
             self.gradients.accumulating = accumulating
 
     def look_before_step(self) -> None:
-        """Take over what parameters were set to, where neither a backward nor the step's end looks."""
+        """Take over values that parameters were set to, where neither a backward nor the step's end does."""
         if self.gradients is None and not self.parameters.exchanges:
             # Nobody sends, and nobody else looks.
             self._replica.check(take_values=True)
@@ -355,22 +355,22 @@ class ActivePhase:
             self._replica.storage.take_values()
 
     def look_after_step(self) -> None:
-        """Take over what the step has set, before it is sent; once a step, as each look costs some microseconds."""
+        """Take over values that the step has set, before they are sent; once a step, as it costs some microseconds."""
         if self.parameters.exchanges:
             self._replica.check(take_values=True)
         elif self._replica.storage.was_set:
             self._replica.storage.take_values()
 
     def drop_unused(self) -> None:
-        """Let compressors forget gradients that no optimizer has used, and that are dropped, before others go on."""
+        """Remove dropped gradients that no optimizer has used from residuals, before states are handed on."""
         if self.gradients is not None and self.gradients.account is not None:
             self.gradients.account.drop_unused()
 
     def begin_step(self, *, with_closure: bool) -> None:
-        """Make parameters and optimizers ready for an optimizer's step.
+        """Prepare parameters and optimizers for an optimizer's step.
 
         Args:
-            with_closure: whether its forward comes within it.
+            with_closure: whether its forward runs within it.
         """
         if not with_closure:
             for merges in self._merges:
@@ -380,12 +380,12 @@ class ActivePhase:
             self.terms.suspend()
 
     def end_step(self) -> None:
-        """Give an optimizer that has stepped its own settings back."""
+        """Give an optimizer its own settings back after its step."""
         if self.terms is not None:
             self.terms.resume()
 
     def abandon(self) -> None:
-        """Take the hooks off, and leave values and momentum as they are on this rank."""
+        """Remove the hooks, and leave values and momentum as they are on this rank."""
         self.parameters.debias()
         self.unhook()
         self._progress.abandon()
@@ -393,7 +393,7 @@ class ActivePhase:
             self.terms.hand_back_own()
 
     def close(self) -> None:
-        """Close the exchanges, of which none is under way; collective."""
+        """Close the exchanges, with none under way; collective."""
         for opened in self.opened:
             opened.channel.close()
         self.parameters.close()
@@ -405,7 +405,7 @@ class ActivePhase:
         self.unhook()
 
     def unhook(self) -> None:
-        """Take the hooks off; gradients become tensors of their own."""
+        """Remove the hooks; gradients become tensors of their own."""
         for hook in self._hooks:
             hook.close()
         self._hooks, self._merges = [], []

@@ -1,4 +1,4 @@
-"""The ranks that a session is attached on: where they are, what they agree in, and rank 0's values for all of them."""
+"""The ranks of a session: their hosts, the comparison of their facts, and rank 0's values for all of them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Ranks:
 
     Attributes:
         peer: among all ranks.
-        host: among those of this rank's host, whose memory can be shared; `peer` where there is one host.
-        placement: which host each rank is on.
-        device: where lanes take what is exchanged, by Gloo or NCCL; None for host memory, by the transport.
+        host: among the ranks of this rank's host, which can share memory; `peer` where there is one host.
+        placement: the host of each rank.
+        device: the device that lanes exchange from, by Gloo or NCCL; None for host memory, by the transport.
     """
 
     peer: Peer
@@ -56,7 +56,7 @@ def local_rank(peer: Peer) -> int:
 
 
 def find_ranks(peer: Peer, device: torch.device | None = None) -> Ranks:
-    """Find out where the ranks of `peer` are; collective.
+    """Find the hosts of the ranks of `peer`; collective.
 
     Args:
         peer: all ranks.
@@ -80,18 +80,18 @@ def agree(peer: Peer, facts: Mapping[str, object], refusal: str | None = None) -
     Args:
         peer: the world.
         facts: JSON-able values by name, nested mappings allowed.
-        refusal: why this rank cannot go on, whatever the others have.
+        refusal: the reason why this rank cannot continue in any case; None if it can.
 
     Raises:
-        AttachError: on every rank: a rank cannot go on; with its reason.
+        AttachError: on every rank: a rank cannot continue; with its reason.
         DisagreementError: on every rank; names the facts that differ, and on which ranks.
     """
     refusals = gather(peer, refusal)
     if refusal is not None:
         raise AttachError(refusal)
-    for rank, told in enumerate(refusals):
-        if told is not None:
-            raise AttachError(f"rank {rank} cannot attach: {told}")
+    for rank, reason in enumerate(refusals):
+        if reason is not None:
+            raise AttachError(f"rank {rank} cannot attach: {reason}")
     differences = differing(peer, facts)
     if differences:
         raise DisagreementError("the ranks were started differently:\n" + differences)
@@ -111,10 +111,10 @@ def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") 
     if peer.size == 1:
         return ""
     mine = json.dumps(facts, sort_keys=True, default=str).encode()
-    told = peer.allgather_bytes(mine, what=what)
-    if all(other == told[0] for other in told):
+    gathered = peer.allgather_bytes(mine, what=what)
+    if all(other == gathered[0] for other in gathered):
         return ""
-    flat = [flattened(json.loads(other)) for other in told]
+    flat = [flattened(json.loads(other)) for other in gathered]
     keys = sorted({key for facts_of_rank in flat for key in facts_of_rank})
     lines = []
     for key in keys:
@@ -122,13 +122,13 @@ def differing(peer: Peer, facts: Mapping[str, object], what: str = "allgather") 
         for rank, facts_of_rank in enumerate(flat):
             ranks_by_value.setdefault(json.dumps(facts_of_rank.get(key, "nothing")), []).append(rank)
         if len(ranks_by_value) > 1:
-            told_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
-            lines.append(f"  {key}: {told_here}")
+            values_here = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_by_value.items())
+            lines.append(f"  {key}: {values_here}")
     return "\n".join(lines[:8] + ([f"  and {len(lines) - 8} more"] if len(lines) > 8 else []))
 
 
 def flattened(value: object, prefix: str = "") -> dict[str, object]:
-    """Return the values in nested mappings and lists, by the keys that lead to them, joined by dots."""
+    """Return the values in nested mappings and lists, by their keys joined by dots."""
     if isinstance(value, list):
         value = {str(index): child for index, child in enumerate(value)}
     if not isinstance(value, dict):
@@ -145,7 +145,7 @@ def _ranks(ranks: list[int]) -> str:
 
 @torch.no_grad()
 def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
-    """Give every rank of a lane the parameters and buffers that `root` has; collective."""
+    """Give every rank of a lane the parameters and buffers of `root`; collective."""
     if lane.size > 1:
         for tensor in (*model.parameters(), *model.buffers()):
             for plain in plain_tensors(tensor.data):
@@ -154,7 +154,7 @@ def broadcast_model(model: nn.Module, lane: Lane, root: int = 0) -> None:
 
 @torch.no_grad()
 def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None:
-    """Give every rank what rank 0's optimizers remember (momentum, ...); collective."""
+    """Give every rank the state of rank 0's optimizers (momentum, ...); collective."""
     remember = any(getattr(each, "state", None) for each in (*optimizers.every, *optimizers.called))
     if not any(gather(peer, remember)):
         return
@@ -170,7 +170,7 @@ def broadcast_optimizers(optimizers: Optimizers, peer: Peer, lane: Lane) -> None
 
 
 def broadcast_tensor(tensor: Tensor, lane: Lane, root: int) -> None:
-    """Give every rank of a lane the values of the tensor that `root` has; collective."""
+    """Give every rank of a lane the values of a tensor of `root`; collective."""
     data = tensor.detach().to("cpu").contiguous().resolve_neg()
     # As bytes: NumPy does not know every dtype of torch.
     raw: np.ndarray[Any, Any] = data.reshape(-1).view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""Refusals of models and optimizers that a session cannot carry, by name, before anything is touched."""
+"""Refusals of models and optimizers that a session cannot carry, by name, before any change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
     if not isinstance(model, nn.Module):
         raise AttachError(f"attach takes a torch.nn.Module, not {type(model).__name__}")
     if not optimizers:
-        raise AttachError("attach takes one torch.optim.Optimizer or more, and was given an empty list")
+        raise AttachError("attach takes one torch.optim.Optimizer or more, not an empty list")
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise AttachError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -67,7 +67,7 @@ def check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
 
 
 def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
-    """Refuse virtual ranks that would wait on the one thread that autograd has for a device.
+    """Refuse virtual ranks that would wait for each other on autograd's one thread for a device.
 
     Raises:
         AttachError: the model is on a device, and gradients are exchanged, now or in a later phase.
@@ -86,7 +86,7 @@ def check_devices(model: nn.Module, strategy: Strategy, peer: Peer) -> None:
 
 
 def check_gradients(model: nn.Module, strategy: Strategy) -> None:
-    """Refuse gradients that are to have another dtype than their parameter, where they are exchanged.
+    """Refuse exchanged gradients that are to have another dtype than their parameter.
 
     Raises:
         AttachError: names the parameter.
@@ -104,14 +104,14 @@ def check_gradients(model: nn.Module, strategy: Strategy) -> None:
 
 
 def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool) -> None:
-    """Refuse lanes on devices for what they cannot carry: models elsewhere, and messages of differing lengths.
+    """Refuse device lanes for models that are elsewhere, and for messages of differing lengths.
 
     Args:
         lanes: `host`, or the backend's name.
         whole: whether every rank holds a whole model.
 
     Raises:
-        AttachError: names what, and where it can be carried.
+        AttachError: the lanes cannot carry this; names the alternative.
     """
     if lanes == "host":
         return
@@ -138,8 +138,8 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
             reason = "progress: thread begins what another rank may begin later"
         if reason is not None:
             raise AttachError(
-                f"{exchange.name}: lanes={lanes!r} carries whole values, in one order on all ranks, and {reason}: use "
-                "lanes='host'"
+                f"{exchange.name}: lanes={lanes!r} carries uncompressed values, in one order on all ranks, and "
+                f"{reason}: use lanes='host'"
             )
 
 
@@ -150,7 +150,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def refuse_closure(optimizer: torch.optim.Optimizer, strategy: Strategy) -> None:
-    """Refuse a step with a closure where it would compute with other values than the model does.
+    """Refuse a step with a closure where it would compute with other values than the model's.
 
     Raises:
         AttachError: parameters are exchanged by push-sum, now or in a later phase.
@@ -184,8 +184,8 @@ def _check_modules(model: nn.Module) -> None:
             or module._compiled_call_impl is not None
         ):
             raise AttachError(
-                f"{what} is compiled already, and compiled code ignores hooks that come later: attach the plain model "
-                "first, then torch.compile it"
+                f"{what} is compiled already, and compiled code ignores hooks that are set later: attach the plain "
+                "model first, then torch.compile it"
             )
         if isinstance(module, nn.DataParallel) and len(getattr(module, "device_ids", ())) > 1:
             raise AttachError(
@@ -266,7 +266,7 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _check_memory(model: nn.Module) -> None:
-    """Refuse tensors that share memory without being one object: attach moves parameters, and would part them."""
+    """Refuse tensors that share memory without being one object, as attach would separate them."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     ranges = sorted(
         ((t.device.type, t.device.index or 0), t.data_ptr(), t.data_ptr() + t.nbytes, name, t.requires_grad)
@@ -319,7 +319,7 @@ def _is_a(given: Any, where: str, name: str) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill their memory without gaps and without sharing, in any order of axes."""
+    """Return whether the elements fill their memory without gaps or overlap, in any order of axes."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
@@ -330,7 +330,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has not what a compressor of the strategy, or of a phase of it, takes over.
+    """Refuse an optimizer without the terms that a compressor of the strategy, or of a phase, takes over.
 
     Raises:
         AttachError: names the compressor's key, and what to use.
@@ -351,7 +351,7 @@ def check_optimizer_terms(strategy: Strategy, optimizer: torch.optim.Optimizer) 
 
 
 def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:
-    """Yield all exchanges of gradients, those of phases that are others than before with where a config has them."""
+    """Yield all exchanges of gradients, with the place in the config where a phase has its own."""
     yield from (("", exchange) for exchange in strategy.gradients)
     before = strategy
     for phase in strategy.phases:
@@ -362,7 +362,7 @@ def _exchanges(strategy: Strategy) -> Iterator[tuple[str, Exchange]]:
 
 
 def override_of(key: str, given: Any, wanted: Any) -> str:
-    """Return `KEY=VALUE` that makes one component the other, as short as it can be."""
+    """Return the shortest `KEY=VALUE` that turns one component into the other."""
     if type(given) is type(wanted):
         for field in fields(given):
             value, other = getattr(given, field.name), getattr(wanted, field.name)

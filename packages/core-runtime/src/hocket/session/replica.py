@@ -21,25 +21,25 @@ __all__ = ["Replica"]
 
 
 class Replica:
-    """A whole model on this rank, with its optimizers and what its batches count; construction is collective.
+    """A whole model on this rank, with its optimizers and the weights of its batches; construction is collective.
 
     Args:
-        model, optimizers: those that are attached.
+        model, optimizers: the attached ones.
         peer: all ranks.
         lane: among them.
-        initial: whose values the replicas begin with, as `hocket.attach` takes it.
+        initial: the rank whose values replicas begin with, as for `hocket.attach`.
         may_skip: whether steps with NaN or Inf are left out.
-        lanes_on_device: whether what is exchanged stays where the model is.
+        lanes_on_device: whether lanes exchange from the model's device.
         statistics: names of buffers that are averaged like BatchNorm's.
         begin_gradients, end_gradients: called before and after an exchange of gradients (see `GradientSync`).
 
     Attributes:
         begins_equal: whether all replicas hold the same bits when they begin.
-        ranks: where all ranks are.
+        ranks: all ranks and their hosts.
         storage: the parameters' memory.
-        weights: what this rank's batches count.
+        weights: of this rank's batches.
         replaced: whether `check` has raised a ReplacedError, after which the session cannot go on.
-        beside: what the model holds beside the parameters that are trained.
+        beside: the model's tensors beside its trained parameters.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Replica:
         lane.close()
 
     def check(self, *, take_values: bool) -> None:
-        """Notice what was replaced under the session: modules, parameters, optimizers' groups.
+        """Refuse modules, parameters and optimizers' groups that were replaced since attach.
 
         Args:
-            take_values: whether to take over what parameters were set to.
+            take_values: whether to take over values that parameters were set to.
 
         Raises:
-            ReplacedError: names it.
+            ReplacedError: names the replaced object.
             SessionError: the step is being captured as a graph.
         """
         if any(map(is_captured, self._devices)):

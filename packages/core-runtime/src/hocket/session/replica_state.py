@@ -1,4 +1,4 @@
-"""A replica's state, as a checkpoint holds it, and how a rank goes on from it, or from the mean of several."""
+"""A replica's state in a checkpoint, to continue a rank from its own or from the mean of several."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = ["ReplicaState", "load_into", "tensors_of"]
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """Everything that a rank's replica continues from.
+    """The whole state that a rank's replica continues from.
 
     Attributes:
         model: its parameters and buffers, in their own memory.
-        optimizers: those that are attached.
-        phase: the exchanges that are open.
+        optimizers: the attached ones.
+        phase: the open exchanges.
         stale: gradients that earlier phases have left for the next step.
         beside: the model's frozen parameters and buffers.
     """
@@ -70,7 +70,7 @@ class ReplicaState:
         }
 
     def why_not_saved(self) -> str:
-        """Return why a checkpoint could not hold what optimizers and modules keep; empty where it could."""
+        """Return the reason why a checkpoint cannot hold the state of optimizers and modules; empty if it can."""
         try:
             flatten({f"optimizer ({self.optimizers.kind})": self.optimizers.state_dict()})
             flatten({"extra state of modules": extra_states(self.model)})
@@ -80,30 +80,30 @@ class ReplicaState:
 
     @torch.no_grad()
     def load(self, file: StateFile) -> None:
-        """Continue where this rank was.
+        """Load this rank's own state.
 
         Args:
             file: this rank's.
 
         Raises:
-            CheckpointError: something does not take its state.
+            CheckpointError: an object does not take its state.
         """
         place_buffers(self.model, file)
         there = set(file.names("model"))
         for name, target in flatten({"model": tensors_of(self.model)})[1].items():
-            if name in there:  # not what has come since, and is not persistent
+            if name in there:  # not buffers that are new and not persistent
                 target.copy_(file.tensor(name))
         self.load_beside_model(file.read, str(file.path))
 
     def load_beside_model(self, read: Callable[[str], Any], where: str) -> None:
-        """Continue where this rank was, but for the model's own tensors.
+        """Load this rank's own state without the model's tensors.
 
         Args:
-            read: returns a section of what `state_dict` returned.
-            where: it comes from, for errors.
+            read: returns a section of a result of `state_dict`.
+            where: its origin, for errors.
 
         Raises:
-            CheckpointError: something does not take its state.
+            CheckpointError: an object does not take its state.
         """
         load_into(self.optimizers, read("optimizer"), f"{where}: optimizer")
         exchanges = read("exchanges")
@@ -124,13 +124,13 @@ class ReplicaState:
 
     @torch.no_grad()
     def load_mean(self, files: Sequence[StateFile]) -> None:
-        """Continue from the mean of another number of ranks.
+        """Load the mean of another number of ranks.
 
         Args:
             files: of all ranks that have saved.
 
         Raises:
-            CheckpointError: something does not take its state.
+            CheckpointError: an object does not take its state.
         """
         first = files[0]
         push_sums = [_push_sums(file) for file in files]
@@ -160,7 +160,7 @@ class ReplicaState:
         load_extra_states(self.model, first.read("modules")["extra"], str(first.path))
 
     def _load_buffers(self, files: Sequence[StateFile]) -> None:
-        """Take the mean of statistics by samples, and the first rank's of all else: only a statistic has a mean."""
+        """Load the mean of statistics by samples, and the first rank's values of other buffers."""
         samples = [file.read("modules")["samples"] for file in files]
         statistics = self.beside.statistics()
         self.beside.weights.total = sum(samples) / len(samples)
@@ -186,7 +186,7 @@ def tensors_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def load_into(given: Any, state: Any, where: str) -> None:
-    """Let an object take its state; what it refuses is a CheckpointError that begins with `where`."""
+    """Load an object's state; a refusal becomes a CheckpointError that begins with `where`."""
     try:
         given.load_state_dict(state)
     except (ValueError, KeyError, RuntimeError, TypeError) as error:
@@ -196,9 +196,9 @@ def load_into(given: Any, state: Any, where: str) -> None:
 
 
 def _push_sums(file: StateFile) -> dict[str, tuple[str | None, float]]:
-    """Return where x is, if anywhere, and w, by the name of each tensor that holds x / w of push-sum.
+    """Return the name of x, if saved, and w, by the name of each push-sum tensor x / w.
 
-    The mean is sum(x) / sum(w), and sum(w) is how many ranks there are.
+    The mean is sum(x) / sum(w), and sum(w) is the number of ranks.
     """
     return {
         f"model/parameters/{name}": (

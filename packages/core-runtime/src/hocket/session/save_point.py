@@ -1,10 +1,10 @@
-"""`session.save_on_signal`: ranks that are asked to end save together, after a step that all of them reach.
+"""The save point of `session.save_on_signal`: ranks that are asked to end save after a common step.
 
-The request finds ranks in different steps, and some in a wait for others; those that no signal has reached look once a
-second whether another was asked. Each tells the others, from a thread and so
-at once, after which step it comes past its next save point; there it waits for what the others have told. The latest
-of these points is one that nobody has passed: who has come to an earlier one goes on, and takes part in what the others
-wait for. Nothing is sent, and nobody waits, before a request.
+The request finds ranks in different steps, and some in a wait for others; ranks that no signal has reached check once a
+second whether another was asked. Each rank sends the others, from a thread and so at once, the step of its next save
+point; there it waits for the others' numbers. No rank has passed the latest of these points: a rank at an earlier one
+continues, and takes part in the exchanges that the others wait for. Nothing is sent, and no rank waits, before a
+request.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _POLL_S = 0.01
 
 
 class SavePoint:
-    """Where this rank's session saves when it is asked to end; collective.
+    """The point at which this rank's session saves when it is asked to end; collective.
 
     Args:
-        session: whose steps are counted.
+        session: the session whose steps are counted.
         save: calls `session.save`.
     """
 
@@ -65,13 +65,13 @@ class SavePoint:
         self.error: HocketError | None = None
         self.agreed = threading.Event()
         self._hook = session.model.register_forward_pre_hook(self._reach_in_forward)
-        #: Open once all ranks have come here.
+        #: Open once all ranks have made their save points.
         self.lane: Lane | None = None
         SIGNALS.watch(self)
         self.lane = session.peer.lane("signals")
 
     def reach(self) -> None:
-        """Go on after a step; save and leave (SystemExit) if the ranks have agreed on this one."""
+        """Continue after a step, or save and exit (SystemExit) if the ranks have agreed on this one."""
         step = self.session.step
         if step == self.passed:
             return  # within an accumulation
@@ -85,7 +85,7 @@ class SavePoint:
             self._save()
 
     def _reach_in_forward(self, model: torch.nn.Module, _: object) -> None:
-        """Do so before the next forward, in a loop that does not ask `session.data` for batches."""
+        """Call `reach` before the next forward, in a loop without `session.data`."""
         if model.training and torch.is_grad_enabled() and not self.session.epochs.under_way:
             self.reach()
 
@@ -93,17 +93,17 @@ class SavePoint:
         session = self.session
         try:
             path = self._save_session()
-            told = f"saved after step {session.step} in {path}"
+            outcome = f"saved after step {session.step} in {path}"
         except CheckpointError as error:
-            told = f"not saved, and the last checkpoint stands: {error}"
+            outcome = f"not saved, and the last checkpoint stands: {error}"
         if session.rank == 0:
-            print(f"hocket: asked to end: {told}; all ranks end", file=sys.stderr, flush=True)
+            print(f"hocket: asked to end: {outcome}; all ranks end", file=sys.stderr, flush=True)
         session.gather(None)  # before a rank ends, and so perhaps all
         SIGNALS.forget(self)
         raise SystemExit(ENDED_STATUS)
 
     def close(self, *, together: bool) -> None:
-        """Heed no request any more; collective if `together`, else for a session that an error has left."""
+        """Stop handling requests; collective if `together`, else for a session that an error has left."""
         self._hook.remove()
         try:
             if together and self.session.size > 1:
@@ -112,7 +112,7 @@ class SavePoint:
             SIGNALS.forget(self)
 
     def _end_together(self) -> None:
-        """See to it that ranks that were asked to end find the others', which have come to the training's end."""
+        """Agree with ranks that were asked to end, when this rank has reached the end of training."""
         if any(self.session.gather(self.asked)):
             SIGNALS.ask()
             self.agreed.wait()
@@ -121,7 +121,7 @@ class SavePoint:
 
 
 class ProcessSignals:
-    """Requests to end, heard for the save points of this process's ranks: one, or those of all virtual ranks."""
+    """The handlers of requests to end, for the save points of this process's ranks: one, or all virtual ones."""
 
     def __init__(self) -> None:
         self._points: list[SavePoint] = []
@@ -130,7 +130,7 @@ class ProcessSignals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear requests for virtual ranks: they are threads, and only the main one may set handlers."""
+        """Handle requests for virtual ranks, which are threads: only the main thread may set handlers."""
         listener = self._listener = Listener(self._heard)
         try:
             yield
@@ -140,7 +140,7 @@ class ProcessSignals:
             listener.close()
 
     def watch(self, point: SavePoint) -> None:
-        """Tell a save point of requests from now on."""
+        """Notify a save point of requests from now on."""
         on_main = threading.current_thread() is threading.main_thread()
         if not self._points:
             self._closed.clear()
@@ -149,12 +149,12 @@ class ProcessSignals:
             self._listener = Listener(self._heard, self._asked_elsewhere)
         elif self._listener is None and point.session.rank == 0:
             _log.warning(
-                "session.save_on_signal: signals are not heard here: only a process's main thread can heed them, and "
-                "this is another one. Virtual ranks of `hocket run` do hear them"
+                "session.save_on_signal: signals cannot be handled here: only a process's main thread can do so, and "
+                "this is another one. Virtual ranks of `hocket run` do handle them"
             )
 
     def forget(self, point: SavePoint) -> None:
-        """Tell a save point of no more requests."""
+        """Stop notifying a save point."""
         if point in self._points:
             self._points.remove(point)
         if not self._points:
@@ -164,7 +164,7 @@ class ProcessSignals:
                 self._listener = None
 
     def ask(self) -> None:
-        """Do as if a signal had come."""
+        """Act as on a signal."""
         if self._listener is not None:
             self._listener.request()
 
@@ -172,7 +172,7 @@ class ProcessSignals:
         return any(point.session.peer.status.is_asked_to_end() for point in list(self._points))
 
     def _heard(self, listener: Listener) -> None:
-        """Agree on a step, on the listener's thread; end all ranks if they have not saved in time."""
+        """Agree on a step, on the listener's thread; end all ranks if they do not save in time."""
         end_s = time.monotonic() + _PATIENCE_S
         while not self._all_here() and not listener.closed and time.monotonic() < end_s:
             time.sleep(_POLL_S)  # the session is being attached
@@ -205,20 +205,20 @@ class ProcessSignals:
         return len(self._points) == peer.size
 
     def _latest(self, point: SavePoint, own: int, end_s: float) -> tuple[int, list[int]]:
-        """Return the latest of all ranks' next save points, and the ranks that have not told theirs in time."""
+        """Return the latest of all ranks' next save points, and the ranks that did not answer in time."""
         session, lane = point.session, point.lane
         others = [rank for rank in range(session.size) if rank != session.rank]
-        if lane is None:  # some rank has not come so far
+        if lane is None:  # some rank has not made its save point
             return own, others
-        told: Array = np.full(session.size, own, dtype=np.int64)
-        mine = told[session.rank : session.rank + 1].copy()
-        receives = {rank: lane.irecv(told[rank : rank + 1], rank, 0) for rank in others}
+        steps: Array = np.full(session.size, own, dtype=np.int64)
+        mine = steps[session.rank : session.rank + 1].copy()
+        receives = {rank: lane.irecv(steps[rank : rank + 1], rank, 0) for rank in others}
         sends: Sequence[Request] = [lane.isend(mine, rank, 0) for rank in others]
         while time.monotonic() < end_s and not self._closed.is_set():
             if all([request.done() for request in (*receives.values(), *sends)]):  # noqa: C419 (each look moves one on)
                 break
             time.sleep(_POLL_S)
-        return int(told.max()), [rank for rank, receive in receives.items() if not receive.done()]
+        return int(steps.max()), [rank for rank, receive in receives.items() if not receive.done()]
 
 
 #: Of this process.
@@ -232,7 +232,7 @@ def _give_up(point: SavePoint, target: int, missing: Sequence[int]) -> None:
         time.sleep(_GRACE_S)
     if missing:
         ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-        why = f"{ranks} did not hear of it: a signal to one rank is told to those that reach its host"
+        why = f"{ranks} did not receive the request: a signal to one rank reaches only ranks that can reach its host"
     else:
         why = f"step {target} was not over and saved"
     message = (

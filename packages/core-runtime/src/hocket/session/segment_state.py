@@ -32,7 +32,7 @@ Stage = tuple[ActiveExchange, Segment]
 
 
 class GradientSlot:
-    """One parameter's places: where its gradient is sent from, and what `p.grad` is bound to."""
+    """The places of one parameter: its gradient in the outgoing segment, and the tensor of `p.grad`."""
 
     __slots__ = (
         "__weakref__",
@@ -78,7 +78,7 @@ class GradientSlot:
 
     @torch.no_grad()
     def take(self, given: Tensor | None, factor: float) -> None:
-        """Copy a gradient, times `factor`, to where it is sent from; zeros for none."""
+        """Copy a gradient, times `factor`, into the outgoing segment; zeros for none."""
         self.arrived = True
         if given is None:
             self.outgoing.zero_()
@@ -99,34 +99,34 @@ class GradientSlot:
 
     @property
     def holds_result(self) -> bool:
-        """Whether `p.grad` is what it was bound to last."""
+        """Tell whether `p.grad` is the tensor that it was bound to last."""
         gradient = self.parameter.grad
         return gradient is not None and (gradient is self.result or gradient is self.total)
 
     @property
     def was_changed(self) -> bool:
-        """Whether somebody has written into what came back, since `note_version`."""
+        """Tell whether a program has written into `p.grad` since `note_version`."""
         return self.parameter.grad is not None and self.parameter.grad._version != self.version
 
     def note_version(self) -> None:
-        """Be able to tell whether somebody writes into what came back."""
+        """Note the version of `p.grad`, to detect writes into it."""
         if self.parameter.grad is not None:
             self.version = self.parameter.grad._version
 
     def part_with_result(self) -> Tensor:
-        """Give what came back last memory of its own, which the next result leaves alone; return it."""
+        """Give the last result memory of its own, which the next one leaves alone; return it."""
         given = self.result
         given.data = given.detach().clone(memory_format=torch.preserve_format)
         self.let_go()
         return given
 
     def let_go(self) -> None:
-        """Leave the tensor that came back last to whoever has it, and receive the next result in another."""
+        """Leave the last result's tensor to its holders, and receive the next result in another."""
         self.result = _gradient_in(self.state.results, self.state.first.spans[self.position])
         self.state.hold(self)
 
     def bind(self, *, came: bool) -> None:
-        """Make `p.grad` what came back, and what earlier rounds of the step have brought; None where nothing has."""
+        """Bind `p.grad` to the result plus that of the step's earlier rounds; None if there is neither."""
         result = self.result if came else None
         self.total = None
         if self.base is not None:
@@ -141,11 +141,11 @@ class SegmentState:
 
     Attributes:
         stages: the exchanges that this rank takes it through, in order.
-        first, last: the segment as the first of them sends it, and as the last one gives it.
-        in_place: whether what comes back takes the place of what was sent.
+        first, last: the segment of the first exchange, which sends it, and of the last, which returns it.
+        in_place: whether results overwrite the outgoing data.
         present: 1 for each parameter that has a gradient in this round on this rank, else 0.
         anywhere: the same of all ranks, where they have agreed on it.
-        at: how many of them are over; -1 before the first has begun.
+        at: number of stages that are over; -1 before the first has begun.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SegmentState:
         Args:
             stages: the attribute.
             parameters: the trainable ones by name.
-            exchanges: the slot's on all ranks. What comes back means the same on a rank that takes part in a few.
+            exchanges: the slot's on all ranks. The result means the same on a rank that takes part in few of them.
         """
         self.stages = stages
         self.first, self.last = stages[0][1], stages[-1][1]
@@ -181,15 +181,15 @@ class SegmentState:
 
     @property
     def adds_up(self) -> bool:
-        """Whether what comes back is added to what earlier rounds of the step have brought."""
+        """Tell whether the result is added to that of the step's earlier rounds."""
         return any(gradient.base is not None for gradient in self.gradients)
 
     def hold(self, gradient: GradientSlot) -> None:
-        """Take note of another tensor that a gradient's result is received in."""
+        """Note another tensor that a gradient's result is received in."""
         self._held[gradient.position] = gradient.result
 
     def reset(self) -> None:
-        """Expect the gradients of another backward."""
+        """Prepare for the gradients of another backward."""
         self.at = -1
         self.missing = len(self.gradients)
         self.present[:] = 0
@@ -207,7 +207,7 @@ class SegmentState:
                 gradient.part_with_result()
 
     def _let_go_of_moved(self) -> None:
-        """Leave gradients that were given other memory (`p.grad.data = ...`, `model.to()`), which no result reaches."""
+        """Let go of gradients with replaced memory (`p.grad.data = ...`, `model.to()`), which results do not reach."""
         for gradient, address in zip(self.gradients, self._addresses, strict=True):
             if gradient.result.data_ptr() != address:
                 gradient.let_go()
@@ -219,7 +219,7 @@ class SegmentState:
         opened.start(segment)
 
     def advance(self) -> None:
-        """Go on to the next exchange if the one under way is done and not the last; never blocks."""
+        """Start the next exchange if the one under way is done and not the last; never blocks."""
         if 0 <= self.at < len(self.stages) - 1:
             opened, segment = self.stages[self.at]
             if opened.arrived(segment):
@@ -248,21 +248,21 @@ class SegmentState:
             self.pass_on()
 
     def flag_nonfinite(self) -> None:
-        """Have the device tell in the trailer whether what is about to be sent holds NaN or Inf."""
+        """Make the device flag NaN or Inf of the outgoing data in the trailer."""
         segment = self.first
         assert segment.flag is not None
         total = segment.outgoing[: segment.numel].sum(dtype=torch.float64)  # large numbers are no Inf there
         segment.outgoing[segment.flag].copy_(torch.isfinite(total).logical_not())
 
     def flagged(self) -> list[str]:
-        """Return the names of the parameters whose gradients held NaN or Inf, of what the device has sent."""
+        """Return the names of parameters whose gradients the device has flagged for NaN or Inf."""
         first = self.first
         if first.sent_is_finite():
             return []
         return [s.name for s in first.spans if not first.sent_is_finite(s.start, s.start + s.numel)]
 
     def nonfinite(self) -> list[str]:
-        """Return the names of the parameters whose gradients, about to be sent, hold NaN or Inf."""
+        """Return the names of parameters whose outgoing gradients hold NaN or Inf."""
         unknown = [gradient for gradient in self.gradients if gradient.finite is None]
         # One pass, which a single NaN or Inf poisons; only then each parameter on its own.
         if len(unknown) == len(self.gradients):
@@ -275,10 +275,10 @@ class SegmentState:
         return [gradient.name for gradient in self.gradients if gradient.finite is False]
 
     def bind(self, factor: float = 1.0) -> None:
-        """Make `p.grad` of each parameter `factor` times what came back, or None where no rank had a gradient.
+        """Bind each `p.grad` to `factor` times the result, or None where no rank had a gradient.
 
-        In a step for which nothing has come, as its rounds came with an earlier one (a rank that has caught up with a
-        partial collective), what this rank has a gradient of gets zeros: momentum and weight decay go on.
+        In a step without a result, as its rounds arrived with an earlier one (a rank that has caught up with a partial
+        collective), parameters with a gradient on this rank get zeros: momentum and weight decay go on.
         """
         trailer = self.last.incoming_trailer
         weight = float(trailer[WEIGHT])
@@ -294,11 +294,11 @@ class SegmentState:
             present = trailer[FIRST_PRESENCE + gradient.position] != 0 or (
                 nothing_came and self.present[gradient.position] != 0
             )
-            # What came too late for a round may come when nobody has a gradient any more.
+            # A contribution that was late for its round may arrive when no rank has a gradient any more.
             gradient.bind(came=present or (not self._divides and self._came_late(gradient)))
 
     def place_of(self, gradient: GradientSlot) -> slice:
-        """Return where a parameter lies in what is sent of the segment."""
+        """Return the place of a parameter in the outgoing segment."""
         span = self.first.spans[gradient.position]
         return slice(span.start, span.stop)
 
@@ -309,7 +309,7 @@ class SegmentState:
         return bool(gradient.result.any())
 
     def spoil(self) -> None:
-        """Bind NaN in place of a round's result, for scalers and whoever else looks for it."""
+        """Bind NaN in place of a round's result, for scalers and other checks."""
         self.at = len(self.stages)
         self.results.fill_(torch.nan)
         for gradient in self.gradients:
@@ -324,10 +324,10 @@ class SegmentState:
 
 
 def _gradient_in(results: Tensor, span: Span) -> Tensor:
-    """Return a parameter's place in what comes back, as a tensor that autograd takes for no view (`detach_`)."""
+    """Return a parameter's place in the results, as a tensor that is no view for autograd (`detach_`)."""
     return view_of(results, span).data
 
 
 def _lies_alike(given: Tensor, outgoing: Tensor) -> bool:
-    """Return whether a gradient can be copied as flat memory to where it is sent from."""
+    """Return whether a gradient can be copied into the outgoing segment as flat memory."""
     return given.is_contiguous() and given.dtype == outgoing.dtype and given.data_ptr() != outgoing.data_ptr()

@@ -1,8 +1,8 @@
-"""Exchanges that begin one after the other, so that the first of them are over first.
+"""A window of exchanges that begin one after the other, so that the first are over first.
 
-Messages that are under way together share the network, and arrive together: of a model's 54 layers sent at once over
-TCP the first arrives as late as the last, and a forward that waits for it hides nothing. So a few are under way at a
-time, and each that is over makes room for the next.
+Messages that are under way together share the network, and arrive together: if a model's 54 layers are sent at once
+over TCP, the first arrives as late as the last, and a forward that waits for it hides nothing. So a few are under way
+at a time, and each that is over makes room for the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 20
 
 
 class _Exchange(Protocol):
-    """What begins and looks at the exchanges of segments."""
+    """The part of an exchange that the window calls: it begins segments and checks them."""
 
     peer: Peer
     ordered: bool
@@ -34,7 +34,7 @@ class _Exchange(Protocol):
 
 
 class SendWindow:
-    """The segments of an exchange that wait for their turn, advanced by whatever this process waits for."""
+    """The segments of an exchange that wait for their turn, advanced by any wait of this process."""
 
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange = exchange
@@ -50,7 +50,7 @@ class SendWindow:
         return len(self._waiting)
 
     def add(self, segment: Segment) -> None:
-        """Begin a segment after those before it; at once where hosts share no network, or order is the device's."""
+        """Begin a segment after those before it; at once on one host, or where the device keeps the order."""
         if self._exchange.ordered or not self._exchange.peer.shares_network:
             self._exchange.start(segment)
             return
@@ -64,12 +64,12 @@ class SendWindow:
             self._exchange.peer.progress.add(self)
 
     def begin(self, segment: Segment) -> None:
-        """Begin a segment that is here now, and those before it."""
+        """Begin a segment now, and those before it."""
         while segment.index in self._waiting:
             self._begin_next()
 
     def advance(self) -> bool:
-        """Begin what there is room for; return whether that was the last."""
+        """Begin the segments that there is room for; return whether that was the last."""
         while self._waiting:
             self._forget_what_is_over()
             if self._begun_bytes >= self._room_bytes:

@@ -45,19 +45,19 @@ _onlookers = Onlookers()
 
 
 class Session(TrainingSession):
-    """What `hocket.attach` returns where every rank holds a whole model; use it as a context manager.
+    """The session of an engine whose ranks hold whole models, from `hocket.attach`; a context manager.
 
     Attributes:
         storage: the trainable parameters' memory.
         stale: gradients that earlier phases have left for the next step.
-        train_step: what `train_batch` does; the engine sets it.
+        train_step: the function behind `train_batch`; the engine sets it.
     """
 
     train_step: TrainStep
     places_buffers = True
 
     def __init__(self, given: Attachment) -> None:
-        """Attach; collective. Nothing is left behind where it fails."""
+        """Attach; collective. A failure leaves nothing behind."""
         observer = given.observer
         peer = given.peer if observer is None else observer.join(given.peer)
         super().__init__(given.model, given.optimizers, given.strategy, peer)
@@ -92,7 +92,7 @@ class Session(TrainingSession):
         self._windows = self.windows = Windows(self.peer if self.size > 1 and exchanges else None)
         #: The thread that has attached it.
         self.thread = 0
-        #: What a batch counts with which nothing was trained yet, by a model that seems to be evaluated.
+        #: The weight of a batch with which nothing was trained yet, as the model seems to be evaluated.
         self._unopened: float | None = None
         self._trains_in_eval_mode = False
         #: Whether gradients had been added up before the current batch.
@@ -104,7 +104,7 @@ class Session(TrainingSession):
         self._unused = UnusedGradients(self.rank)
         #: The last backward of which this session has exchanged gradients, and that with which it has stepped last.
         self._last_backward = self.used_backward = -1
-        self._told_of_mode = self._looked_at_state = False
+        self._warned_of_mode = self._looked_at_state = False
         self._phases = Phases(self.strategy, replica, self.counters, self._observer, self.step)
         self.stale = self._phases.stale
         self._own_copies = OwnCopies(self.optimizers, self.rank)
@@ -125,7 +125,7 @@ class Session(TrainingSession):
 
     @property
     def phase(self) -> ActivePhase:
-        """The exchanges that are open."""
+        """Return the open exchanges."""
         return self._phases.active
 
     @property
@@ -137,7 +137,7 @@ class Session(TrainingSession):
         self._phases.replicas_equal = equal
 
     def count_into(self, counters: Counters) -> None:
-        """Count what is sent, and waited for, from now on there, together with others."""
+        """Count bytes sent and seconds waited in `counters` from now on, together with other sessions."""
         self.counters = counters
         self._phases.count_into(counters)
 
@@ -171,7 +171,7 @@ class Session(TrainingSession):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Mark backwards, or batches, after which nothing is sent: gradients add up until one outside of it."""
+        """Mark backwards, or batches, that send nothing: gradients add up until one outside of it."""
         self.require("session.accumulate", training=True)
         self._open_batch()
         self.state = SessionState.ACCUMULATED
@@ -179,7 +179,7 @@ class Session(TrainingSession):
             yield
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the gradients that the optimizer will get to `max_norm`, of order `norm_type`; return their norm before.
+        """Clip the optimizer's gradients to `max_norm`, of order `norm_type`; return their norm before.
 
         Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model, and
         where all backwards of a step were within `accumulate`, so that nothing was exchanged yet.
@@ -189,7 +189,7 @@ class Session(TrainingSession):
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
 
     def exchange_gradients(self) -> None:
-        """Exchange what the parameters' `.grad` holds, and bind it to what comes back.
+        """Exchange the parameters' `.grad`, and bind it to the result.
 
         For engines that compute gradients in another way than by a backward through the model, which does this itself.
         """
@@ -198,7 +198,7 @@ class Session(TrainingSession):
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Surround a step that an engine makes in place of the optimizer's own: what its hooks would do."""
+        """Return a context for a step that an engine makes in place of the optimizer: it does what hooks would."""
         [first, *_] = self.optimizers.given
         self.before_step(first, None)
         yield
@@ -217,7 +217,7 @@ class Session(TrainingSession):
         return self._unopened is not None
 
     def _open_batch(self) -> None:
-        """Let the batch that was handed out be trained with: at once, unless a model seems to be evaluated with it."""
+        """Begin the batch that was handed out; later if a model seems to be evaluated with it."""
         weight, self._unopened = self._unopened, None
         if weight is None:
             return
@@ -240,7 +240,7 @@ class Session(TrainingSession):
         self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
 
     def delay(self, seconds: float) -> None:
-        """Hold this rank up for `seconds`, 0 or more, as if its forward took longer; called before forward."""
+        """Delay this rank by `seconds`, 0 or more, as if its forward took longer; called before the forward."""
         self._note_phase("delay")
         self.peer.clock.sleep(seconds)
         self._note_forward()
@@ -253,7 +253,7 @@ class Session(TrainingSession):
             self._observer.phase(name, self.peer.clock.now())
 
     def _begin_exchange(self) -> Contribution:
-        """Look at what is about to be sent: it has to be what the optimizers step."""
+        """Check before an exchange that the session still holds the parameters that optimizers step."""
         self._open_batch()
         self._note_phase("backward")
         self.require("backward()", training=True)
@@ -261,7 +261,7 @@ class Session(TrainingSession):
             self._note_dropped()
         self._last_backward = current_backward()
         self._replica.check(take_values=False)  # the step may set them back (SAM)
-        self._windows.tell(steps=True)
+        self._windows.announce(steps=True)
         self._equality.begin_round(self.step)
         self.state = SessionState.BACKWARD
         return self._weights.contribution()
@@ -281,7 +281,7 @@ class Session(TrainingSession):
         if closure is not None:
             refuse_closure(optimizer, self.strategy)
         self._note_phase("optimizer")
-        self._windows.tell(steps=True)
+        self._windows.announce(steps=True)
         self.phase.look_before_step()
         gradients = self.phase.gradients
         sent = self.state in (SessionState.EXCHANGED, SessionState.STEPPED)
@@ -301,7 +301,7 @@ class Session(TrainingSession):
         )
 
     def _exchanged(self, closure: Closure) -> Any:
-        """Call a closure, and exchange what it leaves in `p.grad` where no backward within has sent that."""
+        """Call a closure, and exchange `p.grad` if no backward within it has sent that."""
         self.state = SessionState.IDLE
         loss = closure()
         if self.phase.gradients is not None and self.state is not SessionState.EXCHANGED:
@@ -309,7 +309,7 @@ class Session(TrainingSession):
         return loss
 
     def _gradients_are_in(self, optimizer: Optimizer) -> None:
-        """Leave out, or refuse, a step with NaN or Inf; else complete the gradients that are about to be used."""
+        """Skip or refuse a step with NaN or Inf; else complete its gradients."""
         gradients = self.phase.gradients
         if gradients is None:
             self._weights.drop_repetition(parameters_of(optimizer))
@@ -342,18 +342,18 @@ class Session(TrainingSession):
         if not self.optimizers.waiting:
             self._end_step()
         else:
-            # A forward may come before the other optimizers' steps.
+            # A forward may run before the other optimizers' steps.
             self.phase.parameters.debias()
 
     def _end_step_before(self) -> None:
-        """End the step before the one that begins, to which what was exchanged since then belongs."""
+        """End the step before the one that begins, which keeps the exchange made since then."""
         exchanged = self.state is SessionState.EXCHANGED
         self._end_step()
         if exchanged:
             self.state = SessionState.EXCHANGED
 
     def _end_step(self) -> None:
-        self._windows.tell(steps=True)
+        self._windows.announce(steps=True)
         self.optimizers.begin_step()
         weight = self._weight_of_step()
         self._weights.end_step()
@@ -373,19 +373,19 @@ class Session(TrainingSession):
         self._phases.go_on(self.step, self.gather)
         if not self._looked_at_state:
             self._look_at_state()
-        if not self.epochs.under_way:  # else the next batch says that whatever belongs to the step is over
+        if not self.epochs.under_way:  # else the next batch says that the step is over
             self._equality.between_steps(self.step)
         self._observers.hocket_step_end(session=self, step=self.step - 1)
 
     def _weight_of_step(self) -> float:
-        """Return what batches counted in the step: those of all ranks whose gradients it was made with."""
+        """Return the weight of the step's batches, of all ranks whose gradients it was made with."""
         if self.phase.gradients is not None:
             return self.phase.gradients.weight
         # What this rank alone has left out is no part of its distance from outer parameters.
         return 0.0 if self._nonfinite.skipping else self._weights.contribution().weight
 
     def _look_at_state(self) -> None:
-        """Say, after the first step, what no checkpoint could hold, and not hours later."""
+        """Warn after the first step of state that no checkpoint could hold, not hours later."""
         self._looked_at_state = True
         problem = self.replica_state.why_not_saved() if self.is_main else ""
         if problem:
@@ -399,7 +399,7 @@ class Session(TrainingSession):
         if self.step != self._step_of_batch:
             return
         if self.state is SessionState.ACCUMULATED:
-            self._windows.tell(adds=True)
+            self._windows.announce(adds=True)
         elif self.state is SessionState.EXCHANGED:
             self._unused.leave(self.step)
             self._end_step()
@@ -407,9 +407,9 @@ class Session(TrainingSession):
             self._end_left_out()
 
     def _end_left_out(self) -> None:
-        """Go on after a batch with which nothing was done: the step ends here if it does so on other ranks."""
+        """Continue after a skipped batch: the step ends here if it does so on other ranks."""
         with torch.no_grad():
-            # The others may wait for what is only sent in this rank's next forward.
+            # Other ranks may wait for segments that this one only sends in its next forward.
             self.phase.parameters.merge_forward()
         ends_step = self._windows.leave_out()
         self._weights.leave_out()
@@ -437,7 +437,7 @@ class Session(TrainingSession):
         self._step_without_batch()
 
     def _step_without_batch(self) -> None:
-        """Step with what other batches gave: this rank's, as far as they were accumulated, and the other ranks'."""
+        """Step with the gradients of other batches: this rank's accumulated ones, and the other ranks'."""
         gradients, accumulated = self.phase.gradients, self._was_accumulated and self._weights.any_counts
         if accumulated and scaler_in_use():
             unscale([p.grad for p in self.storage.parameters.values() if p.grad is not None])
@@ -457,9 +457,10 @@ class Session(TrainingSession):
             self.optimizers.zero_grad()
 
     def _note_dropped(self) -> None:
-        """Take note of gradients that were dropped.
+        """Note gradients that were dropped.
 
-        Not where another session has stepped with that backward, as a GAN's generator does through the discriminator.
+        They do not count if another session has stepped with that backward, as a GAN's generator does through the
+        discriminator.
         """
         if not _onlookers.use(self, self._last_backward):
             self._unused.drop(self.step, in_batch=self.epochs.under_way)
@@ -490,13 +491,13 @@ class Session(TrainingSession):
         self._phases.receive()
 
     def settle_together(self) -> None:
-        """Settle on all ranks, with what others have changed here since anything was merged; collective."""
+        """Settle on all ranks, and merge other ranks' changes to this one's values; collective."""
         self.require("settle")
         self._phases.settle_together()
 
     def consensus(self) -> AbstractContextManager[None]:
         self.require("session.consensus")
-        self.meet("session.consensus")
+        self.begin_collective("session.consensus")
         self._end_partial_step()
         with ExitStack() as looking:
             looking.enter_context(self._set_values())
@@ -510,12 +511,12 @@ class Session(TrainingSession):
 
     def _tell_of_mode(self) -> None:
         kind = self.optimizers.in_training_mode
-        if not kind or self._told_of_mode or self.replicas_equal or not self.is_main:
+        if not kind or self._warned_of_mode or self.replicas_equal or not self.is_main:
             return
-        self._told_of_mode = True
+        self._warned_of_mode = True
         _log.warning(
             "%s is in its training mode, and evaluates other weights than it trains: its eval() within a consensus "
-            "takes what each rank remembers, so that ranks evaluate different models. Call optimizer.eval() before "
+            "uses each rank's own state, so that ranks evaluate different models. Call optimizer.eval() before "
             "session.consensus(), and optimizer.train() after it",
             kind,
         )
@@ -553,7 +554,7 @@ class Session(TrainingSession):
 
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
-        self.meet("session.consensus_distance")
+        self.begin_collective("session.consensus_distance")
         with self._set_values():
             under_way = self._phases.keep()
             self.settle_together()
@@ -596,7 +597,7 @@ class Session(TrainingSession):
 
     @property
     def replica_state(self) -> ReplicaState:
-        """What this rank's replica continues from."""
+        """Return the state that this rank's replica continues from."""
         return ReplicaState(self.model, self.optimizers, self.phase, self.stale, self._replica.beside)
 
     def state_dict(self) -> dict[str, Any]:
@@ -617,9 +618,9 @@ class Session(TrainingSession):
         if self._replica.replaced:
             self.abandon()  # the others may be in the step that this rank did not make
             return
-        self.meet("the session's end")
+        self.begin_collective("the session's end")
         self._end_partial_step()
-        self.heed_no_signal(together=True)
+        self.stop_saving_on_signal(together=True)
         with self._set_values(shown=False):
             self._phases.finish()
             self._compare_steps("the session's end")
@@ -639,7 +640,7 @@ class Session(TrainingSession):
         self.state = SessionState.BROKEN
         self.phase.abandon()
         self._unhook()
-        self.heed_no_signal(together=False)
+        self.stop_saving_on_signal(together=False)
         if self._observer is not None:
             self._observer.abandon()
 

@@ -15,10 +15,10 @@ _CHUNK_NUMEL = 1 << 22
 
 @torch.no_grad()
 def set_to_mean(tensor: Tensor, lane: Lane, share: float = 1.0) -> None:
-    """Set `tensor` (any shape) to the mean over the lane's ranks, a few million elements at a time; collective.
+    """Set `tensor` (any shape) to its mean over the lane's ranks, in blocks of a few million elements; collective.
 
     Args:
-        share: what this rank's counts; the ranks' shares have the mean 1.
+        share: the weight of this rank's tensor; the ranks' shares have the mean 1.
     """
     flat = tensor.detach().reshape(-1)
     dtype = wire_dtype(tensor.dtype)

@@ -1,6 +1,6 @@
-"""A change of phase: what one strategy leaves behind, for the next one to begin from.
+"""The change of phase: the results that one strategy leaves for the next one.
 
-Outstanding exchanges finish, what residuals hold is sent, push-sum values are divided by their weights, momentum
+Outstanding exchanges finish, residuals are sent, push-sum values are divided by their weights, momentum
 goes back to the optimizer, and replicas are averaged if the next strategy would keep them equal.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["StaleGradients"]
 
 
 class StaleGradients:
-    """What residuals held at a change of phase: it joins the next step's gradients, on every rank.
+    """Residuals left by a finished phase, added to the next step's gradients on every rank.
 
     Args:
         parameters: the trainable ones by name.
@@ -38,12 +38,12 @@ class StaleGradients:
         self._joined: set[str] = set()
 
     def add(self, name: str, gradient: Tensor) -> None:
-        """Keep a stale gradient of a parameter for the next step; it is the same on every rank of its exchange."""
+        """Keep a stale gradient, equal on every rank of its exchange, for the next step."""
         self._stale[name] = self._stale[name] + gradient if name in self._stale else gradient
 
     @torch.no_grad()
     def join(self, parameters: Iterable[Tensor], loss_scale: Tensor | float = 1.0) -> None:
-        """Add what is stale to the gradients of `parameters`, which an optimizer is about to divide by `loss_scale`."""
+        """Add stale gradients to those of `parameters`, which an optimizer will divide by `loss_scale`."""
         if not self._stale:
             return
         used = set(map(id, parameters))
@@ -55,7 +55,7 @@ class StaleGradients:
                 parameter.grad = scaled if parameter.grad is None else parameter.grad + scaled
 
     def end_step(self, *, used: bool) -> None:
-        """Forget what has joined the step that ends, if that was taken; else it waits for the next one."""
+        """Drop stale gradients that the ended step has used; if it was skipped, keep them for the next."""
         if used:
             for name in self._joined:
                 del self._stale[name]
@@ -69,16 +69,16 @@ class StaleGradients:
         peer: Peer,
         terms: AppliedTerms | None,
     ) -> None:
-        """Take over, on every rank, the mean of what ranks' residuals and contributions to no round hold; collective.
+        """Take over the mean of all ranks' residuals and unsent contributions; collective.
 
         Where the compressor applies momentum and weight decay, a residual holds velocity, which is stepped at once by
         the learning rate alone: as a gradient it would be given momentum a second time.
 
         Args:
             exchanges: the slot's, the same on every rank.
-            active: those that this rank takes part in.
+            active: the exchanges that this rank takes part in.
             peer: the ranks whose contributions end in one mean.
-            terms: what the compressor applies in the optimizer's place.
+            terms: the optimizer's terms that the compressor applies.
         """
         mine = {each.exchange.name: each for each in active}
         for exchange in exchanges:
@@ -92,18 +92,18 @@ class StaleGradients:
             lane.close()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what is stale, by parameter."""
+        """Return stale gradients, by parameter."""
         return dict(self._stale)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from a result of `state_dict`."""
         self._stale = {name: gradient.clone() for name, gradient in state.items()}
 
 
 def _means(
     lane: Lane, opened: ActiveExchange | None, parameters: Mapping[str, nn.Parameter]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Give the mean of what ranks keep back of each parameter in one exchange; nothing where none keeps anything."""
+    """Yield the mean of the ranks' unsent values of each parameter in one exchange, if there are any."""
     kept = {} if opened is None else _take_kept(opened)
     any_kept = np.empty(1)
     lane.iallreduce(np.array([float(bool(kept))]), any_kept).wait()
@@ -121,7 +121,7 @@ def _means(
 
 
 def _take_kept(opened: ActiveExchange) -> dict[str, Tensor]:
-    """Take what an exchange holds back, by parameter and flat; nothing where it holds nothing back."""
+    """Take an exchange's unsent values, by parameter, each flat; none where nothing is held back."""
     kept: dict[str, Tensor] = {}
     for segment in opened.segments:
         own = opened.channel.take_stale(segment)

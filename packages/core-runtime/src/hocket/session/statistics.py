@@ -1,4 +1,4 @@
-"""Statistics of a model that a session is attached to: those that the user names, and those of one rank alone."""
+"""The statistics of a session's model: those that the user names, and those of one rank alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger("hocket")
 
 
 def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
-    """Refuse names of statistics that are no floating-point buffer's.
+    """Refuse names of statistics that match no floating-point buffer.
 
     Raises:
-        AttachError: names it, and the buffers that there are.
+        AttachError: names the pattern, and the buffers that there are.
     """
     if isinstance(named, str):
         raise AttachError(f"statistics={named!r} is text: it takes a list of names, [{named!r}]")
@@ -27,7 +27,7 @@ def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
     for pattern in named:
         if not fnmatch.filter(buffers, pattern):
             raise AttachError(
-                f"statistics: {pattern!r} is the name of none of the model's floating-point buffers: "
+                f"statistics: {pattern!r} matches none of the model's floating-point buffers:  "
                 f"{some(buffers) or 'it has none'}"
             )
 

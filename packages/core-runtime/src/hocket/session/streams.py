@@ -1,7 +1,7 @@
 """Cursors over samples that travel between ranks: no batch is read before the previous one has been used.
 
-A stream saves its own position. What it reads from its loader depends on the random states at the beginning, which
-are kept, and put in force again before a resumed stream reads.
+A stream saves its own position. Its loader's batches depend on the random states at the beginning, which are saved, and
+restored before a resumed stream reads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _UNREAD: Any = object()
 class StreamCursor(Cursor):
     """A position in one pass over a stream, which reads `following` when it is looked at.
 
-    Nothing says how many samples a batch has that came from another rank, so `weight` stays None.
+    The number of samples of another rank's batch is unknown, so `weight` stays None.
 
     Args:
         stream: begins an epoch now; collective.
         reading: in force whenever the stream is read.
-        saved: what `state_dict` returned, to continue.
+        saved: a result of `state_dict`, to continue.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StreamCursor(Cursor):
 
     @property
     def following(self) -> Any:
-        """The next batch; END where there is none. Looked at only when the last one has been used."""
+        """Return the next batch; END where there is none. Read it only when the last one has been used."""
         if self._following is _UNREAD:
             before = self._stream.state_dict()
             with self.reading:
@@ -80,13 +80,13 @@ class StreamedSamples:
     Args:
         exchange: moves the samples.
         peer: all ranks.
-        rank, size: which share of the samples loaders read, and of how many.
+        rank, size: the number of the loaders' share of the samples, and the number of shares.
     """
 
     def __init__(self, exchange: SampleShuffle, peer: Peer, rank: int, size: int) -> None:
         self._exchange, self._peer = exchange, peer
         self._rank, self._size = rank, size
-        #: Whose batches travel; None before the first pass.
+        #: The loader whose batches travel; None before the first pass.
         self._loader: Any = None
         self._stream: SampleStream | None = None
         #: Of the first epoch of this loader: read then, and again, as it was then, when a run is resumed.
@@ -97,7 +97,7 @@ class StreamedSamples:
         self._renewed = False
 
     def length(self, loader: Any, epoch: int) -> int:
-        """Return how many batches a pass over `loader` has that is, or would be, epoch number `epoch`."""
+        """Return the number of batches in a pass over `loader` as epoch number `epoch`."""
         if self._stream is not None and loader is self._loader:
             with self._reading:
                 return len(self._stream)
@@ -105,7 +105,7 @@ class StreamedSamples:
             return len(loader)
 
     def begin(self, loader: Any, epoch: int) -> StreamCursor:
-        """Begin a pass; collective. A loader that is another one, on any rank, is read by all.
+        """Begin a pass; collective. If any rank has a new loader, all read theirs anew.
 
         Args:
             loader: this rank's batches.
@@ -123,7 +123,7 @@ class StreamedSamples:
         return StreamCursor(self._stream, self._reading)
 
     def _wrap(self, loader: Any, epoch: int) -> SampleStream:
-        """Let the batches of `loader` travel from now on, in place of others'; collective."""
+        """Replace the loader whose batches travel by `loader`; collective."""
         self.close()
         self._loader = loader
         self._reading = LoaderReading(self._rank, self._size, epoch)
@@ -143,8 +143,8 @@ class StreamedSamples:
         Args:
             loader: this rank's batches.
             epoch: the number of the pass.
-            state: what `state_dict` returned.
-            current: what that of the pass under way returned; None where none was.
+            state: a result of `state_dict`.
+            current: a result of the pass's own `state_dict`; None where no pass was under way.
             now: the random states that training goes on from.
         """
         self._renewed = state["renewed"]
@@ -165,7 +165,7 @@ class StreamedSamples:
         return resumed
 
     def state_dict(self) -> dict[str, object]:
-        """Return what is needed to go on, beside the state of a pass under way."""
+        """Return the state for a resumed run, beside that of a pass under way."""
         assert self._stream is not None
         assert self._start is not None
         return {

@@ -1,4 +1,4 @@
-"""What delayed exchanges have under way while somebody looks at the replicas: it is merged to look, and put back."""
+"""Delayed exchanges under way while replicas are read: they are merged for reading, and put back."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ __all__ = ["UnderWay"]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What merging one exchange changes, beside parameters.
+    """The state that merging one exchange changes, beside parameters.
 
     Attributes:
         mix: the exchange.
-        come: each segment that is under way, with what was sent, what came, and its outcome.
+        received: each segment under way, with its sent and its received data, and its outcome.
         weights, values: the push-sums.
-        outer: what outer parameters and their optimizer remember, in their own memory and copied.
+        outer: the tensors of outer parameters and their optimizer, each with a copy.
     """
 
     mix: ParameterMix
-    come: Sequence[tuple[Segment, Tensor, Tensor, Outcome]]
+    received: Sequence[tuple[Segment, Tensor, Tensor, Outcome]]
     weights: dict[int, float]
     values: dict[int, Tensor]
     outer: Sequence[tuple[Tensor, Tensor]]
 
 
 class UnderWay:
-    """A place in training to come back to: what is under way, and what it would be merged into.
+    """A backup of exchanges under way and of the tensors that they merge into.
 
-    Waits for what is under way. A delay merges it steps later; who looks merges it at once, and puts it back by
-    `put_back`, so that training goes on as if nobody had looked. Without delays, nothing is copied.
+    It waits for exchanges under way. A delay merges them steps later; a reader of the replicas merges them at once, and
+    calls `put_back`, so that training continues unchanged. Without delays, nothing is copied.
 
     Args:
-        exchanges: of this rank. Where others change its values between rounds (`passive`), nothing is put back, as it
-            would undo what they have changed.
-        flats: the parameters.
+        exchanges: of this rank. Where other ranks change its values between rounds (`passive`), nothing is put back, as
+            that would undo their changes.
+        flats: the parameters' memory.
     """
 
     @torch.no_grad()
@@ -55,11 +55,11 @@ class UnderWay:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Let parameters and exchanges hold what they held."""
+        """Restore parameters and exchanges."""
         for flat, copy in self._flats:
             flat.copy_(copy)
         for kept in self._kept:
-            for segment, outgoing, incoming, outcome in kept.come:
+            for segment, outgoing, incoming, outcome in kept.received:
                 segment.outgoing.copy_(outgoing)
                 segment.incoming.copy_(incoming)
                 kept.mix.opened.put_back(segment, outcome)
@@ -70,13 +70,13 @@ class UnderWay:
 
 def _keep(mix: ParameterMix) -> _Kept:
     opened = mix.opened
-    come = []
+    received = []
     for segment in opened.segments:
         if opened.started(segment):
             outcome = opened.receive(segment)
-            come.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
+            received.append((segment, segment.outgoing.clone(), segment.incoming.clone(), outcome))
     remembered: list[dict[str, Any]] = [
         of_parameter for outer in mix.outer.values() for of_parameter in outer.state_dict().values()
     ]
     tensors = {id(t): t for of_parameter in remembered for t in of_parameter.values()}
-    return _Kept(mix, come, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()])
+    return _Kept(mix, received, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()])

@@ -1,8 +1,8 @@
-"""Gradients that were exchanged and that no optimizer has stepped with, told of where a rank alone may have left them.
+"""Exchanged gradients that no optimizer has stepped with, with a warning where one rank alone may have left them.
 
 A `continue` between backward and step lets one rank's replica part from the others'. But gradient surgery, SAM and
-caches of gradients drop some in every step, on all ranks; of these nothing is said. Who does so is known by the
-loop over `session.data`, in which a batch's backwards belong together; without one, by the steps, which are all alike.
+caches of gradients drop some in every step, on all ranks, without a warning. The loop over `session.data` shows this,
+as a batch's backwards belong together; without one, equal steps do.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class UnusedGradients:
     """The count of one session's rounds of gradients that no step has used.
 
     Args:
-        rank: this one.
+        rank: this rank.
 
     Attributes:
-        count: of these rounds; equal on all ranks whose replicas stay equal.
+        count: number of these rounds; equal on all ranks whose replicas stay equal.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.count = 0
-        self._told = False
+        self._has_warned = False
         #: Whether each step so far has dropped some; unknown before the first has ended.
         self._always: bool | None = None
         self._in_this_step = False
         self._first = 0
 
     def drop(self, step: int, *, in_batch: bool) -> None:
-        """Take note of gradients that `zero_grad` has dropped before another backward.
+        """Note gradients that `zero_grad` has dropped before another backward.
 
         Args:
-            step: the one under way.
+            step: the step under way.
             in_batch: whether a loop over `session.data` says that both backwards are of one batch.
         """
         self.count += 1
@@ -61,14 +61,14 @@ class UnusedGradients:
         self._in_this_step = False
 
     def leave(self, step: int) -> None:
-        """Take note of a batch of `session.data` that ends with its gradients exchanged."""
+        """Note a batch of `session.data` that ends with exchanged gradients and no step."""
         self.count += 1
         self._tell(step, _LEFT)
 
     def _tell(self, step: int, what: str) -> None:
-        if self._told:
+        if self._has_warned:
             return
-        self._told = True
+        self._has_warned = True
         _log.warning(
             "rank %d: backward() at step %d exchanged gradients, and %s without optimizer.step(). If other ranks "
             "step with them, replicas drift apart. To add gradients up over batches, put all but the last into "

@@ -20,13 +20,13 @@ __all__ = ["NOTHING", "Agreement", "BatchWeights", "Contribution"]
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a rank puts into a step's mean.
+    """The contribution of this rank to a step's mean: its weight and its factor.
 
     Attributes:
-        weight: how much it counts in the sum of weights.
-        factor: what its gradients are multiplied by.
-        kept: the gradients to send in place of `p.grad`, where the current batch is only a repetition and what
-            its backward added must not count; None where `p.grad` itself is meant.
+        weight: its share in the sum of weights.
+        factor: the factor of its gradients.
+        kept: the gradients to send in place of `p.grad`, where the current batch is only a repetition, whose backward
+            must not count; None to send `p.grad` itself.
     """
 
     weight: float
@@ -39,19 +39,18 @@ NOTHING = Contribution(0.0, 0.0, {})
 
 
 class Agreement:
-    """What ranks tell each other of a step where compressors remember something, before that enters what they remember.
+    """The ranks' agreement on a step's weights and finiteness before residuals are updated.
 
-    - Weights, when backward begins: contributions are divided by the ranks' mean weight before they are sent, and not
-      when they have come. What is kept for later is then worth as much as what is sent at once, whatever later rounds
-      weigh.
-    - Which parameters have a gradient on any rank, when it has ended: momentum goes on for those on all ranks.
-    - Whether a gradient is NaN or Inf on any rank: such a step is left out.
+    - Weights, when backward begins: contributions are divided by the ranks' mean weight before they are sent, not
+    after. Residuals are then in the same unit as sent values, whatever the weights of later rounds.
+    - Parameters with a gradient on any rank, when backward has ended: their momentum goes on, on all ranks.
+    - NaN or Inf in a gradient of any rank: such a step is skipped.
 
     Args:
         peer: the ranks whose contributions end in one mean; collective.
-        num_parameters: those of all segments together.
+        num_parameters: number of parameters of all segments together.
         weighs: whether they agree on weights.
-        wait_for: carries out what ranks exchange, which has a name and so many bytes, and counts the wait.
+        wait_for: carries out an exchange, given its start, name and bytes, and counts the wait.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Agreement:
         self._own, self._sum = np.zeros(num_parameters + 1), np.zeros(num_parameters + 1)
 
     def weigh(self, given: Contribution) -> Contribution:
-        """Return what this rank contributes, so that the ranks' weights have the mean 1; collective."""
+        """Return this rank's contribution, scaled so that the ranks' weights have the mean 1; collective."""
         if not self._weighs:
             return given
         self._own[-1] = given.weight
@@ -80,16 +79,16 @@ class Agreement:
         self.mean = float(self._sum[-1]) / self._lane.size or 1.0
         return replace(given, weight=given.weight / self.mean, factor=given.factor / self.mean)
 
-    def meet(self, present: Sequence[Array], anywhere: Sequence[Array], *, finite: bool) -> bool:
-        """Find out what the ranks have; collective.
+    def agree(self, present: Sequence[Array], anywhere: Sequence[Array], *, finite: bool) -> bool:
+        """Find the gradients that any rank has, and whether all are finite; collective.
 
         Args:
             present: by segment, whether this rank has a gradient of each parameter.
-            anywhere: of the same lengths; is made to say whether any rank has one.
+            anywhere: of the same lengths; set to whether any rank has one.
             finite: whether no gradient of this rank is NaN or Inf.
 
         Returns:
-            Whether that is so on all ranks.
+            Whether all gradients are finite on all ranks.
         """
         np.concatenate(present, out=self._own[:-1])
         self._own[-1] = not finite
@@ -104,7 +103,7 @@ class Agreement:
         self._wait_for(lambda: self._lane.iallreduce(own, total), what, own.nbytes)
 
     def close(self) -> None:
-        """Give back the lane; collective."""
+        """Close the lane; collective."""
         self._lane.close()
 
 
@@ -135,11 +134,11 @@ class BatchWeights:
 
     @property
     def current(self) -> float:
-        """The current batch's weight."""
+        """Return the current batch's weight."""
         return self._weights[-1]
 
     def begin_batch(self, weight: float, *, accumulated: bool) -> None:
-        """Take note of the next batch; what `p.grad` holds belongs to its step if the one before `accumulated`."""
+        """Begin the next batch; `p.grad` belongs to its step if the one before `accumulated`."""
         self.close()
         self._outside = False
         if accumulated:
@@ -163,7 +162,7 @@ class BatchWeights:
         self._put_back_already = False
 
     def leave_out(self) -> None:
-        """Take note that the current batch counts nothing, as nothing was done with it."""
+        """Give the current batch weight 0, as it was skipped."""
         self._weights[-1] = 0.0
         self.total = self._total_before
         if not self.any_counts:
@@ -171,11 +170,11 @@ class BatchWeights:
 
     @property
     def any_counts(self) -> bool:
-        """Whether a batch of the step counts."""
+        """Tell whether any batch of the step counts."""
         return any(self._weights)
 
     def _weigh_anew(self, weight: float) -> None:
-        """Keep what was accumulated in units of the next batch's weight, by which all of it will be multiplied."""
+        """Rescale accumulated gradients to the unit of the next batch's weight, which will multiply all of them."""
         before, self._unit = self._unit, weight or self._unit
         if self.gradients_stay_local or not before or before == self._unit:
             return
@@ -184,13 +183,13 @@ class BatchWeights:
                 parameter.grad = parameter.grad * (before / self._unit)
 
     def end_step(self) -> None:
-        """Take note of a step: the next batch belongs to another one."""
+        """End a step: the next batch belongs to another one."""
         if self._outside:
             self.total += not self._counted
             self._reset()
 
     def end_pass(self, *, accumulated: bool) -> None:
-        """Take note that the loop over batches is over: what comes now counts as a batch without a loop does."""
+        """End the loop over batches: later backwards count as batches without a loop do."""
         self._outside = True
         if not accumulated:
             self._reset()
@@ -202,14 +201,14 @@ class BatchWeights:
         self._counted = False
 
     def contribution(self) -> Contribution:
-        """Return what this rank puts into the step that the current batch ends."""
+        """Return this rank's contribution to the step that the current batch ends."""
         real = [weight for weight in self._weights if weight != 0]
         if not real:
             return Contribution(0.0, 0.0, self._kept)
         return Contribution(sum(self._weights) / len(self._weights), self._unit, self._kept)
 
     def drop_repetition(self, parameters: Iterable[Tensor]) -> None:
-        """Leave in `p.grad` of `parameters` only what real batches gave, for strategies that send no gradients."""
+        """Reduce `p.grad` of `parameters` to real batches' gradients, for strategies that send none."""
         if self._kept is not None and not self._put_back_already:
             for parameter in parameters:
                 if parameter in self._kept:
@@ -222,12 +221,12 @@ class BatchWeights:
         self._handles = []
 
     def _watch_backward(self) -> None:
-        """Put back at the end of a repetition's backward, so that what clips or unscales gets the real gradients."""
+        """Restore real gradients at the end of a repetition's backward, before they are clipped or unscaled."""
         # Parameters' hooks keep alive what they refer to: see `hocket.session.gradients`.
-        told = weakref.ref(self)
+        weights_ref = weakref.ref(self)
 
         def arrived(_: Tensor) -> None:
-            self = told()
+            self = weights_ref()
             if self is not None and current_backward() != self._backward:
                 self._backward = current_backward()
                 at_end_of_backward(self._put_back_copies)

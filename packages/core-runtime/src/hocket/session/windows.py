@@ -1,10 +1,10 @@
-"""What the ranks' batches do with a step: add to it, or end it.
+"""The ranks' agreement on batches: whether each adds to a step or ends it.
 
 Between two steps there may be several batches, and only the user's loop knows how many. A rank that leaves one of them
 out (`continue`, before a backward) cannot know whether the others end their step with it. So once batches are known to
-add up, each rank tells of each batch what it does with it, without waiting, before it sends anything of its step; who
-has left a batch out waits for what the others tell. Loops that step with each batch tell this of their first one only,
-and wait for the others' word before their second.
+add up, each rank announces whether a batch adds to its step or ends it, without waiting, before it sends anything of
+the step; a rank that has left a batch out waits for the others' announcements. Loops that step with each batch announce
+only the first one, and wait for the others' announcements before the second.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
 
 __all__ = ["Windows"]
 
-# What the others have not heard yet; more would be memory for nothing.
+# Announcements that others have not received yet; more would waste memory.
 _MOST_UNDER_WAY = 32
 
 
 class Windows:
-    """The batches between two steps, as the ranks tell each other.
+    """The batches between two steps, as the ranks announce them to each other.
 
     Args:
-        peer: all ranks; None where they exchange nothing, and each goes its own way.
+        peer: all ranks; None where they exchange nothing.
 
     Attributes:
-        in_use: whether batches of some rank add up, so that each is told; None while nobody has told of one. The ranks
-            compare it at the begin of a pass, too.
+        in_use: whether batches of some rank add up, so that each is announced; None before the first announcement. The
+            ranks compare it at the begin of a pass, too.
         adds_up: whether batches of this rank have added up.
     """
 
     def __init__(self, peer: Peer | None) -> None:
         self._lane: Lane | None = None if peer is None else peer.lane("batches")
         self.in_use: bool | None = None
-        self._told = True
+        self._announced = True
         self.adds_up = False
-        #: Of each batch that not all have heard of: on how many ranks it adds to a step, and on how many it ends one.
+        #: Announcements under way: of each batch, the number of ranks on which it adds to a step, or ends one.
         self._under_way: deque[tuple[Request, Array, Array]] = deque()
 
     def begin_batch(self) -> None:
-        """Expect to tell what becomes of another batch; waits, before the second, for what became of the first."""
-        self._told = False
+        """Prepare to announce another batch; before the second, wait for the announcements of the first."""
+        self._announced = False
         if self.in_use is None and self._under_way:
             self._learn()
 
-    def tell(self, *, adds: bool = False, steps: bool = False) -> None:
-        """Tell the others, once a batch, whether it adds to a step or ends it; with neither it is left out."""
-        if self._told:
+    def announce(self, *, adds: bool = False, steps: bool = False) -> None:
+        """Announce, once a batch, whether it adds to a step or ends it; with neither it is left out."""
+        if self._announced:
             return
-        self._told = True
+        self._announced = True
         self.adds_up = self.adds_up or adds
         if self._lane is None:
             return
@@ -69,14 +69,14 @@ class Windows:
         self._under_way.append((self._lane.iallreduce(own, total), own, total))
 
     def leave_out(self) -> bool | None:
-        """Tell the others that this rank has left its batch out, and return whether theirs ends the step; collective.
+        """Announce that this rank has left its batch out; return whether others' ends the step; collective.
 
         Returns:
-            None where nobody knows of batches that add up.
+            None where batches are not known to add up.
         """
-        if self._told:
+        if self._announced:
             return None
-        self.tell()
+        self.announce()
         if self._lane is None:
             return False if self.adds_up else None
         if self.in_use is False:
@@ -87,7 +87,7 @@ class Windows:
         return False if adds or self.in_use else None
 
     def _learn(self) -> None:
-        """Know from what was told of the last batch whether batches add up."""
+        """Set `in_use` from the announcements of the last batch."""
         adds, steps = self._last()
         if adds or steps:
             self.in_use = bool(adds)
@@ -98,7 +98,7 @@ class Windows:
         return int(total[0]), int(total[1])
 
     def close(self) -> None:
-        """Wait for what was told, and give the lane back; collective."""
+        """Wait for the announcements under way, and close the lane; collective."""
         while self._under_way:
             self._under_way.popleft()[0].wait()
         if self._lane is not None:

@@ -195,7 +195,7 @@ class _Run:
         epochs = run.epochs - session.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
-        session.tell_unreached(self._steps)
+        session.warn_unreached(self._steps)
         if resume and session.step >= self._steps and display is not Display.QUIET:
             session.print(
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
