@@ -27,7 +27,7 @@ def check_statistics(model: nn.Module, named: Sequence[str]) -> None:
     for pattern in named:
         if not fnmatch.filter(buffers, pattern):
             raise AttachError(
-                f"statistics: {pattern!r} matches none of the model's floating-point buffers:  "
+                f"statistics: {pattern!r} matches none of the model's floating-point buffers: "
                 f"{some(buffers) or 'it has none'}"
             )
 
