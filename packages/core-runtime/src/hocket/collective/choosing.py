@@ -76,7 +76,7 @@ def fastest(peer: Peer, sizes: Iterable[int], candidates: Mapping[T, Candidate])
 
 
 def describe_choice(algorithms: Sequence[str], sizes: Sequence[float]) -> str:
-    """Return a description, for instance `ring for 2 segments of 1 to 4.2 MB, native for 1 segment of 0.1 MB`."""
+    """Return a description, e.g. `ring for 2 segments of 1 to 4.2 MB, native for 1 segment of 0.1 MB`."""
     parts = []
     for algorithm in dict.fromkeys(algorithms):
         own = sorted(nbytes / 1e6 for its, nbytes in zip(algorithms, sizes, strict=True) if its is algorithm)

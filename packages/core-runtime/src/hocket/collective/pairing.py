@@ -123,7 +123,7 @@ class _Notice(IntEnum):
 
 
 class _Turn(NamedTuple):
-    """An averaging that this rank has to begin; `wish` is the number of the wish that it leads, None to answer."""
+    """An averaging that this rank has to begin; `wish` is the wish that it leads, None to answer."""
 
     partner: int
     wish: int | None

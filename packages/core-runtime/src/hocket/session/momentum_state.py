@@ -18,10 +18,11 @@ __all__ = ["BUFFER", "MomentumState", "buffer_of"]
 
 BUFFER = "momentum_buffer"
 
-# In place of a buffer that nobody has read.
+# In place of a buffer that was not read yet.
 _UNREAD = object()
-# To a buffer that nobody else has: the mapping's, a variable's, an argument's; to its memory: its own, and one to ask.
+# References to a buffer without other holders: the mapping's, a variable's, an argument's.
 _OWN_REFERENCES = 3
+# Uses of its memory: its own, and one of the question.
 _OWN_USES = 2
 
 
@@ -32,13 +33,13 @@ class MomentumState(dict[str, Any]):
         parameter: the optimizer's.
         velocity: the compressor's memory of it, in the parameter's shape.
         scale: the rank's share of a mean, by which velocities are multiplied.
-        given: what the optimizer remembers of the parameter; a buffer in it is still to be taken.
+        given: the optimizer's state of the parameter; a buffer in it is not taken yet.
     """
 
     def __init__(self, parameter: Tensor, velocity: Tensor, scale: float, given: Mapping[str, Any]) -> None:
         super().__init__(given)
         self._parameter, self._velocity, self._scale = parameter, velocity, scale
-        #: What the buffer held when it was made, or made anew.
+        #: The buffer's values when it was last made.
         self._made: Tensor | None = None
         super().setdefault(BUFFER, _UNREAD)
 
@@ -51,9 +52,9 @@ class MomentumState(dict[str, Any]):
 
     @torch.no_grad()
     def take(self) -> bool:
-        """Let the velocity be what was written into the buffer, zeros where that is gone; return whether anything was.
+        """Set the velocity from writes to the buffer, to zeros if it was removed; return whether it changed.
 
-        A buffer that nobody refers to any more is given up.
+        A buffer without other references is dropped.
         """
         value = super().get(BUFFER)
         if value is _UNREAD:
