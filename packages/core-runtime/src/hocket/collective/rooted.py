@@ -78,7 +78,7 @@ class Broadcast(_Rooted):
         return True
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
-        """Return (p - 1) / p n bytes: the mean over p ranks of p - 1 copies, in a tree."""
+        """Return (p - 1) / p n bytes: p - 1 copies are sent, averaged over p ranks."""
         return Cost((size - 1) / size * message_bytes, network.broadcast_seconds(message_bytes, size))
 
 
