@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,10 +55,8 @@ class Module:
         return len(lines)
 
     def num_lines_with(self, word: str) -> int:
-        """How many lines use the name `word`; its imports, comments and strings do not count."""
-        return len(
-            {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.Name) and node.id == word}
-        )
+        """The number of lines with the word, imports, comments and strings included."""
+        return sum(bool(re.search(rf"\b{word}\b", line)) for line in self.text.splitlines())
 
 
 class SourceTree:
@@ -68,13 +67,13 @@ class SourceTree:
 
         Args:
             root: the repository.
-            folders: in which top-level packages lie, such as `packages/core-runtime/src`.
+            folders: the folders of top-level packages, such as `packages/core-runtime/src`.
         """
         self.modules = {module.name: module for folder in folders for module in _read(root, folder)}
 
     @cached_property
     def imports(self) -> Mapping[str, Set[str]]:
-        """Which modules of the tree each module imports, by name."""
+        """The modules of the tree that each module imports, by name."""
         return {name: frozenset(self._imported(module)) for name, module in self.modules.items()}
 
     def everything_imported(self, name: str) -> Set[str]:
@@ -82,7 +81,10 @@ class SourceTree:
         return frozenset(full for full, _ in _import_statements(self.modules[name].tree))
 
     def folders(self, package: str) -> Mapping[str, Set[str]]:
-        """Return which folders of a package each folder imports; `hocket.transport.mpi` lies in `hocket.transport`."""
+        """Return the folders of a package that each folder imports.
+
+        `hocket.transport.mpi` lies in `hocket.transport`.
+        """
         graph: dict[str, set[str]] = {}
         for name, imported in self.imports.items():
             if name.startswith(f"{package}."):
@@ -101,13 +103,29 @@ class SourceTree:
     def members(self, name: str) -> set[str] | None:
         """Return the public members of the class called `name`, inherited ones too; None where there is none.
 
-        What a method, a property, an annotation or an assignment to `self` names is a member.
+        Methods, properties, annotated names and attributes assigned to `self` are members.
         """
+        return self._members_of(name, _own_members)
+
+    def methods(self, name: str) -> set[str] | None:
+        """Return the public methods, properties and constants of a class, as `dir` shows them; None as `members`."""
+        return self._members_of(name, _own_methods)
+
+    def keys(self, module: str, name: str) -> set[str] | None:
+        """Return the keys of the dict that a module assigns to a name; None where there is none."""
+        for node in self.modules[module].tree.body if module in self.modules else ():
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                    return {ast.unparse(key) for key in node.value.keys if key is not None}
+        return None
+
+    def _members_of(self, name: str, own: Callable[[ast.ClassDef], Iterable[str]]) -> set[str] | None:
         full = next((each for each in self._classes if each.rpartition(".")[2] == name), None)
         if full is None:
             return None
         classes = [full, *self._ancestors(full)]
-        return {member for each in classes for member in _own_members(self._classes[each][1])}
+        return {member for each in classes for member in own(self._classes[each][1])}
 
     @cached_property
     def _classes(self) -> Mapping[str, tuple[Module, ast.ClassDef]]:
@@ -208,6 +226,15 @@ def _last_name(base: ast.expr) -> str:
     if isinstance(base, ast.Subscript):
         base = base.value
     return base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+
+
+def _own_methods(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
+            yield each.name
+        elif isinstance(each, ast.Assign) or (isinstance(each, ast.AnnAssign) and each.value is not None):
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            yield from (t.id for t in targets if isinstance(t, ast.Name) and not t.id.startswith("_"))
 
 
 def _own_members(node: ast.ClassDef) -> Iterator[str]:

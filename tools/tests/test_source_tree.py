@@ -11,7 +11,8 @@ import pytest
 TOOLS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOOLS))
 
-from source_tree import SourceTree, circles  # noqa: E402 (found in `tools`)
+from readability import double_names, readability, riddles  # noqa: E402 (found in `tools`)
+from source_tree import SourceTree, circles  # noqa: E402
 
 PEER = '''"""A module.
 
@@ -60,8 +61,26 @@ FILES = {
     "core/src/hocket/__init__.py": "",
     "core/src/hocket/peer.py": PEER,
     "core/src/hocket/host/__init__.py": "from hocket.host.memory import Memory\nfrom hocket.peer import Wrapper\n",
-    "core/src/hocket/host/memory.py": "def late():\n    from hocket import peer, draws\nclass Memory: ...\n",
-    "core/src/hocket/draws.py": "import numpy as np\n",
+    "core/src/hocket/host/memory.py": """
+def late():
+    from hocket import peer, draws
+class Memory:
+    '''What is kept.'''
+    def size(self):
+        '''How much there is.'''
+""",
+    "core/src/hocket/draws.py": f"""
+import numpy as np
+HOMES = {{"one": 1, "two": 2}}
+def long():
+    told = None
+    for told in ():
+        told: int = 1
+        untold = told == 1
+{"    pass" + chr(10) * 35}    return told
+def short():
+{"    pass" + chr(10) * 38}    return None
+""",
     "one/src/hocket_one/plugin.py": """
 from hocket.host import Wrapper
 import hocket.draws
@@ -107,13 +126,41 @@ def test_lines_of_code_have_more_than_comments_and_docstrings(source: SourceTree
     peer = source.modules["hocket.peer"]
     assert peer.num_lines == 41
     assert peer.num_lines_of_code == 19
-    assert peer.num_lines_with("Any") == 1
+    assert peer.num_lines_with("Any") == 3
 
 
 def test_members_are_public_and_inherited_ones_count(source: SourceTree) -> None:
     assert source.members("Peer") == {"size", "rank", "memory"}
     assert source.members("Traced") == {"size", "rank", "memory", "trace"}
     assert source.members("Nothing") is None
+
+
+def test_methods_are_those_that_dir_shows(source: SourceTree) -> None:
+    assert source.methods("Traced") == {"memory", "trace"}
+    assert source.methods("Nothing") is None
+
+
+def test_keys_of_a_table_are_read_without_an_import(source: SourceTree) -> None:
+    assert source.keys("hocket.draws", "HOMES") == {"'one'", "'two'"}
+    assert source.keys("hocket.draws", "OTHER") is None
+    assert source.keys("hocket.nothing", "HOMES") is None
+
+
+def test_riddles_double_names_told_and_long_functions_are_found(source: SourceTree, tmp_path: Path) -> None:
+    counts = readability(tmp_path, source)
+    assert list(riddles(source.modules.values())) == [
+        "core/src/hocket/host/memory.py:4 What is kept.",
+        "core/src/hocket/host/memory.py:6 How much there is.",
+    ]
+    assert counts["riddles of classes"] == "1/2"
+    assert counts["riddles of modules"] == "0/1"
+    assert counts["riddles of functions"] == "1/2"
+    assert double_names(source.modules.values()) == {
+        "Request": ["core/src/hocket/peer.py:34", "one/src/hocket_one/plugin.py:5"]
+    }
+    assert counts["assignments to told"] == 3
+    assert counts["functions over 40 lines"] == 1
+    assert counts["methods of Session"] == counts["words of README.md"] == "-"
 
 
 def test_subclasses_of_subclasses_count(source: SourceTree) -> None:
@@ -129,7 +176,7 @@ def test_the_command_prints_a_column_for_each_side() -> None:
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
     title, *rows = ended.stdout.splitlines()
     assert title.split() == [".", "HEAD"]
-    counts = {row[:24].strip(): row[24:].split() for row in rows}
-    assert {"files", "classes", "members of Peer", "lines with Any", "circles of files"} <= set(counts)
+    counts = {row[:26].strip(): row[26:].split() for row in rows}
+    assert {"files", "classes", "members of Peer", "lines with Any", "riddles of classes"} <= set(counts)
     assert all(len(each) == 2 for each in counts.values())
     assert int(counts["files"][0]) > 100
