@@ -12,7 +12,9 @@ project = "Hocket"
 author = "the Hocket developers"
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/atlas/README.md", "examples/*.md", "packages/*/*.md"]
-exclude_patterns = [".*", "build", "dist", "runs", "**/src", "**/tests", "integration-tests"]
+# What is written about folders lies in them.
+include_patterns += ["packages/core-runtime/src/hocket/**/README.md", "integration-tests/README.md"]
+exclude_patterns = [".*", "build", "dist", "runs", "**/tests", "**/template"]
 
 extensions = [
     "myst_parser",

@@ -16,6 +16,7 @@ from sphinx.util.inventory import InventoryFile
 from hocket.plugin import KNOWN_WORDS, default_registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = ("*.md", "docs/*.md", "packages/*/*.md", "packages/*/src/**/README.md", "integration-tests/*.md")
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import site_pages  # noqa: E402 (found in `tools`)
@@ -39,9 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_of_the_repository_is_in_it(site: Path) -> None:
-    pages = [
-        page for pattern in ("*.md", "docs/*.md", "packages/*/*.md") for page in REPOSITORY.glob(pattern)
-    ]
+    pages = [page for pattern in PAGES for page in REPOSITORY.glob(pattern)]
     missing = [
         page for page in pages if not (site / page.relative_to(REPOSITORY)).with_suffix(".html").exists()
     ]
