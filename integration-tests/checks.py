@@ -10,7 +10,7 @@ from matrix import RANKS, is_repeatable
 from reference import NoReferenceError, reference
 from trial import Run, Toy
 
-from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.plan.plan import plan
 from hocket.strategy import Exchange, Placement, Strategy
 from hocket.transport.network import NetworkModel
@@ -78,7 +78,7 @@ def check_bytes(strategy: Strategy, ranks: int, run: Run, *, rounds: int, is_car
 def _is_made_of_messages(exchange: Exchange, ranks: int, rounds: int) -> bool:
     """Return whether ranks send each other messages, as many in each round, and all that are counted."""
     if isinstance(exchange.collective, Allreduce):
-        return exchange.collective.algorithm not in (Algorithm.NATIVE, Algorithm.AUTO)
+        return exchange.collective.algorithm not in (AllreduceAlgorithm.NATIVE, AllreduceAlgorithm.AUTO)
     if exchange.topology is None:
         return False
     degrees = {

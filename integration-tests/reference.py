@@ -31,7 +31,7 @@ from hocket.compressor.cast import BFloat16, Float16
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
 from hocket.compressor.wrappers import ErrorFeedback, Identity, LocalClipping, MomentumCorrection
-from hocket.outer.merge import Add, Blend
+from hocket.outer.merge import AddDisplacement, Blend
 from hocket.outer.sgd import Sgd
 from hocket.segment.partition import Fragments, Pattern
 from hocket.strategy import Bytes, Exchange, Group, Layers, Leaders, Model, Strategy, World
@@ -605,7 +605,7 @@ class Parameters:
             come = outer.parameters[rank, places]
         own = self.values[rank, places]
         match merge:
-            case Add():
+            case AddDisplacement():
                 self.values[rank, places] = own + come - pending.sent[rank, places]
             case Blend(local=local):
                 self.values[rank, places] = local * own + (1 - local) * come

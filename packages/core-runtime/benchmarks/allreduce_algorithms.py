@@ -16,19 +16,22 @@ from functools import partial
 
 import torch
 
-from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices
 from hocket.progress import InlineProgress
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, allocate
 from hocket.transport.joining import join
 from hocket.transport.peer import Peer, gather
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
-_ORDER = (Algorithm.AUTO, *(algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO))
+_ORDER = (
+    AllreduceAlgorithm.AUTO,
+    *(algorithm for algorithm in AllreduceAlgorithm if algorithm is not AllreduceAlgorithm.AUTO),
+)
 
 
-def measured(peer: Peer, nbytes: int, repeats: int) -> tuple[dict[Algorithm, float], str]:
+def measured(peer: Peer, nbytes: int, repeats: int) -> tuple[dict[AllreduceAlgorithm, float], str]:
     """Return each algorithm's seconds for `nbytes` bytes, and what `auto` says that it took; collective."""
     progress = InlineProgress()
     spans = partition(named_spans([("p", torch.zeros(max(nbytes // 4, 1)))]), Model())[0]
@@ -42,7 +45,7 @@ def measured(peer: Peer, nbytes: int, repeats: int) -> tuple[dict[Algorithm, flo
         algorithm: Allreduce(algorithm).open(peer, [segment], progress, choices) for algorithm in _ORDER
     }
     lane = peer.lane("together")
-    seconds: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in _ORDER}
+    seconds: dict[AllreduceAlgorithm, list[float]] = {algorithm: [] for algorithm in _ORDER}
     for round in range(repeats + 1):
         turn = round % len(_ORDER)
         for algorithm in _ORDER[turn:] + _ORDER[:turn]:
@@ -54,7 +57,7 @@ def measured(peer: Peer, nbytes: int, repeats: int) -> tuple[dict[Algorithm, flo
             assert float(segment.incoming[0]) == peer.size
     told = gather(peer, [seconds[algorithm][1:] for algorithm in _ORDER])
     slowest = [[max(times) for times in zip(*ranks, strict=True)] for ranks in zip(*told, strict=True)]
-    auto = channels[Algorithm.AUTO].carried_by[0]
+    auto = channels[AllreduceAlgorithm.AUTO].carried_by[0]
     assert isinstance(auto, Allreduce)
     for channel in channels.values():
         channel.close()
@@ -64,11 +67,11 @@ def measured(peer: Peer, nbytes: int, repeats: int) -> tuple[dict[Algorithm, flo
     return medians, str(auto.algorithm)
 
 
-def row(label: str, seconds: dict[Algorithm, float], chosen: str) -> str:
+def row(label: str, seconds: dict[AllreduceAlgorithm, float], chosen: str) -> str:
     """Return a line of the table."""
-    best = min(second for algorithm, second in seconds.items() if algorithm is not Algorithm.AUTO)
+    best = min(second for algorithm, second in seconds.items() if algorithm is not AllreduceAlgorithm.AUTO)
     cells = [f"{1e3 * seconds[algorithm]:.4g}" for algorithm in _ORDER]
-    return f"| {label} | {' | '.join(cells)} | {chosen} | {seconds[Algorithm.AUTO] / best:.2f} |"
+    return f"| {label} | {' | '.join(cells)} | {chosen} | {seconds[AllreduceAlgorithm.AUTO] / best:.2f} |"
 
 
 def main() -> None:
@@ -86,7 +89,7 @@ def main() -> None:
         for size in given.virtual:
             for nbytes in given.bytes:
                 body = partial(measured_here, int(nbytes), 1)
-                lines.append(row(f"{size}, {nbytes:,.0f}", *World(size).run(body)[0]))
+                lines.append(row(f"{size}, {nbytes:,.0f}", *VirtualWorld(size).run(body)[0]))
         print("\n".join(lines))
         return
     with join() as peer:
@@ -96,7 +99,7 @@ def main() -> None:
             print("\n".join(lines))
 
 
-def measured_here(nbytes: int, repeats: int) -> tuple[dict[Algorithm, float], str]:
+def measured_here(nbytes: int, repeats: int) -> tuple[dict[AllreduceAlgorithm, float], str]:
     """Return `measured` on the peer that this virtual rank has."""
     return measured(join(), nbytes, repeats)
 

@@ -203,10 +203,10 @@ def no_futex() -> Replacement:
     """A wait for other ranks of the host sleeps between looks, as long as one for messages."""
     from hocket.transport.host import marks
     from hocket.transport.host.operation import HostOperation
-    from hocket.transport.host.peer import Operation
+    from hocket.transport.host.peer import PendingCall
 
     return joined(
-        replaced(HostOperation, _sleep=Operation._sleep), replaced(marks, wake=lambda address: None)
+        replaced(HostOperation, _sleep=PendingCall._sleep), replaced(marks, wake=lambda address: None)
     )
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hocket
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 from hocket_eager import Algorithm
 
 
 def run(case: Case, seed: int = 0) -> list[Any]:
-    return World(case.size, seed=seed).run(lambda: take_part(hocket.join(), asdict(case)))
+    return VirtualWorld(case.size, seed=seed).run(lambda: take_part(hocket.join(), asdict(case)))
 
 
 @st.composite

@@ -19,7 +19,7 @@ from hocket.transport.host.sync import MUTEX_BYTES, OwnerDiedError, RobustMutex,
 from hocket.transport.reduction import tree_sum
 from hocket.transport.single import SinglePeer
 from hocket_eager import Delivery, Quorum, QuorumRules
-from hocket_eager.host.layout import Layout, RankPart, Table
+from hocket_eager.host.layout import RankPart, Table, TableLayout
 from hocket_eager.host.shared_sum import SharedSum
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no robust mutexes and futexes here")
@@ -41,7 +41,7 @@ def opened(rules: QuorumRules, missed: Delivery) -> list[SharedSum]:
     nbytes = Table.nbytes(rules.size) + RankPart.nbytes(NUMEL, FLOAT32, sums)
     memory = [np.zeros(nbytes + 64, np.uint8) for _ in range(rules.size)]
     aligned = [of_rank[-of_rank.ctypes.data % 64 :][:nbytes] for of_rank in memory]
-    layouts = [Layout(rank, aligned, NUMEL, FLOAT32, sums) for rank in range(rules.size)]
+    layouts = [TableLayout(rank, aligned, NUMEL, FLOAT32, sums) for rank in range(rules.size)]
     return [
         SharedSum(OneOfSeveral(rank, rules.size), "tested", layout, rules, missed)
         for rank, layout in enumerate(layouts)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket_eapipe.schedule import Kind, Pass, phases, program, pulls, replica_of, timeline, warm_up
+from hocket_eapipe.schedule import Pass, PassKind, phases, program, pulls, replica_of, timeline, warm_up
 
 # Fig. 1 as tables: a column is a unit of time, in which a pass of any stage takes place; a dot is an idle one.
 TABLES = {
@@ -50,9 +50,11 @@ def test_phases(num_stages: int, num_batches: int) -> None:
         assert initial == ahead
         # Then a backward and a forward in turn, and the backwards that are left.
         kinds = [each.kind for each in passes]
-        assert kinds[initial : initial + steady] == [Kind.BACKWARD, Kind.FORWARD] * (num_batches - ahead)
+        assert kinds[initial : initial + steady] == [PassKind.BACKWARD, PassKind.FORWARD] * (
+            num_batches - ahead
+        )
         assert final == ahead
-        for kind in Kind:
+        for kind in PassKind:
             assert [each.batch for each in passes if each.kind is kind] == list(range(1, num_batches + 1))
 
 
@@ -62,10 +64,10 @@ def test_every_pass_comes_once_after_what_it_needs(num_stages: int, num_batches:
     times = {(stage, each): time for stage, row in enumerate(table) for time, each in row.items()}
     assert len(times) == 2 * num_stages * num_batches
     for (stage, each), time in times.items():
-        if each.kind is Kind.FORWARD and stage > 0:
+        if each.kind is PassKind.FORWARD and stage > 0:
             assert times[stage - 1, each] < time
-        if each.kind is Kind.BACKWARD:
-            assert times[stage, Pass(Kind.FORWARD, each.batch)] < time
+        if each.kind is PassKind.BACKWARD:
+            assert times[stage, Pass(PassKind.FORWARD, each.batch)] < time
             if stage < num_stages - 1:
                 assert times[stage + 1, each] < time
 
@@ -85,7 +87,7 @@ def test_a_replica_is_free_again_before_its_next_batch(num_stages: int, num_batc
         holder: dict[int, int] = {}
         for each in program(warm_up(stage, num_stages), num_batches):
             replica = replica_of(each.batch, num_stages)
-            if each.kind is Kind.FORWARD:
+            if each.kind is PassKind.FORWARD:
                 assert replica not in holder
                 holder[replica] = each.batch
             else:

@@ -18,7 +18,7 @@ from toys import batch, chain, flat, reference_batches, sgd, trained, twins
 
 import hocket
 from hocket.errors import AttachError, CheckpointError, CompositionError, ConfigError
-from hocket_eapipe import Balance, Buffers, Pipeline, Policy
+from hocket_eapipe import Balance, BatchNormStatistics, Pipeline, Policy
 from hocket_eapipe.memory import TensorBytes
 from hocket_eapipe.session import PipelineSession
 
@@ -144,7 +144,7 @@ def test_reestimated_statistics_are_the_masters_own(ranks: int) -> None:
 
     def body() -> list[torch.Tensor]:
         model = normed()
-        engine = Pipeline(stages=2, buffers=Buffers.REESTIMATED, cuts=["3"])
+        engine = Pipeline(stages=2, buffers=BatchNormStatistics.REESTIMATED, cuts=["3"])
         with hocket.attach(model, sgd(model, lr=0.1), {}, engine=engine) as session:
             for t in range(1, 8):
                 session.train_batch(batch(t), mse_loss)

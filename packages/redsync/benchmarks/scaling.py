@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices, Collective
 from hocket.collective.sparse import SparseAlgorithm, SparseAllreduce
 from hocket.progress import InlineProgress
@@ -33,7 +33,7 @@ from hocket.segment.shape import SegmentShape
 from hocket.transport.joining import join
 from hocket.transport.network import Cost, NetworkModel
 from hocket.transport.peer import gather
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 from hocket_redsync.choosing import choose
 from hocket_redsync.cost import CostModel
 from hocket_redsync.hybrid import Trimmed
@@ -41,7 +41,7 @@ from hocket_redsync.hybrid import Trimmed
 PACKAGE = Path(__file__).parents[1]
 #: By the name in the table; the first sends everything.
 WAYS: dict[str, Collective] = {
-    "dense ring": Allreduce(Algorithm.RING),
+    "dense ring": Allreduce(AllreduceAlgorithm.RING),
     "gather": SparseAllreduce(),
     "scalable": SparseAllreduce(algorithm=SparseAlgorithm.SCALABLE),
 }
@@ -136,7 +136,7 @@ def table(options: argparse.Namespace, network: NetworkModel) -> str:
         for size in options.ranks:
             cells, came = [], ""
             for way in WAYS:
-                told = World(size, network=network).run(partial(exchanged, way, numel, density))[0]
+                told = VirtualWorld(size, network=network).run(partial(exchanged, way, numel, density))[0]
                 cost = predicted(way, shape, density, size, network)
                 cells.append(f"{told.bytes / 1e3:,.0f} | {1e3 * told.seconds:.3g} ({1e3 * cost.seconds:.3g})")
                 if way == "scalable":

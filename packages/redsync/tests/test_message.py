@@ -11,29 +11,41 @@ from hypothesis import strategies as st
 from hocket.compressor import Message
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import make_segment
-from hocket_redsync.message import Content, Form, add_packed, clear_packed, content_bytes, message_bytes, pack
+from hocket_redsync.message import (
+    Content,
+    MessageForm,
+    add_packed,
+    clear_packed,
+    content_bytes,
+    message_bytes,
+    pack,
+)
 
 
-def contents_of(segment: Segment, forms: list[Form], rng: np.random.Generator) -> list[Content]:
+def contents_of(segment: Segment, forms: list[MessageForm], rng: np.random.Generator) -> list[Content]:
     dtype = segment.outgoing_array.dtype
     contents = []
     for span, form in zip(segment.spans, forms, strict=True):
-        count = span.numel if form is Form.DENSE else int(rng.integers(0, span.numel + 1))
+        count = span.numel if form is MessageForm.DENSE else int(rng.integers(0, span.numel + 1))
         indices = (span.start + rng.permutation(span.numel)[:count]).astype(np.int32)
-        values = rng.normal(size=1 if form is Form.MEAN else count).astype(dtype)
-        contents.append(Content(form, count, values, indices[: 0 if form is Form.DENSE else count]))
+        values = rng.normal(size=1 if form is MessageForm.MEAN else count).astype(dtype)
+        contents.append(Content(form, count, values, indices[: 0 if form is MessageForm.DENSE else count]))
     return contents
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(Form)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from(MessageForm)), min_size=1, max_size=6),
     st.sampled_from([torch.float32, torch.float64]),
     st.sampled_from([0, 3]),
     st.integers(0, 64),
     st.integers(0, 2**16),
 )
 def test_what_is_added_is_what_was_packed(
-    parameters: list[tuple[int, Form]], dtype: torch.dtype, trailer_numel: int, trailing: int, seed: int
+    parameters: list[tuple[int, MessageForm]],
+    dtype: torch.dtype,
+    trailer_numel: int,
+    trailing: int,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     segment = make_segment([size for size, _ in parameters], dtype, trailer_numel)
@@ -47,7 +59,7 @@ def test_what_is_added_is_what_was_packed(
 
     expected = np.zeros(segment.outgoing.numel(), dtype=segment.outgoing_array.dtype)
     for span, content in zip(segment.spans, contents, strict=True):
-        places = slice(span.start, span.stop) if content.form is Form.DENSE else content.indices
+        places = slice(span.start, span.stop) if content.form is MessageForm.DENSE else content.indices
         expected[places] = content.values if content.count else 0
     expected[segment.numel :] = segment.outgoing_trailer
 
@@ -62,14 +74,14 @@ def test_what_is_added_is_what_was_packed(
     clear_packed(message, ones)
     cleared = np.zeros(segment.numel, dtype=bool)
     for span, content in zip(segment.spans, contents, strict=True):
-        cleared[slice(span.start, span.stop) if content.form is Form.DENSE else content.indices] = True
+        cleared[slice(span.start, span.stop) if content.form is MessageForm.DENSE else content.indices] = True
     np.testing.assert_array_equal(ones.numpy() == 0, cleared)
 
 
 @pytest.fixture
 def message() -> Message:
     segment = make_segment([20, 12], trailer_numel=2)
-    forms = [Form.SPARSE, Form.DENSE]
+    forms = [MessageForm.SPARSE, MessageForm.DENSE]
     return Message(pack(segment, contents_of(segment, forms, np.random.default_rng(4))), segment, 0)
 
 

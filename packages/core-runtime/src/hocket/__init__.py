@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hocket.task.loading import loader
     from hocket.trace import Observer, Trace
     from hocket.transport import join
-    from hocket.transport.virtual import World as virtual  # noqa: N813
+    from hocket.transport.virtual import VirtualWorld as virtual  # noqa: N813
 
 __version__ = version("hocket-core")
 
@@ -65,7 +65,7 @@ _HOMES = {
     "compose": ("hocket.strategy", "compose"),
     "loader": ("hocket.task.loading", "loader"),
     "join": ("hocket.transport", "join"),
-    "virtual": ("hocket.transport.virtual", "World"),
+    "virtual": ("hocket.transport.virtual", "VirtualWorld"),
 }
 
 

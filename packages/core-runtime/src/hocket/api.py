@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hocket.progress.engine import ProgressEngine as ProgressEngine
     from hocket.progress.executor import Execution as Execution
     from hocket.progress.thread import ThreadProgress as ThreadProgress
-    from hocket.segment.partition import Span as Span
+    from hocket.segment.partition import ParameterSpan as ParameterSpan
     from hocket.segment.segment import Segment as Segment
     from hocket.segment.shape import SegmentShape as SegmentShape
     from hocket.session.api import Attachment as Attachment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import Array
-from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.gossip import Gossip
 from hocket.collective.rooted import Broadcast, Reduce
 from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
@@ -25,20 +25,20 @@ class NativeAllreduce(_Mean):
 
 
 class RecursiveDoubling(_Mean):
-    collective = Allreduce(Algorithm.RECURSIVE_DOUBLING)
+    collective = Allreduce(AllreduceAlgorithm.RECURSIVE_DOUBLING)
 
 
 class RingAllreduce(_Mean):
-    collective = Allreduce(Algorithm.RING)
+    collective = Allreduce(AllreduceAlgorithm.RING)
     slot = "gradients"
 
 
 class Rabenseifner(_Mean):
-    collective = Allreduce(Algorithm.RABENSEIFNER)
+    collective = Allreduce(AllreduceAlgorithm.RABENSEIFNER)
 
 
 class BinomialTree(_Mean):
-    collective = Allreduce(Algorithm.TREE)
+    collective = Allreduce(AllreduceAlgorithm.TREE)
     slot = "gradients"
 
 

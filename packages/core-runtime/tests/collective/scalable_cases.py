@@ -18,7 +18,7 @@ from hocket.segment.segment import Segment
 from hocket.testing.compressor import make_segment
 from hocket.transport.joining import join
 from hocket.transport.peer import Peer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 __all__ = ["SCALABLE", "SIZES", "TRAILER", "Ended", "carried_out", "drawn", "in_a_job", "segment_of"]
 
@@ -54,7 +54,7 @@ def carried_out(
     resumed_at: int | None = None,
 ) -> list[Ended]:
     """Exchange contributions, [rounds, ranks, numel + trailer], on virtual ranks."""
-    return World(contributions.shape[1]).run(
+    return VirtualWorld(contributions.shape[1]).run(
         lambda: _exchanged(join(), contributions, compressor, collective, sizes, resumed_at)
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.collective.allreduce import Algorithm, Allreduce
+from hocket.collective.allreduce import Allreduce, AllreduceAlgorithm
 from hocket.collective.api import Choices
 from hocket.errors import CompositionError
 from hocket.progress import InlineProgress
@@ -19,7 +19,7 @@ from hocket.segment.segment import Segment
 from hocket.testing.collective.rounds import Case, Shape, exchange_rounds
 from hocket.transport.joining import join
 from hocket.transport.network import NetworkModel
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 GROUP, LEADERS = {"name": "group", "size": 2}, {"name": "leaders", "size": 2}
 IN_GROUPS = [
@@ -75,7 +75,7 @@ def test_compressed_messages_are_summed(algorithm: str) -> None:
         exchange = {"collective": collective, "compressor": {"name": "shared_random", "density": 0.3}}
         shapes = [Shape(0, 100, 2, "float64"), Shape(1, 7, 0, "float64")]
         case = Case("gradients", exchange, shapes, rounds=3)
-        return World(3).run(lambda: exchange_rounds(join(), case.to_json()))
+        return VirtualWorld(3).run(lambda: exchange_rounds(join(), case.to_json()))
 
     for native, scheduled in zip(np.ravel(told("native")), np.ravel(told(algorithm)), strict=True):
         values = [np.frombuffer(bytes.fromhex(bits)) for bits in (native, scheduled)]
@@ -90,14 +90,14 @@ def test_compressed_messages_are_summed(algorithm: str) -> None:
 def test_auto_takes_the_fastest_of_the_model(size: int, latency_s: float, largest: str) -> None:
     network, counts = NetworkModel(latency_s, 8e8), [10, 3_000, 200_000]
 
-    def taken() -> list[Algorithm]:
+    def taken() -> list[AllreduceAlgorithm]:
         parts = [partition(named_spans([("p", torch.zeros(count))]), Model())[0] for count in counts]
         segments = [
             Segment(f"tested[{i}]", i, spans, *(torch.zeros(spans[-1].padded_numel) for _ in range(2)))
             for i, spans in enumerate(parts)
         ]
         progress = InlineProgress()
-        channel = Allreduce(Algorithm.AUTO).open(
+        channel = Allreduce(AllreduceAlgorithm.AUTO).open(
             join(), segments, progress, Choices("gradients.0", "gradients")
         )
         chosen = [collective for _, collective in sorted(channel.carried_by.items())]
@@ -111,9 +111,9 @@ def test_auto_takes_the_fastest_of_the_model(size: int, latency_s: float, larges
         assert all(isinstance(collective, Allreduce) for collective in chosen)
         return [collective.algorithm for collective in chosen if isinstance(collective, Allreduce)]
 
-    told = World(size, network=network).run(taken)
+    told = VirtualWorld(size, network=network).run(taken)
     assert told == [told[0]] * size
-    others = [algorithm for algorithm in Algorithm if algorithm is not Algorithm.AUTO]
+    others = [algorithm for algorithm in AllreduceAlgorithm if algorithm is not AllreduceAlgorithm.AUTO]
     for algorithm, count in zip(told[0], counts, strict=True):
         seconds = [Allreduce(other).cost(4 * count, size, None, network).seconds for other in others]
         # Nearly as fast is as good: polling takes time, too.

@@ -34,7 +34,7 @@ from hocket.testing.job import Job
 from hocket.topology import Complete, RandomMatching, Ring, Topology
 from hocket.transport.faults import Faults, KillAt
 from hocket.transport.network import NetworkModel
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import VirtualWorld, current_peer
 
 HERE = Path(__file__).parent
 # Each example is a whole training.
@@ -48,7 +48,9 @@ Told = list[dict[str, Any]]
 
 def simulate(case: Case, ranks: int, faults: Faults | None = None, seed: int = 0) -> Told:
     with noted():
-        return World(ranks, seed=seed, wrap=None if faults is None else faults.wrap).run(lambda: train(case))
+        return VirtualWorld(ranks, seed=seed, wrap=None if faults is None else faults.wrap).run(
+            lambda: train(case)
+        )
 
 
 def check(case: Case, told: Told) -> None:
@@ -160,7 +162,7 @@ def test_one_rank_is_local_bit_for_bit() -> None:
         return list(values.tolist())
 
     [alone] = simulate(Case(), 1)
-    [expected] = World(1).run(local)
+    [expected] = VirtualWorld(1).run(local)
     assert alone["parameters"] == expected
 
 
@@ -203,7 +205,7 @@ def rounds_together(topology: Topology, numel: int, rounds: int) -> Callable[[],
 def test_a_matching_that_asks_at_once_is_a_step_of_gossip(size: int) -> None:
     """Also where the two have asked each other: they average, and do not swap."""
     topology, rounds = RandomMatching(), 5
-    seen = np.array(World(size).run(rounds_together(topology, 9, rounds)))
+    seen = np.array(VirtualWorld(size).run(rounds_together(topology, 9, rounds)))
     for round in range(rounds):
         expected = topology.mixing_matrix(size, round, 0) @ seen[:, round]
         np.testing.assert_allclose(seen[:, round + 1], expected, rtol=0, atol=1e-14)
@@ -212,7 +214,7 @@ def test_a_matching_that_asks_at_once_is_a_step_of_gossip(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_a_matching_sends_as_many_bytes_as_planned(size: int) -> None:
     numel = 40_000
-    worlds = [World(size) for _ in range(2)]
+    worlds = [VirtualWorld(size) for _ in range(2)]
     for world, rounds in zip(worlds, (1, 6), strict=True):
         world.run(rounds_together(RandomMatching(), numel, rounds))
     said = PairAverage().cost(8 * numel, size, RandomMatching(), NetworkModel())
@@ -232,7 +234,7 @@ def test_a_matching_takes_as_long_as_planned(size: int) -> None:
         return time_round(peer, plain)
 
     said = PairAverage().cost(1_600_000, size, RandomMatching(), NetworkModel()).seconds
-    assert World(size).run(body) == pytest.approx([said] * size, rel=0.05)
+    assert VirtualWorld(size).run(body) == pytest.approx([said] * size, rel=0.05)
 
 
 @pytest.mark.parametrize("topology", [Complete(), Ring(), RandomMatching()])
@@ -304,7 +306,7 @@ def test_a_dead_partner_is_named() -> None:
             return str(error)
         return ""
 
-    told = World(4, wrap=Faults(kill=KillAt(rank=2, step=5)).wrap).run(body)
+    told = VirtualWorld(4, wrap=Faults(kill=KillAt(rank=2, step=5)).wrap).run(body)
     assert told[2] is None
     for rank in (0, 1, 3):
         assert f"rank {rank} " in told[rank]
@@ -325,7 +327,7 @@ def test_a_partner_that_does_not_come_is_named() -> None:
 
     told = r"rank 0 .*averaging 0 of parameters\.0\[0\], whose averagings wait here for rank 1 to agree"
     with pytest.raises(ExchangeTimeoutError, match=told):
-        World(2, timeout_s=10.0).run(body)
+        VirtualWorld(2, timeout_s=10.0).run(body)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from hocket.testing.compressor import make_segment
 from hocket.testing.job import Job
 from hocket.transport.joining import join
 from hocket.transport.network import NetworkModel
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 MPI = [
     pytest.mark.mpi,
@@ -238,7 +238,7 @@ def test_auto_takes_the_faster_one(
         assert isinstance(carrier, SparseAllreduce)
         return carrier.algorithm, int(segment.incoming.count_nonzero())
 
-    told = World(ranks).run(run)
+    told = VirtualWorld(ranks).run(run)
     assert told == [(chosen, told[0][1])] * ranks
     assert 0 < told[0][1] <= numel / 10
     assert f"auto takes {chosen} for 1 segment" in caplog.text
@@ -261,7 +261,7 @@ def test_what_does_not_select_is_refused_and_auto_gathers_it(compressor: Any) ->
             model(torch.ones(1, 3)).sum().backward()
             return session.counters.bytes_sent
 
-    told = [World(5).run(lambda each=each: bytes_of_a_step(each)) for each in ("auto", "gather")]
+    told = [VirtualWorld(5).run(lambda each=each: bytes_of_a_step(each)) for each in ("auto", "gather")]
     assert told[0] == told[1]
 
 

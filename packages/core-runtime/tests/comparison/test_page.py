@@ -137,9 +137,9 @@ def test_a_wide_table_fits_or_is_scrolled_and_settings_are_shown(
 
 def test_neighbouring_lines_differ_in_colour_and_dashes() -> None:
     from hocket.comparison.group import Curve
-    from hocket.comparison.page import _Line
+    from hocket.comparison.page import _PlottedCurve
 
-    styles = [_Line("", place, Curve([], [], [], [])).style for place in range(36)]
+    styles = [_PlottedCurve("", place, Curve([], [], [], [])).style for place in range(36)]
     assert len({tuple(style.values()) for style in styles}) == 35
     for one, other in pairwise(styles):
         assert one["color"] != other["color"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hocket.comparison.group import Group
+from hocket.comparison.group import RunGroup
 from hocket.comparison.measure import Measure
 from hocket.comparison.paired import difference_table, paired
 from hocket.comparison.record import Record
@@ -22,8 +22,8 @@ Hocket = Callable[..., Any]
 LOSS = Measure("loss", lambda record: record.last("loss"))
 
 
-def group(name: str, losses: Mapping[int, float | None]) -> Group:
-    return Group(
+def group(name: str, losses: Mapping[int, float | None]) -> RunGroup:
+    return RunGroup(
         name,
         [
             Record(Path(f"{name}-{seed}"), f"{name}-{seed}", {"seed": seed}, [{"loss": loss}], {})
@@ -105,7 +105,7 @@ def test_units_and_missing_numbers() -> None:
 
 
 def test_a_seed_that_ran_twice_counts_once() -> None:
-    twice = Group("b", [*group("b", {0: 1.0, 1: 4.0}).records, *group("c", {0: 3.0}).records])
+    twice = RunGroup("b", [*group("b", {0: 1.0, 1: 4.0}).records, *group("c", {0: 3.0}).records])
     found = paired(twice, group("a", {0: 0.0, 1: 0.0}), LOSS.of)
     # Differences 2 and 4: mean 3, deviation sqrt(2).
     assert found is not None

@@ -26,7 +26,7 @@ from hocket.compressor import (
     TopK,
     Wrapper,
 )
-from hocket.compressor.wrappers import _Feedback
+from hocket.compressor.wrappers import _ErrorFeedbackState
 from hocket.errors import UserError
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round
@@ -122,7 +122,7 @@ class TestOnAGpu(CompressorConformance):
 
 @dataclass(frozen=True)
 class Forgetful(ErrorFeedback):
-    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
+    def compress(self, segment: Segment, state: _ErrorFeedbackState, round: int) -> Message:
         message = super().compress(segment, state, round)
         state.residual.zero_()
         return message
@@ -130,7 +130,7 @@ class Forgetful(ErrorFeedback):
 
 @dataclass(frozen=True)
 class Poisoned(ErrorFeedback):
-    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
+    def compress(self, segment: Segment, state: _ErrorFeedbackState, round: int) -> Message:
         state.residual.add_(segment.outgoing[: segment.numel])
         return self.compressor.compress(segment, state.inner, round)
 

@@ -26,7 +26,7 @@ from hocket.compressor import (
     unpack_sparse,
 )
 from hocket.errors import NonFiniteError
-from hocket.segment.partition import Span
+from hocket.segment.partition import ParameterSpan
 from hocket.segment.segment import Segment
 from hocket.segment.shape import SegmentShape
 from hocket.testing.compressor import dense, fill, make_segment, run_round
@@ -131,7 +131,7 @@ def test_sparse_messages_that_were_cut_are_noticed(payload: list[int]) -> None:
 def test_segments_too_long_for_their_indices_are_refused() -> None:
     class Long(SegmentShape):
         trailer_numel = 0
-        spans = (Span("p", 0, 2**31, (2**31,), (1,), torch.float32, torch.device("cpu")),)
+        spans = (ParameterSpan("p", 0, 2**31, (2**31,), (1,), torch.float32, torch.device("cpu")),)
 
     with pytest.raises(ValueError, match=r"2147483648 elements .*segments: layers or bytes"):
         Long().check_indexable()

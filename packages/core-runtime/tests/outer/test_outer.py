@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.outer.merge import Add, Blend
+from hocket.outer.merge import AddDisplacement, Blend
 from hocket.outer.sgd import Sgd
 from hocket.testing.outer import MergeConformance, OuterConformance
 
@@ -17,7 +17,7 @@ class TestSgd(OuterConformance):
 
 
 class TestMerges(MergeConformance):
-    merges = (Add(), Blend(0.0), Blend(0.3), Blend(1.0))
+    merges = (AddDisplacement(), Blend(0.0), Blend(0.3), Blend(1.0))
 
 
 @pytest.mark.parametrize("outer", TestSgd.outers)

@@ -14,7 +14,7 @@ from hocket.schedule import Compute, NoOp, Receive, Schedule, recursive_doubling
 from hocket.transport.joining import join
 from hocket.transport.peer import Peer
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 
 def _failing(progress: ProgressEngine, peer: Peer) -> Execution:
@@ -52,7 +52,7 @@ def test_a_failure_that_nobody_asks_for_ends_the_job() -> None:
         peer.clock.elapse(100.0)
 
     with pytest.raises(TransportError, match=_FAILURE + "; all ranks end"):
-        World(1).run(body)
+        VirtualWorld(1).run(body)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -74,7 +74,7 @@ def test_a_wait_ends_with_an_error_that_says_for_whom(engine: str) -> None:
         progress.close()
         return str(error.value)
 
-    message = World(2).run(body)[0]
+    message = VirtualWorld(2).run(body)[0]
     for part in ("rank 0", "round 0 of parameters.0[1]", "rank 1 ('stage 0: receive')"):
         assert part in message
 
@@ -89,7 +89,7 @@ def test_a_wait_in_vain_is_a_deadlock() -> None:
         progress.close()
 
     with pytest.raises(DeadlockError, match="round 0 of sum"):
-        World(2).run(body)
+        VirtualWorld(2).run(body)
 
 
 def test_a_peer_is_not_closed_before_its_thread() -> None:
@@ -113,7 +113,7 @@ def test_a_virtual_peer_is_not_closed_before_its_thread() -> None:
         progress.close()
         peer.close()
 
-    World(1).run(body)
+    VirtualWorld(1).run(body)
 
 
 def test_closing_withdraws_what_is_posted_ahead() -> None:
@@ -128,4 +128,4 @@ def test_closing_withdraws_what_is_posted_ahead() -> None:
         assert run.num_ended == 0
         progress.close()
 
-    World(2).run(body)
+    VirtualWorld(2).run(body)

@@ -14,13 +14,13 @@ from hocket.errors import TransportError
 from hocket.progress import Execution, InlineProgress
 from hocket.schedule import Add, Compute, Logic, NoOp, Operation, Receive, Schedule, Send
 from hocket.transport.lane import Lane
-from hocket.transport.signals import Connection
+from hocket.transport.signals import Bells
 from hocket.transport.single import SinglePeer
 
 _ON_LANE = -1
 
 
-class Reached(Connection):
+class Reached(Bells):
     """A connection to rank 0, which hears and is heard; it notes what is rung."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Reached(Connection):
 class Inline(InlineProgress):
     """An engine whose activities are advanced by the test alone."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Bells) -> None:
         super().__init__()
         self.connection = connection
         self.lane: Lane = SinglePeer().lane("test")

@@ -27,7 +27,7 @@ from hocket.transport.network import (
     NetworkModel,
 )
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 MODELS = {
     "binomial": NetworkModel.binomial_cost,
@@ -47,14 +47,18 @@ MODELS = {
     dtype=st.sampled_from(["float32", "float64"]),
 )
 def test_allreduce(size: int, seed: int, engine: str, kind: str, count: int, dtype: str) -> None:
-    told = World(size, seed=seed).run(lambda: allreduce_rounds(join(), seed, engine, kind, count, dtype))
+    told = VirtualWorld(size, seed=seed).run(
+        lambda: allreduce_rounds(join(), seed, engine, kind, count, dtype)
+    )
     assert told == [told[0]] * size  # the same bits
 
 
 @pytest.mark.parametrize("size", range(1, 18))
 @pytest.mark.parametrize("kind", MODELS)
 def test_allreduce_among_any_number(kind: str, size: int) -> None:
-    told = World(size).run(lambda: allreduce_rounds(join(), size, "inline", kind, 5 * size + 3, "float64"))
+    told = VirtualWorld(size).run(
+        lambda: allreduce_rounds(join(), size, "inline", kind, 5 * size + 3, "float64")
+    )
     assert told == [told[0]] * size
 
 
@@ -74,14 +78,14 @@ def test_virtual_seconds_are_the_model_s(kind: str) -> None:
         return took_s
 
     for size, count in product((2, 4, 5, 7, 8, 17), (1, 100_000)):
-        simulated = max(World(size, network=network).run(lambda: seconds(count)))  # noqa: B023
+        simulated = max(VirtualWorld(size, network=network).run(lambda: seconds(count)))  # noqa: B023
         assert simulated == pytest.approx(MODELS[kind](network, 8 * count, size).seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [*range(1, 10), 17])
 def test_broadcast(size: int, engine: str) -> None:
-    World(size).run(lambda: broadcast_rounds(join(), engine, 7))
+    VirtualWorld(size).run(lambda: broadcast_rounds(join(), engine, 7))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -106,7 +110,7 @@ def test_runs_go_on_side_by_side(engine: str) -> None:
         assert all((data == 6**3).all() for data in datas)
         progress.close()
 
-    World(6).run(body)
+    VirtualWorld(6).run(body)
 
 
 def test_groups_count_their_own_ranks() -> None:
@@ -121,7 +125,7 @@ def test_groups_count_their_own_ranks() -> None:
         progress.close()
         return float(data[0])
 
-    assert World(5).run(body) == [6.0, 4.0, 6.0, 4.0, 6.0]
+    assert VirtualWorld(5).run(body) == [6.0, 4.0, 6.0, 4.0, 6.0]
 
 
 def test_an_operation_fires_once_and_may_wait_for_any() -> None:
@@ -208,7 +212,7 @@ def test_messages_of_the_next_round_wait_for_it() -> None:
         progress.close()
         return seen
 
-    assert World(2).run(body)[1] == [(round, round) for round in range(20)]
+    assert VirtualWorld(2).run(body)[1] == [(round, round) for round in range(20)]
 
 
 def test_inline_progress_advances_what_it_watches() -> None:
@@ -224,7 +228,7 @@ def test_inline_progress_advances_what_it_watches() -> None:
             progress.advance()
         assert received[0] == 1
 
-    World(2).run(body)
+    VirtualWorld(2).run(body)
 
 
 # ------------------------------------------------------------------------------------------- called by other ranks
@@ -242,7 +246,7 @@ def test_each_round_has_everybody_once(
     size: int, seed: int, rounds: int, allreduce: str, slow: float
 ) -> None:
     """However many start a round, and whoever has none of it in hand yet."""
-    told = World(size, seed=seed).run(lambda: called_rounds(join(), seed, rounds, 3, allreduce, slow))
+    told = VirtualWorld(size, seed=seed).run(lambda: called_rounds(join(), seed, rounds, 3, allreduce, slow))
     assert told == [[size] * rounds] * size
 
 
@@ -260,7 +264,7 @@ def test_a_slow_rank_is_pulled_through_rounds_and_holds_nobody_up() -> None:
         progress.close()
         return after_s, ended
 
-    fast, _, slow, _ = World(4).run(body)
+    fast, _, slow, _ = VirtualWorld(4).run(body)
     assert fast[0] < 0.01
     assert slow[0] == pytest.approx(1.0, abs=0.01)
     assert slow[1] == 10, "all rounds had ended before it came"
@@ -278,13 +282,13 @@ def test_who_closes_first_goes_on_answering() -> None:
         assert called.sums == [3.0] * 5
         return peer.clock.now()
 
-    assert min(World(3).run(body)) > 0.5
+    assert min(VirtualWorld(3).run(body)) > 0.5
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     def run() -> tuple[list[object], float]:
-        world = World(5, seed=seed)
+        world = VirtualWorld(5, seed=seed)
         return world.run(lambda: called_rounds(join(), seed, 6, 2, "ring", 10.0)), world.elapsed_s
 
     assert run() == run()

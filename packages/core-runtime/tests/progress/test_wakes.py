@@ -10,7 +10,7 @@ import pytest
 
 from hocket.progress import ThreadProgress
 from hocket.transport.host.wake import HostWake
-from hocket.transport.signals import Connection, Ring
+from hocket.transport.signals import Bell, Bells
 from hocket.transport.single import SinglePeer
 
 
@@ -29,7 +29,7 @@ class _Two(SinglePeer):
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[HostWake, Connection, HostWake]]:
+def two() -> Iterator[tuple[HostWake, Bells, HostWake]]:
     """Two wakes, and the way from the first to the second."""
     met, told = threading.Barrier(2), {}
 
@@ -63,18 +63,18 @@ def within(call: Callable[[], Any], seconds: float = 10.0) -> Any:
     return results[0]
 
 
-def test_a_wake_says_who_rang_for_what(two: tuple[HostWake, Connection, HostWake]) -> None:
+def test_a_wake_says_who_rang_for_what(two: tuple[HostWake, Bells, HostWake]) -> None:
     _, connection, other = two
     assert connection.reaches(1)
     assert connection.hears(1)
     assert not connection.reaches(0)
     assert connection.ring(1, 5, 2**40)
     assert connection.ring(1, 6, -1)
-    assert within(lambda: other.wait(None)) == [Ring(7, 5, 2**40), Ring(7, 6, -1)]
+    assert within(lambda: other.wait(None)) == [Bell(7, 5, 2**40), Bell(7, 6, -1)]
     assert other.wait(0) == ()
 
 
-def test_a_full_wake_refuses_rings_and_loses_none(two: tuple[HostWake, Connection, HostWake]) -> None:
+def test_a_full_wake_refuses_rings_and_loses_none(two: tuple[HostWake, Bells, HostWake]) -> None:
     _, connection, other = two
     count = 0
     while connection.ring(1, count, 0):
@@ -85,13 +85,13 @@ def test_a_full_wake_refuses_rings_and_loses_none(two: tuple[HostWake, Connectio
     assert connection.ring(1, 0, 0)
 
 
-def test_a_closed_wake_is_rung_without_an_error(two: tuple[HostWake, Connection, HostWake]) -> None:
+def test_a_closed_wake_is_rung_without_an_error(two: tuple[HostWake, Bells, HostWake]) -> None:
     wake, connection, _ = two
     sleeping = HostWake()
     sleeping.close()
     assert connection.ring(1, 0, 0)
     wake.ring()
-    assert within(lambda: wake.wait(None)) == [Ring(-1, 0, 0)]
+    assert within(lambda: wake.wait(None)) == [Bell(-1, 0, 0)]
 
 
 def test_what_ends_while_somebody_begins_to_wait_is_told() -> None:

@@ -17,8 +17,8 @@ from hocket.segment.partition import (
     Bytes,
     Layers,
     Model,
+    ParameterSpan,
     Segmentation,
-    Span,
     named_spans,
     partition,
 )
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 @st.composite
-def models(draw: st.DrawFn) -> list[Span]:
+def models(draw: st.DrawFn) -> list[ParameterSpan]:
     """Draw a model's parameters: up to five layers of up to three, of mixed dtypes, some empty."""
     parameters = []
     for layer in range(draw(st.integers(1, 5))):
@@ -48,7 +48,7 @@ segmentations = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(models(), segmentations, st.booleans())
 def test_every_parameter_once_in_order_without_overlap(
-    spans: list[Span], segmentation: Segmentation, backward: bool
+    spans: list[ParameterSpan], segmentation: Segmentation, backward: bool
 ) -> None:
     cut = partition(spans, segmentation, backward=backward)
     names = [span.name for span in spans]
@@ -68,20 +68,24 @@ def test_every_parameter_once_in_order_without_overlap(
 
 @settings(max_examples=100, deadline=None)
 @given(models(), segmentations, st.booleans())
-def test_places_change_nothing_else(spans: list[Span], segmentation: Segmentation, backward: bool) -> None:
+def test_places_change_nothing_else(
+    spans: list[ParameterSpan], segmentation: Segmentation, backward: bool
+) -> None:
     by_name = {span.name: span for span in spans}
     for run in partition(spans, segmentation, backward=backward):
         for span in run:
             assert replace(span, start=0) == by_name[span.name]
 
 
-def nbytes(run: list[Span]) -> int:
+def nbytes(run: list[ParameterSpan]) -> int:
     return sum(span.padded_numel * span.dtype.itemsize for span in run)
 
 
 @settings(max_examples=200, deadline=None)
 @given(models(), st.floats(1e-5, 1e-2), st.booleans())
-def test_bytes_are_full_and_within_the_limit(spans: list[Span], size_mb: float, backward: bool) -> None:
+def test_bytes_are_full_and_within_the_limit(
+    spans: list[ParameterSpan], size_mb: float, backward: bool
+) -> None:
     cut = partition(spans, Bytes(size_mb=size_mb), backward=backward)
     for run in cut:
         assert nbytes(run) <= size_mb * MIB or len(run) == 1 or nbytes(run[:1]) == nbytes(run)
@@ -92,7 +96,7 @@ def test_bytes_are_full_and_within_the_limit(spans: list[Span], size_mb: float, 
 
 @settings(max_examples=100, deadline=None)
 @given(models(), st.booleans())
-def test_layers_are_modules(spans: list[Span], backward: bool) -> None:
+def test_layers_are_modules(spans: list[ParameterSpan], backward: bool) -> None:
     cut = partition(spans, Layers(), backward=backward)
     modules = [(run[0].name.rpartition(".")[0], run[0].dtype) for run in cut]
     assert len(set(modules)) == len(modules)
@@ -102,7 +106,7 @@ def test_layers_are_modules(spans: list[Span], backward: bool) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(models(), st.booleans())
-def test_model_is_one_segment_for_each_dtype(spans: list[Span], backward: bool) -> None:
+def test_model_is_one_segment_for_each_dtype(spans: list[ParameterSpan], backward: bool) -> None:
     assert len(partition(spans, Model(), backward=backward)) == len({span.dtype for span in spans})
 
 

@@ -20,7 +20,7 @@ import hocket
 from hocket.errors import DisagreementError, HocketError, UserError
 from hocket.trace import merge_left
 from hocket.trace.perfetto import perfetto_trace
-from hocket.trace.record import Kind, Recorder, read
+from hocket.trace.record import Recorder, SpanKind, read
 from hocket.transport.peer import Peer
 
 STEPS, WIDTH = 3, 16
@@ -234,8 +234,8 @@ def test_a_recording_that_breaks_off_anywhere_is_read(
     times = iter(range(1000))
     recorder = Recorder(path, 0, 1, "virtual", lambda: float(next(times)))
     for round in range(3):
-        outer = recorder.begin(Kind.EXCHANGE, 'with "quotes"', round, 100)
-        recorder.end(recorder.begin(Kind.COLLECTIVE, "allreduce", num_bytes=100))
+        outer = recorder.begin(SpanKind.EXCHANGE, 'with "quotes"', round, 100)
+        recorder.end(recorder.begin(SpanKind.COLLECTIVE, "allreduce", num_bytes=100))
         recorder.end(outer, ValueError("odd\nerror"))
     recorder.close()
     data = path.read_bytes()

@@ -26,7 +26,7 @@ from hocket.errors import UserError
 from hocket.installing import how_to_install
 from hocket.loggers import Csv, TensorBoard
 from hocket.training.run import load_run
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 LOGGERS = "loggers=[csv, tensorboard, {name: wandb, mode: offline}]"
 RUN = ("ranks=2", "batch_size=64", "log_every=4", "checkpoint.every=8", LOGGERS)
@@ -121,11 +121,11 @@ def test_a_session_logs_what_rank_0_is_given(tmp_path: Path) -> None:
                 if session.step == 2:
                     session.save(tmp_path / "checkpoints")
 
-    World(2).run(lambda: train(4, None))
+    VirtualWorld(2).run(lambda: train(4, None))
     assert [(row["step"], row["rank"]) for row in json_rows(tmp_path / "log")] == [
         (n, 0) for n in range(1, 5)
     ]
-    World(2).run(lambda: train(5, tmp_path / "checkpoints"))
+    VirtualWorld(2).run(lambda: train(5, tmp_path / "checkpoints"))
     folder = tmp_path / "log"
     assert [row["step"] for row in json_rows(folder)] == [1, 2, 3, 4, 5]
     assert [row["step"] for row in csv_rows(folder)] == ["1", "2", "3", "4", "5"]
@@ -157,5 +157,5 @@ def test_exchanges_stand_in_torchs_profile() -> None:
         events = [] if found is None else found.key_averages()
         return {event.key for event in events if event.key.startswith("hocket: ")}
 
-    told, _ = World(2).run(train)
+    told, _ = VirtualWorld(2).run(train)
     assert told == {f"hocket: {what} gradients.0[{n}]" for what in ("start", "wait for") for n in range(2)}

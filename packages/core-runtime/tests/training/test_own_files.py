@@ -15,7 +15,7 @@ from hocket.disk import locked
 from hocket.errors import UserError
 from hocket.loggers import TensorBoard
 from hocket.training.results import files_of
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 Hocket = Callable[..., Any]
 
@@ -162,5 +162,5 @@ def test_a_log_of_somebody_else_is_not_replaced(name: str, within: Path) -> None
             session.open_log("log", "jsonl", "csv", "tensorboard")
 
     with pytest.raises(UserError, match=f"log holds {name.partition('/')[0]}, which Hocket has not"):
-        World(1).run(train)
+        VirtualWorld(1).run(train)
     assert (within / "log" / name).read_text() == "weeks of work"

@@ -9,14 +9,14 @@ import pytest
 
 from hocket.testing.transport import TransportConformance
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import VirtualWorld, current_peer
 
 
 class TestVirtual(TransportConformance):
     sizes = (1, 2, 3, 4, 7)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size).run(lambda: body(current_peer(), *args))
+        return VirtualWorld(size).run(lambda: body(current_peer(), *args))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -28,7 +28,7 @@ class TestVirtualInOtherInterleavings(TransportConformance):
         self.seed = seed
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size, seed=self.seed).run(lambda: body(current_peer(), *args))
+        return VirtualWorld(size, seed=self.seed).run(lambda: body(current_peer(), *args))
 
 
 class TestSingle(TransportConformance):

@@ -15,13 +15,13 @@ from hocket.errors import ExchangeTimeoutError, PeerLostError, RankKilledError
 from hocket.testing.transport import TransportConformance
 from hocket.transport import Lane, Peer
 from hocket.transport.faults import Faults, KillAt
-from hocket.transport.virtual import NetworkModel, World, current_peer
+from hocket.transport.virtual import NetworkModel, VirtualWorld, current_peer
 
 SLOW = Faults(seed=5, delay_s=(0.0, 0.003), reorder=0.5)
 
 
-def world(size: int, faults: Faults, **options: Any) -> World:
-    return World(size, wrap=faults.wrap, **options)
+def world(size: int, faults: Faults, **options: Any) -> VirtualWorld:
+    return VirtualWorld(size, wrap=faults.wrap, **options)
 
 
 def my_peer() -> Peer:
@@ -99,7 +99,7 @@ class TestDelays:
             return peer.clock.now() - start_s
 
         network = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=64.0)
-        assert World(2, network=network).run(body)[1] == 2.0
+        assert VirtualWorld(2, network=network).run(body)[1] == 2.0
         assert world(2, Faults(delay_s=(5.0, 5.0)), network=network).run(body)[1] == 7.0
 
     def test_a_collective_begins_so_much_later(self) -> None:
@@ -110,7 +110,7 @@ class TestDelays:
             lane.ibarrier().wait()
             return peer.clock.now() - start_s
 
-        early = World(3).run(body)[0]
+        early = VirtualWorld(3).run(body)[0]
         assert world(3, Faults(delay_s=(5.0, 5.0))).run(body)[0] == pytest.approx(5.0 + early)
 
     def test_a_delayed_send_wakes_a_sleeping_thread(self) -> None:

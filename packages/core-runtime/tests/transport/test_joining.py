@@ -22,7 +22,7 @@ from hocket.transport import join, joining
 from hocket.transport.joining import chosen_transport, launched, launched_rank
 from hocket.transport.launchers import Launched, looks_launched
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 _VARIABLES = (
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -144,7 +144,7 @@ def test_without_mpi_a_promise_of_ranks_is_an_error() -> None:
 
 def test_a_virtual_rank_joins_its_own_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    assert World(3).run(lambda: (join().rank, join().size)) == [(rank, 3) for rank in range(3)]
+    assert VirtualWorld(3).run(lambda: (join().rank, join().size)) == [(rank, 3) for rank in range(3)]
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")

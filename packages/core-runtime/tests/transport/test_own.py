@@ -14,7 +14,7 @@ from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 
 class OwnLane(Lane):
@@ -82,7 +82,7 @@ class TestOwn(TransportConformance):
     sizes = (1, 3)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size).run(lambda: body(OwnPeer(join()), *args))
+        return VirtualWorld(size).run(lambda: body(OwnPeer(join()), *args))
 
 
 def test_nothing_but_abstract_methods_is_needed() -> None:
@@ -107,7 +107,7 @@ def trained(recipe: str, wrap: Callable[[Peer], Peer]) -> list[list[float]]:
             session.consensus()
         return torch.nn.utils.parameters_to_vector(model.parameters()).tolist()
 
-    return World(3).run(run)
+    return VirtualWorld(3).run(run)
 
 
 def test_recipes_train_on_it_as_on_the_transport_that_it_holds() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hocket.errors import TransportError
 from hocket.transport.joining import join
 from hocket.transport.progress import Progress
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 from hocket.transport.wrapper import WrapperPeer
 
 
@@ -127,4 +127,4 @@ def test_a_rank_has_one_in_all_of_its_groups() -> None:
         assert WrapperPeer(group).progress is peer.progress
         return peer.progress
 
-    assert len(set(World(3).run(body))) == 3
+    assert len(set(VirtualWorld(3).run(body))) == 3

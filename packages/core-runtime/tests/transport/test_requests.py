@@ -10,7 +10,7 @@ from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.transport.joining import join
 from hocket.transport.request import Finished, FunctionRequest, Request
 from hocket.transport.single import SinglePeer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 
 class Third(Request):
@@ -109,7 +109,7 @@ def test_a_wait_for_several_ends_with_a_timeout() -> None:
             Request.all_of([Finished(), lane.irecv(data, 1 - peer.rank, 0)]).wait(1.0)
         assert peer.clock.now() < 2.0
 
-    World(2).run(body)
+    VirtualWorld(2).run(body)
 
 
 def test_a_request_of_functions_looks_waits_and_gives_the_result() -> None:

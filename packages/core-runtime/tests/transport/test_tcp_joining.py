@@ -22,7 +22,7 @@ from hocket.errors import ExchangeTimeoutError, UserError
 from hocket.transport.meeting import Rendezvous, parse_ports, store
 from hocket.transport.meeting.addresses import host_addresses, is_near, listen, network_host, route_to
 from hocket.transport.meeting.store import StoreEntries, StoreRanks, open_store, serve_store
-from hocket.transport.tcp.connecting import Acceptor, Meeting, Place, connect_all
+from hocket.transport.tcp.connecting import Acceptor, Handshake, ListeningAddress, connect_all
 
 TOKEN = "5a" * 32
 
@@ -111,16 +111,16 @@ def test_a_host_that_is_not_known_is_named(serves: bool) -> None:
 
 
 @pytest.fixture
-def waiting(port: int, threads: ThreadPoolExecutor) -> tuple[Meeting, int, Future[Any]]:
+def waiting(port: int, threads: ThreadPoolExecutor) -> tuple[Handshake, int, Future[Any]]:
     """Return rank 1's words, and where rank 0 waits for its connection; the store has rank 1's place."""
     store = open_store(place_of(1, 2, port))
-    store.set("1/1", json.dumps(Place(network_host(), True, [], 1, TOKEN)))
+    store.set("1/1", json.dumps(ListeningAddress(network_host(), True, [], 1, TOKEN)))
     joining = threads.submit(connect, place_of(0, 2, port))
-    told = Place(*json.loads(store.get("1/0")))
-    return Meeting(place_of(1, 2, port), bytes.fromhex(told.token)), told.port, joining
+    told = ListeningAddress(*json.loads(store.get("1/0")))
+    return Handshake(place_of(1, 2, port), bytes.fromhex(told.token)), told.port, joining
 
 
-def hello(meeting: Meeting, port: int) -> socket.socket:
+def hello(meeting: Handshake, port: int) -> socket.socket:
     return meeting.greet(0, "127.0.0.1", port)
 
 
@@ -133,7 +133,7 @@ def is_closed(held: socket.socket) -> bool:
 
 
 def test_strangers_are_closed_and_the_rank_is_let_in(
-    waiting: tuple[Meeting, int, Future[Any]], port: int
+    waiting: tuple[Handshake, int, Future[Any]], port: int
 ) -> None:
     meeting, listening, joining = waiting
     with ExitStack() as stack:
@@ -143,8 +143,8 @@ def test_strangers_are_closed_and_the_rank_is_let_in(
         assert is_closed(held[0])
         assert is_closed(held[1])
         for stranger in [
-            Meeting(meeting.rendezvous, bytes.fromhex(TOKEN)),  # another token than the job's
-            Meeting(place_of(3, 4, port), meeting.token),  # a rank that the job has not
+            Handshake(meeting.rendezvous, bytes.fromhex(TOKEN)),  # another token than the job's
+            Handshake(place_of(3, 4, port), meeting.token),  # a rank that the job has not
         ]:
             with pytest.raises(OSError):
                 hello(stranger, listening)
@@ -158,7 +158,7 @@ def test_strangers_are_closed_and_the_rank_is_let_in(
 
 def test_every_proof_is_of_its_own_two_ranks() -> None:
     """What one rank has said cannot be said again by another, nor to another, nor back."""
-    words = Meeting(place_of(1, 3, 1), bytes(32))
+    words = Handshake(place_of(1, 3, 1), bytes(32))
     proofs = {
         words.proof(what, source, target)
         for what in ("calls", "answers")
@@ -174,7 +174,7 @@ def test_addresses_are_tried_until_the_rank_answers(threads: ThreadPoolExecutor)
     with (
         socket.create_server(("127.0.0.3", 0)) as listener,
         socket.create_server(("127.0.0.2", listener.getsockname()[1])) as stranger,
-        Acceptor(Meeting(place_of(0, 2, 1), token), listener) as acceptor,
+        Acceptor(Handshake(place_of(0, 2, 1), token), listener) as acceptor,
     ):
 
         def answer_wrongly() -> None:
@@ -185,8 +185,11 @@ def test_addresses_are_tried_until_the_rank_answers(threads: ThreadPoolExecutor)
         answering = threads.submit(answer_wrongly)
         addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         port = listener.getsockname()[1]
-        places = [Place("a", False, addresses, port, TOKEN), Place("b", False, [], 1, TOKEN)]
-        with Meeting(place_of(1, 2, 1), token).reach(0, places) as rank_1:
+        places = [
+            ListeningAddress("a", False, addresses, port, TOKEN),
+            ListeningAddress("b", False, [], 1, TOKEN),
+        ]
+        with Handshake(place_of(1, 2, 1), token).reach(0, places) as rank_1:
             rank_0 = acceptor.wait()[1]
             assert rank_1.getpeername() == ("127.0.0.3", port)
             assert rank_0.getpeername()[1] == rank_1.getsockname()[1]
@@ -196,12 +199,15 @@ def test_addresses_are_tried_until_the_rank_answers(threads: ThreadPoolExecutor)
 
 def test_a_rank_behind_a_firewall_is_named() -> None:
     place = Rendezvous(1, 2, "127.0.0.1", 1, "job", timeout_s=0.1)
-    places = [Place("a", False, ["127.0.0.1"], 1, TOKEN), Place("b", False, [], 1, TOKEN)]
+    places = [
+        ListeningAddress("a", False, ["127.0.0.1"], 1, TOKEN),
+        ListeningAddress("b", False, [], 1, TOKEN),
+    ]
     expected = (
         r"rank 1 cannot connect to rank 0 on port 1 \(127.0.0.1: Connection refused\): .* HOCKET_PORTS="
     )
     with pytest.raises(ExchangeTimeoutError, match=expected):
-        Meeting(place, b"").reach(0, places)
+        Handshake(place, b"").reach(0, places)
 
 
 # ------------------------------------------------------------------------------------------- ports and addresses
@@ -226,7 +232,7 @@ def test_ranks_listen_on_the_ports_that_a_firewall_lets_pass(port: int, threads:
     places = [place_of(rank, 3, port, ports=ports) for rank in range(3)]
     joining = [threads.submit(connect, place) for place in places[:2]]
     store = open_store(places[0])
-    listening = {Place(*json.loads(store.get(f"1/{rank}"))).port for rank in range(2)}
+    listening = {ListeningAddress(*json.loads(store.get(f"1/{rank}"))).port for rank in range(2)}
     assert listening == set(ports)
     with pytest.raises(
         UserError, match=f"none of the ports {ports[0]} to {ports[-1]} of HOCKET_PORTS is free: each "
@@ -252,10 +258,13 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_ipv6(threads: ThreadPoolExecutor) -> None:
-    with listen(None, 2) as listener, Acceptor(Meeting(place_of(0, 2, 1), b""), listener) as acceptor:
+    with listen(None, 2) as listener, Acceptor(Handshake(place_of(0, 2, 1), b""), listener) as acceptor:
         port = listener.getsockname()[1]
-        places = [Place("a", False, ["::1"], port, TOKEN), Place("b", False, [], 1, TOKEN)]
-        with Meeting(place_of(1, 2, 1), b"").reach(0, places) as rank_1, acceptor.wait()[1] as rank_0:
+        places = [
+            ListeningAddress("a", False, ["::1"], port, TOKEN),
+            ListeningAddress("b", False, [], 1, TOKEN),
+        ]
+        with Handshake(place_of(1, 2, 1), b"").reach(0, places) as rank_1, acceptor.wait()[1] as rank_0:
             assert rank_1.getpeername()[0] == rank_0.getsockname()[0] == "::1"
 
 
@@ -304,7 +313,7 @@ class _OutOfDescriptors:
 def test_a_rank_that_has_no_descriptors_left_says_so_at_once() -> None:
     listener: Any = _OutOfDescriptors()
     with (
-        Acceptor(Meeting(place_of(0, 3, 1), b""), listener) as acceptor,
+        Acceptor(Handshake(place_of(0, 3, 1), b""), listener) as acceptor,
         pytest.raises(
             UserError, match=r"^rank 0 cannot accept other ranks' connections: Too many open files in "
         ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
-from hocket.transport.virtual.timeline import Signal, State, Task, Timeline
+from hocket.transport.virtual.timeline import ScheduledThread, Signal, ThreadState, Timeline
 
 
-def add_tasks(timeline: Timeline, num_tasks: int) -> list[Task]:
-    tasks = [Task(rank, "main", int) for rank in range(num_tasks)]
+def add_tasks(timeline: Timeline, num_tasks: int) -> list[ScheduledThread]:
+    tasks = [ScheduledThread(rank, "main", int) for rank in range(num_tasks)]
     timeline.tasks += tasks
     return tasks
 
@@ -39,7 +39,7 @@ def test_a_draw_decides_between_tasks() -> None:
         for task in add_tasks(timeline, 2):
             timeline.make_ready(task, 1.0)
         following = timeline.advance()
-        assert isinstance(following, Task)
+        assert isinstance(following, ScheduledThread)
         first.add(following.rank)
     assert first == {0, 1}
 
@@ -70,7 +70,7 @@ def test_a_timeout_wakes_its_task_alone(timeout_s: float) -> None:
 def test_waits_with_the_default_timeout_alone_are_a_deadlock() -> None:
     timeline = Timeline(0)
     tasks = add_tasks(timeline, 3)
-    tasks[2].state = State.ENDED
+    tasks[2].state = ThreadState.ENDED
     for task in tasks[:2]:
         timeline.await_signal(task, Signal(), lambda: "nothing", 100.0, is_own_timeout=False)
     assert {timeline.advance(), timeline.advance()} == set(tasks[:2])

@@ -22,7 +22,7 @@ from numpy.random import mtrand
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError, PeerLostError, TransportError
 from hocket.testing.transport.messages import exchange_at_random
-from hocket.transport.virtual import NetworkModel, VirtualPeer, World, current_peer
+from hocket.transport.virtual import NetworkModel, VirtualPeer, VirtualWorld, current_peer
 
 #: Numbers that are exact in binary: 1 s of latency, 8 bytes a second.
 SLOW = NetworkModel(latency_s=1.0, bandwidth_bits_per_s=64.0, poll_s=0.25)
@@ -35,7 +35,7 @@ def me() -> VirtualPeer:
 
 
 def run(size: int, body: Callable[[VirtualPeer], Any], **settings: Any) -> list[Any]:
-    return World(size, **settings).run(lambda: body(me()))
+    return VirtualWorld(size, **settings).run(lambda: body(me()))
 
 
 def overlapping(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +170,7 @@ class TestTime:
         assert run(1, body) == [[2.0, 3.0, 3.0]]
 
     def test_the_world_says_how_long_it_ran_and_what_it_sent(self) -> None:
-        world = World(2, network=SLOW)
+        world = VirtualWorld(2, network=SLOW)
 
         def body() -> None:
             me().clock.elapse(me().rank + 1)
@@ -217,7 +217,7 @@ class TestDeterminism:
         self, size: int, seed: int, num_messages: int, latency_s: float, bandwidth: float
     ) -> None:
         network = NetworkModel(latency_s, bandwidth)
-        worlds = [World(size, network=network, seed=seed) for _ in range(2)]
+        worlds = [VirtualWorld(size, network=network, seed=seed) for _ in range(2)]
         received = [world.run(lambda: exchange_at_random(me(), seed, num_messages)) for world in worlds]
         assert sum(received[0]) == num_messages == worlds[0].num_messages
         assert received[0] == received[1]
@@ -307,14 +307,14 @@ class TestRandomStates:
 
     def test_torch_is_not_imported(self) -> None:
         script = (
-            "import sys; from hocket.transport.virtual import World; World(3).run(int); "
+            "import sys; from hocket.transport.virtual import VirtualWorld; VirtualWorld(3).run(int); "
             "assert 'torch' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
     def test_torch_may_be_imported_by_a_rank(self) -> None:
         script = (
-            "from hocket.transport.virtual import World, current_peer\n"
+            "from hocket.transport.virtual import VirtualWorld, current_peer\n"
             "def draw():\n"
             "    lane = current_peer().lane('a')\n"
             "    import torch\n"
@@ -322,7 +322,7 @@ class TestRandomStates:
             "    first = torch.rand(()).item()\n"
             "    lane.ibarrier().wait()\n"
             "    return first, torch.rand(()).item()\n"
-            "assert len(set(World(3).run(draw))) == 1\n"
+            "assert len(set(VirtualWorld(3).run(draw))) == 1\n"
         )
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
@@ -615,7 +615,7 @@ class TestMistakes:
             peer.clock.elapse(seconds)
 
         with pytest.raises(ValueError, match="at least 1 rank"):
-            World(0)
+            VirtualWorld(0)
         for seconds in (-1.0, float("nan"), float("inf")):
             with pytest.raises(ValueError, match="finite time"):
                 run(1, partial(elapse, seconds=seconds))
@@ -632,7 +632,7 @@ def test_threads_whose_backward_failed_have_ended_with_the_run() -> None:
                 (torch.stack([each * 2 for each in values]).sum() + value).backward()
         return threading.get_native_id()
 
-    for native in World(4).run(run):
+    for native in VirtualWorld(4).run(run):
         assert not Path(f"/proc/self/task/{native}").exists()
 
 

@@ -9,7 +9,7 @@ from hocket.testing.transport import TransportConformance
 from hocket.transport.joining import join
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 from hocket.transport.wrapper import WrapperLane, WrapperPeer, WrapperRequest
 
 
@@ -37,7 +37,7 @@ class TestWrapped(TransportConformance):
     sizes = (1, 3, 4)
 
     def run(self, size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-        return World(size).run(lambda: body(_Peer(join()), *args))
+        return VirtualWorld(size).run(lambda: body(_Peer(join()), *args))
 
 
 def test_every_method_of_a_peer_and_a_lane_is_passed_on() -> None:
@@ -59,7 +59,7 @@ def test_the_parts_of_a_peer_are_those_of_the_one_it_holds() -> None:
             getattr(peer, part) is getattr(held, part) for part in ("clock", "memory", "threads", "status")
         )
 
-    assert World(2).run(body) == [True] * 2
+    assert VirtualWorld(2).run(body) == [True] * 2
 
 
 def test_a_timeout_that_is_set_on_a_wrapper_counts_where_it_waits() -> None:
@@ -70,7 +70,7 @@ def test_a_timeout_that_is_set_on_a_wrapper_counts_where_it_waits() -> None:
         outer.timeout_s = 7.0
         return held.timeout_s, outer.timeout_s
 
-    assert World(2).run(body) == [(7.0, 7.0)] * 2
+    assert VirtualWorld(2).run(body) == [(7.0, 7.0)] * 2
 
 
 def test_groups_are_wrapped_with_their_ranks() -> None:
@@ -90,4 +90,4 @@ def test_groups_are_wrapped_with_their_ranks() -> None:
         inner = group.group([2, 0]) if group is not None else None
         return inner.ranks if isinstance(inner, Numbered) else None
 
-    assert World(4).run(body) == [None, [1, 3], None, [1, 3]]
+    assert VirtualWorld(4).run(body) == [None, [1, 3], None, [1, 3]]

@@ -32,7 +32,7 @@ from hocket.api import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Array, Segment, Span
+    from hocket.api import Array, ParameterSpan, Segment
     from hocket_diloco.groups import Groups
 
 __all__ = ["LARGEST_CHUNK", "ChunkTopK", "Chunks"]
@@ -195,7 +195,7 @@ class _Sparse(State):
 
 
 @lru_cache(maxsize=1024)
-def _chunks(spans: tuple[Span, ...], compressor: ChunkTopK) -> Chunks:
+def _chunks(spans: tuple[ParameterSpan, ...], compressor: ChunkTopK) -> Chunks:
     from hocket_diloco.groups import Groups, runs_of, tiles_of
 
     if compressor.tile:

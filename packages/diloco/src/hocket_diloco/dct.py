@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hocket.api import Segment, Span
+    from hocket.api import ParameterSpan, Segment
 
 __all__ = ["Dct"]
 
@@ -89,7 +89,7 @@ class Dct(Wrapper):
         held = self.compressor.footprint(shape)
         return replace(held, state_bytes=held.state_bytes + shape.wire_bytes)
 
-    def _transform(self, values: Tensor, coefficients: Tensor, span: Span) -> None:
+    def _transform(self, values: Tensor, coefficients: Tensor, span: ParameterSpan) -> None:
         """Write the coefficients of a parameter of a flat buffer where it lies in another."""
         if not span.numel:
             return
@@ -99,7 +99,7 @@ class Dct(Wrapper):
         left, right = _basis(rows, values.dtype, values.device), _basis(columns, values.dtype, values.device)
         coefficients[span.start : span.stop].view(blocks.shape).copy_(left @ blocks @ right.T)
 
-    def _transform_back(self, flat: Tensor, span: Span) -> None:
+    def _transform_back(self, flat: Tensor, span: ParameterSpan) -> None:
         if not span.numel:
             return
         (rows, columns), tiles = self._cut(span)
@@ -108,7 +108,7 @@ class Dct(Wrapper):
         values = (left.T @ blocks @ right).transpose(1, 2).reshape(span.shape)
         flat.as_strided(span.shape, span.stride, flat.storage_offset() + span.start).copy_(values)
 
-    def _cut(self, span: Span) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    def _cut(self, span: ParameterSpan) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
         """Return a tile's sides, and a parameter's shape as rows of tiles of rows."""
         from hocket_diloco.groups import rows_and_columns, sides_of
 

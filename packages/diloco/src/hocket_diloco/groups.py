@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Array, Segment, Span
+    from hocket.api import Array, ParameterSpan, Segment
 
 __all__ = [
     "Groups",
@@ -48,13 +48,13 @@ class Groups:
 
 # A segment's spans stay as long as it does; a model has some hundreds of segments.
 @lru_cache(maxsize=1024)
-def tensors_of(spans: tuple[Span, ...]) -> Groups:
+def tensors_of(spans: tuple[ParameterSpan, ...]) -> Groups:
     """Return a group for each parameter."""
     return Groups.of([(span.start, span.numel) for span in spans])
 
 
 @lru_cache(maxsize=1024)
-def rows_of(spans: tuple[Span, ...]) -> Groups:
+def rows_of(spans: tuple[ParameterSpan, ...]) -> Groups:
     """Return a group for each first index of a matrix or more, and for each vector."""
     return Groups.of(
         [
@@ -66,12 +66,12 @@ def rows_of(spans: tuple[Span, ...]) -> Groups:
 
 
 @lru_cache(maxsize=1024)
-def runs_of(spans: tuple[Span, ...], length: int) -> Groups:
+def runs_of(spans: tuple[ParameterSpan, ...], length: int) -> Groups:
     """Return groups of so many elements of a parameter each; its last has what is left."""
     return Groups.of([run for span in spans for run in _runs(span, length)])
 
 
-def sides_of(span: Span, longest: int) -> tuple[int, int]:
+def sides_of(span: ParameterSpan, longest: int) -> tuple[int, int]:
     """Return the sides of a parameter's tiles, the largest divisors up to `longest` of the sides of its matrix.
 
     Vectors have tiles of one row; of tensors with more dimensions all but the first are taken as one.
@@ -80,7 +80,7 @@ def sides_of(span: Span, longest: int) -> tuple[int, int]:
     return _divisor(height, longest), _divisor(width, longest)
 
 
-def rows_and_columns(span: Span) -> tuple[int, int]:
+def rows_and_columns(span: ParameterSpan) -> tuple[int, int]:
     """Return the sides of the matrix that a parameter is cut into tiles as."""
     shape = span.shape if len(span.shape) > 1 else (1, *span.shape)
     return shape[0], math.prod(shape[1:])
@@ -91,14 +91,14 @@ def _divisor(length: int, longest: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def tiles_of(spans: tuple[Span, ...], longest: int) -> Groups:
+def tiles_of(spans: tuple[ParameterSpan, ...], longest: int) -> Groups:
     """Return a group for each tile, where they lie one after the other in a parameter's place."""
     return Groups.of(
         [run for span in spans if span.numel for run in _runs(span, math.prod(sides_of(span, longest)))]
     )
 
 
-def _runs(span: Span, length: int) -> list[tuple[int, int]]:
+def _runs(span: ParameterSpan, length: int) -> list[tuple[int, int]]:
     if not length:
         return []
     return [(first, min(length, span.stop - first)) for first in range(span.start, span.stop, length)]

@@ -6,7 +6,7 @@ baselines it is compared with: PipeDream (weight stashing, vertical sync), SpecT
 This module imports no torch.
 """
 
-from hocket_eapipe.configuration import Balance, Buffers, Policy
+from hocket_eapipe.configuration import Balance, BatchNormStatistics, Policy
 from hocket_eapipe.pipeline import Pipeline
 
-__all__ = ["Balance", "Buffers", "Pipeline", "Policy"]
+__all__ = ["Balance", "BatchNormStatistics", "Pipeline", "Policy"]

@@ -41,7 +41,7 @@ class AbsentStages:
             if next(m.parameters(recurse=False), None) is not None
         ]
         self._handles = [
-            owner.register_state_dict_pre_hook(_Refusal(self._refuse, stage)) for stage, owner in owners
+            owner.register_state_dict_pre_hook(_RefusingHook(self._refuse, stage)) for stage, owner in owners
         ]
         self._parameters = [(parameter, parameter.shape, parameter.stride()) for parameter in absent]
         self._whole = True
@@ -80,7 +80,7 @@ class AbsentStages:
         self._whole = False
 
 
-class _Refusal:
+class _RefusingHook:
     """A hook of a module whose parameters may be freed; pickling and copying the module call it, too."""
 
     def __init__(self, refuse: Callable[[int], None], stage: int) -> None:
@@ -92,7 +92,7 @@ class _Refusal:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._refuse(self._stage)
-        return _Refusal, (_nothing, self._stage)
+        return _RefusingHook, (_nothing, self._stage)
 
 
 def _nothing(stage: int) -> None:

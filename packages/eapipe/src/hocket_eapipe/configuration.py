@@ -8,7 +8,7 @@ from enum import StrEnum
 from hocket.api import Engine, draws
 from hocket_eapipe.mesh import Mesh
 
-__all__ = ["Balance", "Buffers", "PipelineConfig", "Policy"]
+__all__ = ["Balance", "BatchNormStatistics", "PipelineConfig", "Policy"]
 
 
 class Policy(StrEnum):
@@ -29,7 +29,7 @@ class Balance(StrEnum):
     LAYERS = "layers"
 
 
-class Buffers(StrEnum):
+class BatchNormStatistics(StrEnum):
     """Sources of the master's BatchNorm statistics; in training each replica has its own."""
 
     AVERAGED = "averaged"
@@ -70,7 +70,7 @@ class PipelineConfig(Engine):
     clip_grad_norm: float | None = None
     balance: Balance = Balance.PARAMETERS
     cuts: list[str] | None = None
-    buffers: Buffers = Buffers.AVERAGED
+    buffers: BatchNormStatistics = BatchNormStatistics.AVERAGED
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -19,11 +19,11 @@ from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.schedule import warm_up
 from hocket_eapipe.stage import Stage
 
-__all__ = ["Neighbours", "Runner"]
+__all__ = ["StageNeighbours", "Runner"]
 
 
 @dataclass
-class _Batch:
+class _BatchInFlight:
     """A batch between its first forward and its last backward on this rank.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Batch:
 
 
 @dataclass
-class Neighbours:
+class StageNeighbours:
     """The ranks before and after this one in its pipeline; None at its ends.
 
     Attributes:
@@ -93,7 +93,7 @@ class Runner:
         self,
         stages: Sequence[Stage],
         num_stages: int,
-        neighbours: Neighbours,
+        neighbours: StageNeighbours,
         *,
         flushes: bool = False,
         micro_batches: int = 1,
@@ -106,10 +106,10 @@ class Runner:
         self._is_last = stages[-1].place.stage == num_stages - 1
         self._ahead = [0 if flushes else warm_up(stage.place.stage, num_stages) for stage in stages]
         #: The batches of each stage whose backward is to come.
-        self._under_way: list[deque[_Batch]] = [deque() for _ in stages]
+        self._under_way: list[deque[_BatchInFlight]] = [deque() for _ in stages]
         self._clip = clip
         #: The batch whose further parts are to come.
-        self._begun: _Batch | None = None
+        self._begun: _BatchInFlight | None = None
         self._num_rounds = 0
         #: Gradients of what a stage of this rank has handed to the next one, which is here, too.
         self._handed: dict[tuple[int, int, int], list[Tensor | None]] = {}
@@ -136,7 +136,7 @@ class Runner:
         """
         if self._begun is None:
             self.batches += 1
-        begun = self._begun or _Batch(self.batches)
+        begun = self._begun or _BatchInFlight(self.batches)
         # A batch that came as a whole is weighted at its exchange; parts of a batch, before they are added up.
         factor = 1.0 if is_last and not begun.weights else weight
         begun.weights.append(weight)
@@ -188,7 +188,7 @@ class Runner:
         for module, training in modes.items():
             module.training = training
 
-    def _forwards(self, begun: _Batch, batch: Any, loss: Loss, factor: float) -> StepResult | None:
+    def _forwards(self, begun: _BatchInFlight, batch: Any, loss: Loss, factor: float) -> StepResult | None:
         number, results = begun.number, []
         for inputs, target, share in self._parts(batch):
             self._num_rounds += 1

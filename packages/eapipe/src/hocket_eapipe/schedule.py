@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Kind", "Pass", "phases", "program", "pulls", "replica_of", "timeline", "warm_up"]
+__all__ = ["PassKind", "Pass", "phases", "program", "pulls", "replica_of", "timeline", "warm_up"]
 
 
-class Kind(StrEnum):
+class PassKind(StrEnum):
     """The kinds of a batch's passes."""
 
     FORWARD = "F"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
 class Pass:
     """A batch's forward or backward at one stage."""
 
-    kind: Kind
+    kind: PassKind
     batch: int
 
     def __str__(self) -> str:
@@ -50,21 +50,21 @@ def program(ahead: int, num_batches: int) -> list[Pass]:
     """
     passes = []
     for batch in range(1, num_batches + 1):
-        passes.append(Pass(Kind.FORWARD, batch))
+        passes.append(Pass(PassKind.FORWARD, batch))
         if batch > ahead:
-            passes.append(Pass(Kind.BACKWARD, batch - ahead))
+            passes.append(Pass(PassKind.BACKWARD, batch - ahead))
     done = max(0, num_batches - ahead)
-    passes += [Pass(Kind.BACKWARD, batch) for batch in range(done + 1, num_batches + 1)]
+    passes += [Pass(PassKind.BACKWARD, batch) for batch in range(done + 1, num_batches + 1)]
     return passes
 
 
 def phases(passes: Sequence[Pass]) -> tuple[int, int, int]:
     """Return the number of passes in a program's initial phase (forwards), steady phase and final phase."""
     kinds = [each.kind for each in passes]
-    if Kind.BACKWARD not in kinds:
+    if PassKind.BACKWARD not in kinds:
         return len(kinds), 0, 0
-    initial = kinds.index(Kind.BACKWARD)
-    final = kinds[::-1].index(Kind.FORWARD)
+    initial = kinds.index(PassKind.BACKWARD)
+    final = kinds[::-1].index(PassKind.FORWARD)
     return initial, len(kinds) - initial - final, final
 
 
@@ -111,7 +111,7 @@ def timeline(num_stages: int, num_batches: int) -> list[dict[int, Pass]]:
 
 def _ready(stage: int, num_stages: int, each: Pass, ended: dict[tuple[int, Pass], int]) -> int | None:
     """Return the time at which a pass has all inputs from its neighbours; None while it is not known."""
-    if each.kind is Kind.FORWARD:
+    if each.kind is PassKind.FORWARD:
         return 0 if stage == 0 else ended.get((stage - 1, each))
     # The stage's own forward comes before it in its program.
     return 0 if stage == num_stages - 1 else ended.get((stage + 1, each))

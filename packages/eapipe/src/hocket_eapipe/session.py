@@ -26,18 +26,18 @@ from hocket.api import (
 )
 from hocket.errors import AttachError, CheckpointError, CompositionError
 from hocket_eapipe.absent import AbsentStages
-from hocket_eapipe.configuration import Buffers, PipelineConfig, Policy
+from hocket_eapipe.configuration import BatchNormStatistics, PipelineConfig, Policy
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.passing import MessageReceiver, MessageSender
 from hocket_eapipe.reestimation import Reestimation
-from hocket_eapipe.runner import Neighbours, Runner
+from hocket_eapipe.runner import Runner, StageNeighbours
 from hocket_eapipe.splitting import split
-from hocket_eapipe.stage import Place, Stage
+from hocket_eapipe.stage import Stage, StagePosition
 from hocket_eapipe.weights import (
     Elastic,
-    Fixed,
     Flush,
     Naive,
+    NoWeights,
     SpecTrain,
     StagePart,
     Stashing,
@@ -117,7 +117,9 @@ class PipelineSession(TrainingSession):
             )
             self._norms = pipe_peer.lane("norms")
             self._accumulating = False
-            reestimates = engine.policy is Policy.ELASTIC and engine.buffers is Buffers.REESTIMATED
+            reestimates = (
+                engine.policy is Policy.ELASTIC and engine.buffers is BatchNormStatistics.REESTIMATED
+            )
             self._reestimation = Reestimation(self._runner) if reestimates else None
             self._weight = 1.0
             undo.pop_all()
@@ -126,7 +128,7 @@ class PipelineSession(TrainingSession):
         module = self._modules[stage]
         names = [name for name, _ in module.named_modules() if name]
         span = f" ({_full(names[0])} to {_full(names[-1])})" if names else ""
-        place = Place(
+        place = StagePosition(
             f"stage {stage + 1} of {self.mesh.stages}{span}",
             stage,
             self.rank,
@@ -135,7 +137,7 @@ class PipelineSession(TrainingSession):
         )
         parameters = {p: p for p in module.parameters() if p.requires_grad}
         if not parameters:
-            return Stage(module, None, Fixed(), place)
+            return Stage(module, None, NoWeights(), place)
         leader = Follower(self.optimizer, parameters, given.make_optimizer)
         # The dots in the names of a stage's layers are slashes.
         self.note_counts(module)
@@ -159,8 +161,8 @@ class PipelineSession(TrainingSession):
         ]
         return Elastic(part, leader, followers, replicas, engine.alpha, engine.tau, engine.buffers)
 
-    def _neighbours(self, place: int) -> Neighbours:
-        found = Neighbours()
+    def _neighbours(self, place: int) -> StageNeighbours:
+        found = StageNeighbours()
         activations, gradients = self._lanes[:2]
         device = next(
             (p.device for stage in self.stages for p in stage.module.parameters()), torch.device("cpu")

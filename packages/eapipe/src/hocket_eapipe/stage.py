@@ -17,11 +17,11 @@ from hocket.api import Loss, draws
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
-__all__ = ["Place", "Stage"]
+__all__ = ["StagePosition", "Stage"]
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePosition:
     """The place of a stage, for errors and random draws.
 
     Attributes:
@@ -64,7 +64,9 @@ class Stage:
         place: its place, for errors and draws.
     """
 
-    def __init__(self, module: nn.Module, session: Session | None, weights: Weights, place: Place) -> None:
+    def __init__(
+        self, module: nn.Module, session: Session | None, weights: Weights, place: StagePosition
+    ) -> None:
         self.module = module
         self.session = session
         self.weights = weights

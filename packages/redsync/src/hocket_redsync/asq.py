@@ -12,13 +12,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from hocket.api import CompressorTraits, SegmentShape
-from hocket_redsync.message import Content, Form
+from hocket_redsync.message import Content, MessageForm
 from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.selection import Method
 from hocket_redsync.state import ResidualState
 
 if TYPE_CHECKING:
-    from hocket.api import Array, Span
+    from hocket.api import Array, ParameterSpan
 
 __all__ = ["Asq", "Feedback"]
 
@@ -55,10 +55,10 @@ class Asq(ResidualCompressor):
     def traits(self) -> CompressorTraits:
         return replace(super().traits, selects=False)
 
-    def method_of(self, span: Span, nbytes: int) -> Method:
+    def method_of(self, span: ParameterSpan, nbytes: int) -> Method:
         return Method.TRIMMED
 
-    def quantises(self, shape: SegmentShape, span: Span) -> bool:
+    def quantises(self, shape: SegmentShape, span: ParameterSpan) -> bool:
         return not (
             _in_output_layer(shape, span) or any(fnmatchcase(span.name, name) for name in self.unquantised)
         )
@@ -71,13 +71,13 @@ class Asq(ResidualCompressor):
 
         for content in contents:
             places = torch.from_numpy(content.indices).to(state.residual.device).long()
-            if content.form is Form.MEAN:
+            if content.form is MessageForm.MEAN:
                 state.residual[places] -= float(content.values[0])
             else:
                 state.residual[places] = 0
 
 
-def _in_output_layer(shape: SegmentShape, span: Span) -> bool:
+def _in_output_layer(shape: SegmentShape, span: ParameterSpan) -> bool:
     """Return whether a parameter belongs to the module of the model's last one.
 
     Segments of gradients are cut from the model's end, so that one is the first of segment 0. A layout that is only
@@ -88,5 +88,5 @@ def _in_output_layer(shape: SegmentShape, span: Span) -> bool:
     return _module(span) == _module(shape.spans[0])
 
 
-def _module(span: Span) -> str:
+def _module(span: ParameterSpan) -> str:
     return span.name.rpartition(".")[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hocket.api import ScalableChannel, SparseAlgorithm
 from hocket_redsync.cost import CostModel
-from hocket_redsync.message import Form, content_bytes, message_bytes
+from hocket_redsync.message import MessageForm, content_bytes, message_bytes
 from hocket_redsync.selection import Method
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def _sparse_seconds(
 ) -> float:
     """Return the seconds of a sparse parameter, latencies aside."""
     sent = sending.expected_count(numel)
-    selected = 0 if sending.form is Form.DENSE else numel
+    selected = 0 if sending.form is MessageForm.DENSE else numel
     if algorithm is SparseAlgorithm.SCALABLE:
-        nbytes = ScalableChannel.SHARES / size * content_bytes(Form.SPARSE, sent, itemsize)
+        nbytes = ScalableChannel.SHARES / size * content_bytes(MessageForm.SPARSE, sent, itemsize)
         return costs.sparse_seconds(selected, 2 * sent, nbytes, size)
     return costs.sparse_seconds(selected, size * sent, content_bytes(sending.form, sent, itemsize), size)
 

@@ -13,7 +13,7 @@ from hocket_redsync.residual import ResidualCompressor
 from hocket_redsync.selection import Method
 
 if TYPE_CHECKING:
-    from hocket.api import Span
+    from hocket.api import ParameterSpan
 
 __all__ = ["Exact", "Hybrid", "Sampled", "Threshold", "Trimmed"]
 
@@ -42,7 +42,7 @@ class Hybrid(ResidualCompressor):
             if method not in set(Method):
                 raise ValueError(f"methods[{pattern!r}] must be one of {', '.join(Method)}, not {method}")
 
-    def method_of(self, span: Span, nbytes: int) -> Method:
+    def method_of(self, span: ParameterSpan, nbytes: int) -> Method:
         for pattern, method in self.methods.items():
             if fnmatchcase(span.name, pattern):
                 return Method(method)
@@ -55,7 +55,7 @@ class _Single(ResidualCompressor):
 
     method: ClassVar[Method]
 
-    def method_of(self, span: Span, nbytes: int) -> Method:
+    def method_of(self, span: ParameterSpan, nbytes: int) -> Method:
         return self.method
 
 

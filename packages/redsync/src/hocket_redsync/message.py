@@ -28,11 +28,11 @@ from hocket.api import Array, Message, SegmentShape, SparseValues
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Segment, Span
+    from hocket.api import ParameterSpan, Segment
 
 __all__ = [
     "Content",
-    "Form",
+    "MessageForm",
     "add_packed",
     "clear_packed",
     "content_bytes",
@@ -46,7 +46,7 @@ _HEADER_BYTES = 8
 _INDEX_BYTES = 4
 
 
-class Form(IntEnum):
+class MessageForm(IntEnum):
     """The form in which a parameter's elements travel."""
 
     SPARSE = 0
@@ -55,8 +55,8 @@ class Form(IntEnum):
 
 
 #: As plain numbers, which compare faster.
-_FORMS = tuple(map(int, Form))
-_DENSE = int(Form.DENSE)
+_FORMS = tuple(map(int, MessageForm))
+_DENSE = int(MessageForm.DENSE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class Content:
         indices: [count], int32, places in the segment, each once; empty for `DENSE`.
     """
 
-    form: Form
+    form: MessageForm
     count: int
     values: Array
     indices: Array
@@ -97,11 +97,11 @@ class _Parts:
     indices: Array
     mean_indices: Array
 
-    def counts_of(self, form: Form) -> Array:
+    def counts_of(self, form: MessageForm) -> Array:
         """Return the number of elements that each parameter of a form sends, int64."""
         return np.array(_counts_of(self.counts, self.forms, int(form)), np.int64)
 
-    def dense_spans(self, segment: Segment) -> list[Span]:
+    def dense_spans(self, segment: Segment) -> list[ParameterSpan]:
         """Return the spans of the parameters that send all their values."""
         return [span for span, form in zip(segment.spans, self.forms, strict=True) if form == _DENSE]
 
@@ -110,14 +110,14 @@ def _counts_of(counts: Sequence[int], forms: Sequence[int], form: int) -> list[i
     return [count for count, its in zip(counts, forms, strict=True) if its == form]
 
 
-def content_bytes(form: Form, count: float, itemsize: int) -> float:
+def content_bytes(form: MessageForm, count: float, itemsize: int) -> float:
     """Return the bytes of `count` elements of one parameter in a message."""
     match form:
-        case Form.DENSE:
+        case MessageForm.DENSE:
             return count * itemsize
-        case Form.MEAN:
+        case MessageForm.MEAN:
             return count * _INDEX_BYTES + itemsize
-        case Form.SPARSE:
+        case MessageForm.SPARSE:
             return count * (itemsize + _INDEX_BYTES)
 
 
@@ -134,13 +134,13 @@ def pack(segment: Segment, contents: Sequence[Content]) -> Array:
         contents: one for each parameter.
     """
     dtype = segment.outgoing_array.dtype
-    of_form = {form: [content for content in contents if content.form is form] for form in Form}
-    with_indices = of_form[Form.SPARSE] + of_form[Form.MEAN]
+    of_form = {form: [content for content in contents if content.form is form] for form in MessageForm}
+    with_indices = of_form[MessageForm.SPARSE] + of_form[MessageForm.MEAN]
     header = np.array([(content.count, content.form) for content in contents], dtype=np.int32)
     pieces = [
         header,
         segment.outgoing_trailer,
-        *(content.values for form in Form for content in of_form[form]),
+        *(content.values for form in MessageForm for content in of_form[form]),
         *(content.indices for content in with_indices),
     ]
     payload = np.zeros(
@@ -221,7 +221,7 @@ def add_packed(message: Message, weight: float, out: Tensor) -> None:
         for part in (parts.values, parts.means, parts.dense, parts.indices, parts.mean_indices)
     )
     out[:numel].index_add_(0, indices, values, alpha=weight)
-    repeats = torch.from_numpy(parts.counts_of(Form.MEAN)).to(device)
+    repeats = torch.from_numpy(parts.counts_of(MessageForm.MEAN)).to(device)
     out[:numel].index_add_(
         0, mean_indices, means.repeat_interleave(repeats, output_size=len(mean_indices)), alpha=weight
     )
@@ -238,7 +238,7 @@ def _add_on_cpu(parts: _Parts, starts: list[int], weight: float, out: Array, num
     add_message(
         out[:numel],
         weight,
-        (np.array(starts, np.int64), parts.counts_of(Form.DENSE), parts.counts_of(Form.MEAN)),
+        (np.array(starts, np.int64), parts.counts_of(MessageForm.DENSE), parts.counts_of(MessageForm.MEAN)),
         (parts.values, parts.means, parts.dense),
         (parts.indices, parts.mean_indices),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket_redsync.kernels import Found, Memory, Ranking, Update
 from hocket_redsync.kernels.api import NOTHING_PASSES
-from hocket_redsync.message import Content, Form
+from hocket_redsync.message import Content, MessageForm
 from hocket_redsync.selection import Method, Selected, capacity_of, most_selected, select
 from hocket_redsync.state import ResidualState
 
@@ -37,17 +37,17 @@ class Sending:
 
     method: Method
     k: int
-    form: Form
+    form: MessageForm
 
     def expected_count(self, numel: int) -> float:
         """Return the elements that it sends on average: the threshold methods' sets have k to 2 k."""
-        if self.form is Form.DENSE:
+        if self.form is MessageForm.DENSE:
             return numel
         return min(numel, 1.5 * self.k) if self.method in {Method.THRESHOLD, Method.SAMPLED} else self.k
 
     def most(self, numel: int) -> int:
         """Return the largest number of elements that it sends."""
-        return numel if self.form is Form.DENSE else most_selected(self.method, self.k, numel)
+        return numel if self.form is MessageForm.DENSE else most_selected(self.method, self.k, numel)
 
 
 class Part:
@@ -66,14 +66,14 @@ class Part:
         self.sending = sending
         self.memory = memory
         self.ranking, self.column = Ranking.MAGNITUDE, 0
-        if sending.form is Form.MEAN:
+        if sending.form is MessageForm.MEAN:
             self.column = round % 2
             self.ranking = (Ranking.LARGEST, Ranking.SMALLEST)[self.column]
 
     @property
     def is_whole(self) -> bool:
         """True if all elements are sent."""
-        return self.sending.form is Form.DENSE
+        return self.sending.form is MessageForm.DENSE
 
     def advance(self, state: ResidualState) -> Any:
         """Update V and u, and look for candidates."""
@@ -107,12 +107,12 @@ class Part:
         # A parameter that is dense by its method was never selected: its momentum is that without compression.
         if masking and self.memory.velocity is not None and self.sending.method is not Method.DENSE:
             self.memory.velocity.zero_()
-        return Content(Form.DENSE, len(values), values, NO_INDICES)
+        return Content(MessageForm.DENSE, len(values), values, NO_INDICES)
 
 
 def nothing_of(segment: Segment) -> Content:
     """Return the content of a parameter that travels elsewhere: none."""
-    return Content(Form.SPARSE, 0, segment.outgoing_array[:0], NO_INDICES)
+    return Content(MessageForm.SPARSE, 0, segment.outgoing_array[:0], NO_INDICES)
 
 
 def accelerate(memory: Memory, update: Update) -> None:
@@ -146,12 +146,12 @@ def nonfinite_of(segment: Segment, sendings: Sequence[Sending], elsewhere: froze
             contents.append(nothing_of(segment))
             continue
         values = segment.outgoing_array[span.start : span.stop]
-        if sending.form is Form.DENSE:
-            contents.append(Content(Form.DENSE, len(values), values, NO_INDICES))
+        if sending.form is MessageForm.DENSE:
+            contents.append(Content(MessageForm.DENSE, len(values), values, NO_INDICES))
             continue
         bad = np.flatnonzero(~np.isfinite(values))[: sending.k]
         values = values[bad]
-        if sending.form is Form.MEAN:
+        if sending.form is MessageForm.MEAN:
             values = values[:1] if len(bad) else np.zeros(1, values.dtype)
         contents.append(Content(sending.form, len(bad), values, (bad + span.start).astype(np.int32)))
     return contents

@@ -29,7 +29,7 @@ from hocket.api import (
 from hocket.errors import HocketError
 from hocket_redsync.message import (
     Content,
-    Form,
+    MessageForm,
     add_packed,
     clear_packed,
     content_bytes,
@@ -44,7 +44,7 @@ from hocket_redsync.state import ResidualState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Array, Segment, Span
+    from hocket.api import Array, ParameterSpan, Segment
 
 __all__ = ["ResidualCompressor"]
 
@@ -85,10 +85,10 @@ class ResidualCompressor(Compressor):
             raise ValueError(f"dense_below_kb must be at least 0, not {self.dense_below_kb}")
 
     @abstractmethod
-    def method_of(self, span: Span, nbytes: int) -> Method:
+    def method_of(self, span: ParameterSpan, nbytes: int) -> Method:
         """Return the method for the communication-set of a parameter of `nbytes`, at least `dense_below_kb`."""
 
-    def quantises(self, shape: SegmentShape, span: Span) -> bool:
+    def quantises(self, shape: SegmentShape, span: ParameterSpan) -> bool:
         """Return whether a parameter's values travel as their mean."""
         return False
 
@@ -112,18 +112,18 @@ class ResidualCompressor(Compressor):
         """Return the way of sending of each parameter of a segment."""
         return [self._sending(shape, span) for span in shape.spans]
 
-    def _sending(self, shape: SegmentShape, span: Span) -> Sending:
+    def _sending(self, shape: SegmentShape, span: ParameterSpan) -> Sending:
         itemsize = shape.dtype.itemsize
         nbytes = span.numel * itemsize
         k = count_of(self.density, span.numel)
         if nbytes < self.dense_below_kb * _BYTES_PER_KB or k == 0:
-            return Sending(Method.DENSE, k, Form.DENSE)
+            return Sending(Method.DENSE, k, MessageForm.DENSE)
         method = self.method_of(span, nbytes)
         if method is Method.DENSE:
-            return Sending(method, k, Form.DENSE)
-        form = Form.MEAN if self.quantises(shape, span) else Form.SPARSE
-        if form is Form.SPARSE and content_bytes(form, k, itemsize) >= nbytes:
-            form = Form.DENSE
+            return Sending(method, k, MessageForm.DENSE)
+        form = MessageForm.MEAN if self.quantises(shape, span) else MessageForm.SPARSE
+        if form is MessageForm.SPARSE and content_bytes(form, k, itemsize) >= nbytes:
+            form = MessageForm.DENSE
         return Sending(method, k, form)
 
     def init(self, segment: Segment) -> ResidualState:
@@ -175,7 +175,7 @@ class ResidualCompressor(Compressor):
 
     def _content(self, state: ResidualState, sending: Sending, selected: Selected) -> Content:
         count, values = len(selected.indices), selected.values
-        if sending.form is Form.MEAN:
+        if sending.form is MessageForm.MEAN:
             values = np.array([values.mean(dtype=np.float64) if count else 0.0], dtype=values.dtype)
         return Content(sending.form, count, values, selected.indices)
 

@@ -12,7 +12,7 @@ from hocket_redsync.kernels.api import NOTHING_PASSES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.api import Array, Segment, Span
+    from hocket.api import Array, ParameterSpan, Segment
 
 __all__ = ["ResidualState"]
 
@@ -65,7 +65,7 @@ class ResidualState(State):
         velocity = {} if self._velocity is None else {"momentum": self._velocity}
         return {"residual": self._residual, **velocity, "floors": self.floors, "ages": self.ages}
 
-    def memory(self, segment: Segment, span: Span) -> Memory:
+    def memory(self, segment: Segment, span: ParameterSpan) -> Memory:
         """Return the share of a parameter."""
         place = slice(span.start, span.stop)
         velocity = None if self._velocity is None else self._velocity[place]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hocket.checkpoint.folder import complete
 from hocket.cli.table import show_table
-from hocket.comparison.group import MEANING, Group, differing_settings, group_by_seed
+from hocket.comparison.group import MEANING, RunGroup, differing_settings, group_by_seed
 from hocket.comparison.measure import measures, parse_targets
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record, read_record, read_records, runs_within
@@ -104,7 +104,9 @@ def _write(path: Path, make: Callable[[], str], option: str) -> None:
         raise UserError(f"{option} {path.parent}: cannot be written: {reason(error)}") from error
 
 
-def _notes(records: Sequence[Record], groups: Sequence[Group], without_metrics: Sequence[Path]) -> list[str]:
+def _notes(
+    records: Sequence[Record], groups: Sequence[RunGroup], without_metrics: Sequence[Path]
+) -> list[str]:
     """Return notes on the limits of a comparison.
 
     Args:

@@ -21,7 +21,7 @@ from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
 from hocket.config.settings import TransportName
 from hocket.errors import UserError
-from hocket.outer.merge import Add
+from hocket.outer.merge import AddDisplacement
 from hocket.plan.links import WITHIN_A_HOST
 from hocket.quantities import count, read
 from hocket.strategy.exchange import Buffers
@@ -304,7 +304,7 @@ def _every(planned: ExchangePlan) -> str:
 
 def _overlap(planned: ExchangePlan) -> str:
     exchange = planned.exchange
-    merge = "" if exchange.merge == Add() else f", {title(exchange.merge)}"
+    merge = "" if exchange.merge == AddDisplacement() else f", {title(exchange.merge)}"
     return (f"delay {exchange.delay}" if exchange.delay else exchange.overlap.value) + merge
 
 

@@ -26,7 +26,7 @@ from hocket.training.picture import draw
 from hocket.training.run import RunConfig, load_run
 from hocket.training.startup import defer_dynamo
 from hocket.transport import Peer, join
-from hocket.transport.virtual import World
+from hocket.transport.virtual import VirtualWorld
 
 __all__ = ["run_rank", "run_virtual"]
 
@@ -44,7 +44,7 @@ def run_virtual(
     """Train on as many virtual ranks as the run asks for, in this process, one thread each."""
     assert run.ranks is not None
     torch.set_num_threads(1)
-    world = World(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
+    world = VirtualWorld(run.ranks, network=run.network, seed=run.seed, timeout_s=run.timeout_s)
     with SIGNALS.listening():
         world.run(lambda: _train(run, join(), folder, resume, display))
 

@@ -31,11 +31,13 @@ def keep_streams() -> None:
 def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:
     """Return a stream like this one that outlives its reader; another object in its place is kept."""
     if stream is None:
-        return io.TextIOWrapper(io.BufferedWriter(_Kept(number)), encoding="utf-8", errors="replace")
+        return io.TextIOWrapper(
+            io.BufferedWriter(_GuardedDescriptor(number)), encoding="utf-8", errors="replace"
+        )
     if stream is not first or not isinstance(stream, io.TextIOWrapper) or stream.fileno() != number:
         return stream
     stream.flush()
-    raw = _Kept(number)
+    raw = _GuardedDescriptor(number)
     binary: Any = raw if stream.write_through else io.BufferedWriter(raw)
     return io.TextIOWrapper(
         binary,
@@ -46,7 +48,7 @@ def _kept(stream: TextIO | None, first: TextIO | None, number: int) -> TextIO:
     )
 
 
-class _Kept(io.FileIO):
+class _GuardedDescriptor(io.FileIO):
     """A descriptor that reports its first error of writing, and writes nothing from then on."""
 
     def __init__(self, number: int) -> None:

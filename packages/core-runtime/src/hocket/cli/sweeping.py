@@ -101,7 +101,7 @@ def sweep_command(
         folder, (STARTS, PAGE, *(each.name for each in chosen if (folder / each.name).is_file())), "--out"
     )
     with _held(folder) as lock:
-        runs = [_Run(each, folder / each.name, options) for each in chosen]
+        runs = [_SweepRun(each, folder / each.name, options) for each in chosen]
         for run in runs:
             run.check_folder()
         claim(folder, STARTS)
@@ -136,7 +136,7 @@ def sweep_command(
 
 
 @dataclass(eq=False)
-class _Run:
+class _SweepRun:
     """A combination, its folder, and the options that its ranks are started with.
 
     Attributes:
@@ -240,7 +240,9 @@ class _Run:
         )
 
 
-def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, bytes]) -> list[_Run]:
+def _carry_out(
+    runs: Sequence[_SweepRun], jobs: int, lock: int, code: Mapping[Path, bytes]
+) -> list[_SweepRun]:
     """Carry out the runs that have not ended, and return those that failed or were not started.
 
     Args:
@@ -257,7 +259,7 @@ def _carry_out(runs: Sequence[_Run], jobs: int, lock: int, code: Mapping[Path, b
     telling = threading.Lock()
     changed: list[str] = []
 
-    def carry_out(run: _Run) -> bool:
+    def carry_out(run: _SweepRun) -> bool:
         with telling:
             if not changed:
                 changed.extend(changed_since(code))

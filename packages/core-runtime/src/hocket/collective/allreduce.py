@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from hocket.transport.peer import Peer
     from hocket.transport.request import Request
 
-__all__ = ["Algorithm", "Allreduce"]
+__all__ = ["AllreduceAlgorithm", "Allreduce"]
 
 #: (rank, size, data) -> this rank's part of summing everybody's `data` in place.
 AllreduceBuilder = Callable[[int, int, "Array"], "Schedule"]
 
 
-class Algorithm(StrEnum):
+class AllreduceAlgorithm(StrEnum):
     """An algorithm that forms the sum."""
 
     AUTO = "auto"
@@ -71,7 +71,7 @@ class Allreduce(Collective):
             which.
     """
 
-    algorithm: Algorithm = Algorithm.NATIVE
+    algorithm: AllreduceAlgorithm = AllreduceAlgorithm.NATIVE
 
     @property
     def traits(self) -> CollectiveTraits:
@@ -79,15 +79,15 @@ class Allreduce(Collective):
             Ends.SAME,
             messages=Messages.SUMMED,
             sums=True,
-            depends_on_time=self.algorithm is Algorithm.AUTO,
-            on_devices=self.algorithm is Algorithm.NATIVE,
+            depends_on_time=self.algorithm is AllreduceAlgorithm.AUTO,
+            on_devices=self.algorithm is AllreduceAlgorithm.NATIVE,
         )
 
     def open(
         self, peer: Peer, segments: Sequence[Segment], progress: ProgressEngine, choices: Choices
     ) -> Channel:
         packing = packing_for(choices.compressor, segments)
-        if self.algorithm is not Algorithm.AUTO:
+        if self.algorithm is not AllreduceAlgorithm.AUTO:
             return self._open(peer, segments, progress, packing, choices)
         from hocket.collective.choosing import ChosenChannel
 
@@ -107,12 +107,12 @@ class Allreduce(Collective):
         packing: Packing | None,
         choices: Choices,
     ) -> _SummingChannel:
-        if self.algorithm is Algorithm.NATIVE:
+        if self.algorithm is AllreduceAlgorithm.NATIVE:
             return _NativeChannel(peer, segments, packing, choices)
         return _ScheduledChannel(peer, segments, progress, _builder(self.algorithm), packing, choices)
 
     def check_compressor(self, compressor: Compressor | None) -> None:
-        answering = (Algorithm.NATIVE, Algorithm.AUTO)
+        answering = (AllreduceAlgorithm.NATIVE, AllreduceAlgorithm.AUTO)
         if compressor is not None and compressor.traits.answers and self.algorithm not in answering:
             raise ValueError(
                 f"{component_name(compressor)} sends again what depends on a sum, and algorithm {self.algorithm} makes "
@@ -123,13 +123,13 @@ class Allreduce(Collective):
         if choices.compressor is not None:
             return choices.keeps_own
         # By messages MPI is up to four times slower so.
-        return shared and self.algorithm in (Algorithm.NATIVE, Algorithm.AUTO)
+        return shared and self.algorithm in (AllreduceAlgorithm.NATIVE, AllreduceAlgorithm.AUTO)
 
     def cost(self, message_bytes: float, size: int, topology: Topology | None, network: NetworkModel) -> Cost:
         """Return the algorithm's cost; the transport's own counts as a ring's bytes in the better one's time."""
-        if self.algorithm is Algorithm.AUTO:
+        if self.algorithm is AllreduceAlgorithm.AUTO:
             return min((other.cost(message_bytes, size, topology, network) for other in _FIXED), key=_seconds)
-        if self.algorithm is not Algorithm.NATIVE:
+        if self.algorithm is not AllreduceAlgorithm.NATIVE:
             return _COSTS[self.algorithm](network, message_bytes, size)
         ring = network.ring_cost(message_bytes, size)
         return replace(ring, seconds=network.allreduce_seconds(message_bytes, size), memory=0.0)
@@ -142,7 +142,7 @@ class Allreduce(Collective):
         network: NetworkModel,
     ) -> list[str]:
         """Return what `auto` would take on the network that is planned with."""
-        if self.algorithm is not Algorithm.AUTO or size == 1:
+        if self.algorithm is not AllreduceAlgorithm.AUTO or size == 1:
             return []
         from hocket.collective.choosing import describe_choice
 
@@ -161,11 +161,11 @@ class Allreduce(Collective):
 _FIXED = [
     Allreduce(algorithm)
     for algorithm in (
-        Algorithm.NATIVE,
-        Algorithm.RABENSEIFNER,
-        Algorithm.RECURSIVE_DOUBLING,
-        Algorithm.RING,
-        Algorithm.TREE,
+        AllreduceAlgorithm.NATIVE,
+        AllreduceAlgorithm.RABENSEIFNER,
+        AllreduceAlgorithm.RECURSIVE_DOUBLING,
+        AllreduceAlgorithm.RING,
+        AllreduceAlgorithm.TREE,
     )
 ]
 
@@ -174,10 +174,10 @@ def _seconds(cost: Cost) -> float:
     return cost.seconds
 
 
-def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> list[Algorithm]:
+def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) -> list[AllreduceAlgorithm]:
     """Return the algorithm that each segment takes, the same on all ranks; collective."""
     if peer.size == 1 or (packing is not None and packing.traits.answers):
-        return [Algorithm.NATIVE] * len(segments)
+        return [AllreduceAlgorithm.NATIVE] * len(segments)
     from hocket.collective.choosing import Candidate, fastest
 
     sizes = [
@@ -187,7 +187,7 @@ def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) ->
     candidates = {
         each.algorithm: Candidate(
             lambda nbytes, size, network, each=each: each.cost(nbytes, size, None, network),  # type: ignore[misc]
-            None if each.algorithm is Algorithm.NATIVE else _builder(each.algorithm),
+            None if each.algorithm is AllreduceAlgorithm.NATIVE else _builder(each.algorithm),
         )
         for each in _FIXED
     }
@@ -195,22 +195,22 @@ def _chosen(peer: Peer, segments: Sequence[Segment], packing: Packing | None) ->
     return [taken[nbytes] for nbytes in sizes]
 
 
-_COSTS: dict[Algorithm, Callable[[NetworkModel, float, int], Cost]] = {
-    Algorithm.RABENSEIFNER: NetworkModel.rabenseifner_cost,
-    Algorithm.RECURSIVE_DOUBLING: NetworkModel.recursive_doubling_cost,
-    Algorithm.RING: NetworkModel.ring_cost,
-    Algorithm.TREE: NetworkModel.binomial_cost,
+_COSTS: dict[AllreduceAlgorithm, Callable[[NetworkModel, float, int], Cost]] = {
+    AllreduceAlgorithm.RABENSEIFNER: NetworkModel.rabenseifner_cost,
+    AllreduceAlgorithm.RECURSIVE_DOUBLING: NetworkModel.recursive_doubling_cost,
+    AllreduceAlgorithm.RING: NetworkModel.ring_cost,
+    AllreduceAlgorithm.TREE: NetworkModel.binomial_cost,
 }
 
 
-def _builder(algorithm: Algorithm) -> AllreduceBuilder:
+def _builder(algorithm: AllreduceAlgorithm) -> AllreduceBuilder:
     from hocket import schedule
 
     return {
-        Algorithm.RABENSEIFNER: schedule.rabenseifner_allreduce,
-        Algorithm.RECURSIVE_DOUBLING: schedule.recursive_doubling_allreduce,
-        Algorithm.RING: schedule.ring_allreduce,
-        Algorithm.TREE: schedule.binomial_allreduce,
+        AllreduceAlgorithm.RABENSEIFNER: schedule.rabenseifner_allreduce,
+        AllreduceAlgorithm.RECURSIVE_DOUBLING: schedule.recursive_doubling_allreduce,
+        AllreduceAlgorithm.RING: schedule.ring_allreduce,
+        AllreduceAlgorithm.TREE: schedule.binomial_allreduce,
     }[algorithm]
 
 

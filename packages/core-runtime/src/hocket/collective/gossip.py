@@ -153,7 +153,7 @@ class GossipChannel(Channel):
         self._received: dict[int, list[Array]] = {segment.index: [] for segment in segments}
         self._sent: dict[int, Array] = {}
         #: The last round's, where it is the same for all segments.
-        self._common: _Plan | None = None
+        self._common: _RoundPlan | None = None
         rounds = _ROUNDS_CHECKED if peer.size <= _ROUNDS_LOOKED_AT else 1
         self._plans_to_check = rounds * (len(segments) if topology.differs_by_segment else 1)
         mixed: dict[np.dtype[Any], list[Segment]] = {}
@@ -217,15 +217,15 @@ class GossipChannel(Channel):
             lambda nonfinite: Outcome(round, included=True, num_active=num_active, nonfinite=nonfinite)
         )
 
-    def _plan(self, segment: Segment, round: int) -> _Plan:
+    def _plan(self, segment: Segment, round: int) -> _RoundPlan:
         if self._topology.differs_by_segment:
             return self._new_plan(segment, round, segment.index)
         if self._common is None or self._common.round != round:
             self._common = self._new_plan(segment, round, 0)
         return self._common
 
-    def _new_plan(self, segment: Segment, round: int, asked: int) -> _Plan:
-        plan = _Plan(self._topology, self._rank, self._size, round, asked)
+    def _new_plan(self, segment: Segment, round: int, asked: int) -> _RoundPlan:
+        plan = _RoundPlan(self._topology, self._rank, self._size, round, asked)
         if self._plans_to_check:
             self._plans_to_check -= 1
             plan.check(segment.name)
@@ -279,7 +279,7 @@ def _weighted_sum_of_tensors(tensors: Sequence[Any], weights: Sequence[float], o
         out.add_(tensor.mul_(weight))
 
 
-class _Plan:
+class _RoundPlan:
     """A rank's neighbours and weights in a round, of one segment or of all; computed on demand."""
 
     def __init__(self, topology: Topology, rank: int, size: int, round: int, segment: int) -> None:

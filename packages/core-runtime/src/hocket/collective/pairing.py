@@ -26,7 +26,7 @@ from hocket.progress import Activity, ProgressEngine
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.signals import Connection
+from hocket.transport.signals import Bells
 
 __all__ = ["PairAverager", "SharedCopy"]
 
@@ -162,7 +162,7 @@ class PairAverager(Activity):
         self._barrier: Request | None = None
         self._closing = self._closed = False
         self._lane: Lane
-        self._connection: Connection | None = None
+        self._connection: Bells | None = None
         progress.open(self, peer, name)
 
     # ------------------------------------------------------------------------------------ from the training thread
@@ -238,7 +238,7 @@ class PairAverager(Activity):
 
     # ------------------------------------------------------------------------------------- from the engine's thread
 
-    def begin(self, lane: Lane, connection: Connection) -> None:
+    def begin(self, lane: Lane, connection: Bells) -> None:
         self._lane = lane
         for rank in range(self._size):
             if rank != self._rank and not connection.hears(rank):

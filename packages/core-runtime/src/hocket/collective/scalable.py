@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hocket.collective.packing import Packing
     from hocket.compressor.api import SparseValues
     from hocket.progress import Execution, ProgressEngine
-    from hocket.segment.partition import Span
+    from hocket.segment.partition import ParameterSpan
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
     from hocket.transport.network import NetworkModel
@@ -149,7 +149,7 @@ class Regions:
         size: ranks.
     """
 
-    def __init__(self, spans: Sequence[Span], size: int) -> None:
+    def __init__(self, spans: Sequence[ParameterSpan], size: int) -> None:
         counts = [span.numel for span in spans]
         self._starts = np.array([span.start for span in spans], np.int64)
         self._before = np.cumsum([0, *counts[:-1]])
@@ -192,7 +192,7 @@ class Regions:
 
 
 @dataclass
-class _Way:
+class _SegmentSchedule:
     """One segment's memory and schedule.
 
     Attributes:
@@ -237,7 +237,7 @@ class ScalableChannel(Channel):
         segments: Sequence[Segment],
         progress: ProgressEngine,
         packing: Packing,
-        contents: Mapping[int, tuple[Sequence[Span], float]],
+        contents: Mapping[int, tuple[Sequence[ParameterSpan], float]],
         *,
         of_contributors: bool = False,
     ) -> None:
@@ -249,8 +249,8 @@ class ScalableChannel(Channel):
         }
 
     def _open(
-        self, segment: Segment, progress: ProgressEngine, spans: Sequence[Span], num_selected: float
-    ) -> _Way:
+        self, segment: Segment, progress: ProgressEngine, spans: Sequence[ParameterSpan], num_selected: float
+    ) -> _SegmentSchedule:
         from hocket.progress import Execution
         from hocket.schedule import Compute, NoOp, Schedule, allgather, alltoall, chain
 
@@ -268,7 +268,7 @@ class ScalableChannel(Channel):
             ("sum", summing),
             ("from owners", allgather(rank, size, gathered)),
         )
-        way = _Way(
+        way = _SegmentSchedule(
             Regions(spans, size),
             outgoing,
             incoming,
@@ -302,7 +302,7 @@ class ScalableChannel(Channel):
         trailer_numel = -(-segment.trailer_numel // self._peer.size)
         return _Share.of(payload, trailer_numel, segment.outgoing_array.dtype)
 
-    def _send(self, sent: SparseValues, segment: Segment, way: _Way) -> Array:
+    def _send(self, sent: SparseValues, segment: Segment, way: _SegmentSchedule) -> Array:
         """Write the messages to owners; return the places in `sent` of elements without room."""
         size = self._peer.size
         of_region = np.searchsorted(way.regions.bounds[1:-1], sent.indices, side="right")
@@ -320,7 +320,7 @@ class ScalableChannel(Channel):
             share.trailer[: len(part)] = part
         return np.concatenate([np.empty(0, np.int64), *stayed])
 
-    def _add(self, segment: Segment, way: _Way) -> None:
+    def _add(self, segment: Segment, way: _SegmentSchedule) -> None:
         """Add the elements received for this rank's region, and write the survivors."""
         rank, size = self._peer.rank, self._peer.size
         low, high = way.regions.bounds[rank : rank + 2].tolist()
@@ -348,7 +348,7 @@ class ScalableChannel(Channel):
             kept, values = kept[surviving], values[surviving]
         own.put(values, (kept + low).astype(np.int32), number)
 
-    def _receive(self, sent: SparseValues, stayed: Array, segment: Segment, way: _Way) -> None:
+    def _receive(self, sent: SparseValues, stayed: Array, segment: Segment, way: _SegmentSchedule) -> None:
         """Put the survivors into `incoming`, and return other elements to their residual."""
         import torch
 

@@ -17,7 +17,7 @@ from hocket.errors import some
 __all__ = [
     "MEANING",
     "Curve",
-    "Group",
+    "RunGroup",
     "Spread",
     "differing_settings",
     "group_by_seed",
@@ -71,7 +71,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """One run or more that differ by their seeds only."""
 
     label: str
@@ -124,7 +124,7 @@ class Group:
         )
 
 
-def group_by_seed(records: Sequence[Record]) -> list[Group]:
+def group_by_seed(records: Sequence[Record]) -> list[RunGroup]:
     """Group ended runs that differ by their seeds only, in the order given; an unended run stays alone."""
     found: dict[str, list[Record]] = {}
     for record in records:
@@ -132,7 +132,7 @@ def group_by_seed(records: Sequence[Record]) -> list[Group]:
         key = _key(record) if record.summary is not None else str(record.folder)
         found.setdefault(key, []).append(record)
     labels = _distinct([_label(members) for members in found.values()])
-    return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
+    return [RunGroup(label, members) for label, members in zip(labels, found.values(), strict=True)]
 
 
 def differing_settings(

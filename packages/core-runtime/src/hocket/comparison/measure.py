@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hocket.comparison.group import Group
+from hocket.comparison.group import RunGroup
 from hocket.comparison.record import Record
 from hocket.errors import UserError
 from hocket.training.history import is_number, metric_names
@@ -45,9 +45,9 @@ class Measure:
     name: str
     of: Callable[[Record], float | None]
     units: _Units = _PLAIN
-    absent: Callable[[Group], str] = lambda group: "-"
+    absent: Callable[[RunGroup], str] = lambda group: "-"
 
-    def cell(self, group: Group) -> str:
+    def cell(self, group: RunGroup) -> str:
         """Return a group's mean as text, with the standard deviation over its seeds."""
         found = group.spread(self.of)
         if found is None:
@@ -101,7 +101,7 @@ class Target:
                 return float(row[key]) if is_number(row.get(key)) else None
         return None
 
-    def best(self, group: Group) -> str:
+    def best(self, group: RunGroup) -> str:
         """Return the best value that a group's runs have reached, as text."""
         values = [value for record in group.records for _, value in record.series(self.name)]
         values = [value for value in values if not math.isnan(value)]

@@ -14,7 +14,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from hocket.comparison.group import MEANING, Curve, Group, written
+from hocket.comparison.group import MEANING, Curve, RunGroup, written
 from hocket.comparison.measure import Measure, Target
 from hocket.comparison.paired import difference_table
 from hocket.comparison.record import Record
@@ -68,7 +68,7 @@ pre { background: #f6f6f6; padding: 1em; overflow-x: auto; }
 
 
 @dataclass(frozen=True)
-class _Line:
+class _PlottedCurve:
     """A curve with its name, and its place among others."""
 
     label: str
@@ -82,11 +82,11 @@ class _Line:
 
 
 #: Returns the lines of a metric (`Record.series`) over a key of rows.
-_Lines = Callable[[str, str], list[_Line]]
+_Lines = Callable[[str, str], list[_PlottedCurve]]
 
 
 def comparison_page(
-    groups: Sequence[Group], columns: Sequence[Measure], targets: Sequence[Target], notes: Sequence[str]
+    groups: Sequence[RunGroup], columns: Sequence[Measure], targets: Sequence[Target], notes: Sequence[str]
 ) -> str:
     """Return a page that compares runs.
 
@@ -106,8 +106,8 @@ def comparison_page(
             f"In the table {MEANING}; lines in figures are these means, and bands reach one deviation to both sides."
         )
 
-    def lines(name: str, over: str) -> list[_Line]:
-        return [_Line(g.label, place, g.curve(name, over)) for place, g in enumerate(groups)]
+    def lines(name: str, over: str) -> list[_PlottedCurve]:
+        return [_PlottedCurve(g.label, place, g.curve(name, over)) for place, g in enumerate(groups)]
 
     figures = _figures(records, lines, "step", targets)
     table = _table(groups, columns) + _difference_table(groups, columns)
@@ -116,11 +116,11 @@ def comparison_page(
 
 def run_page(record: Record, columns: Sequence[Measure], title: str) -> str:
     """Return the page of one run: its cost, its metrics, and their spread over its ranks."""
-    group = Group(record.label, [record])
+    group = RunGroup(record.label, [record])
 
-    def lines(name: str, over: str) -> list[_Line]:
+    def lines(name: str, over: str) -> list[_PlottedCurve]:
         of_ranks = group.ranks_curve(name, over)
-        return [_Line(record.label, 0, of_ranks if of_ranks.x else group.curve(name, over))]
+        return [_PlottedCurve(record.label, 0, of_ranks if of_ranks.x else group.curve(name, over))]
 
     figures = [*_figures([record], lines, "seconds"), *_by_rank(record)]
     sentences = [f"Task {record.task['name']}, {record.ranks} ranks over {record.transport}."]
@@ -185,7 +185,7 @@ def _figure(
     return figure
 
 
-def _traces(line: _Line, name: str, over: str, named: bool) -> Iterator[go.Scatter]:
+def _traces(line: _PlottedCurve, name: str, over: str, named: bool) -> Iterator[go.Scatter]:
     curve, label = line.curve, escape(line.label)
     x = [value * _SCALES.get(over, 1.0) for value in curve.x]
     mean, low, high = (
@@ -245,14 +245,14 @@ def _rank_figure(values_by_name: Mapping[str, Sequence[float]], title: str) -> g
     return figure
 
 
-def _table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
+def _table(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> str:
     """Return a row for each group; deviations stand below their means, so that more columns find room."""
     head = ["run", *(column.name for column in columns)]
     rows = [[group.label, *(column.cell(group) for column in columns)] for group in groups]
     return _wide(head, [[label, *map(_cell, cells)] for label, *cells in rows])
 
 
-def _difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> str:
+def _difference_table(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> str:
     """Return the table of differences as HTML; empty if no two groups share two seeds."""
     found = difference_table(groups, columns)
     if found is None:
@@ -269,7 +269,7 @@ def _cell(text: str) -> str:
     return f"{escape(f'{mean} {unit}'.rstrip())}<small>± {escape(deviation)}</small>"
 
 
-def _settings(groups: Sequence[Group]) -> str:
+def _settings(groups: Sequence[RunGroup]) -> str:
     """Return the groups' settings as HTML: a row for each differing key, and a list of the others."""
     made_with = [flattened(group.settings) for group in groups]
     keys = sorted({key for settings in made_with for key in settings}, key=lambda key: (key != "seed", key))

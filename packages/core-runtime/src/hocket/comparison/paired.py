@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hocket.comparison.group import Group, spread_of
+from hocket.comparison.group import RunGroup, spread_of
 from hocket.comparison.measure import Measure
 from hocket.comparison.record import Record
 
@@ -61,7 +61,7 @@ class DifferenceTable:
     rows: Sequence[Sequence[str]]
 
 
-def paired(group: Group, base: Group, measure: Callable[[Record], float | None]) -> Paired | None:
+def paired(group: RunGroup, base: RunGroup, measure: Callable[[Record], float | None]) -> Paired | None:
     """Return the difference of a group from another; None if they share fewer than two seeds with numbers.
 
     Several runs of a seed count as their mean.
@@ -76,7 +76,7 @@ def paired(group: Group, base: Group, measure: Callable[[Record], float | None])
     return Paired(spread.mean, t * spread.deviation / math.sqrt(spread.count), spread.count)
 
 
-def difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> DifferenceTable | None:
+def difference_table(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> DifferenceTable | None:
     """Return the differences from the first group that shares two seeds with another, or None if none does."""
     for base in groups:
         others = [each for each in groups if each is not base and _shared(each, base) >= _FEWEST_SEEDS]
@@ -93,7 +93,7 @@ def difference_table(groups: Sequence[Group], columns: Sequence[Measure]) -> Dif
     return None
 
 
-def _cell(column: Measure, group: Group, base: Group) -> str:
+def _cell(column: Measure, group: RunGroup, base: RunGroup) -> str:
     found = paired(group, base, column.of)
     if found is None:
         return "-"
@@ -104,13 +104,13 @@ def _cell(column: Measure, group: Group, base: Group) -> str:
     return text + _BEYOND_CHANCE * found.leaves_out_zero
 
 
-def _shared(one: Group, other: Group) -> int:
+def _shared(one: RunGroup, other: RunGroup) -> int:
     """Return the number of seeds that two groups share."""
     first, second = ({record.config["seed"] for record in group.records} for group in (one, other))
     return len(first & second)
 
 
-def _by_seed(group: Group, measure: Callable[[Record], float | None]) -> Mapping[int, float]:
+def _by_seed(group: RunGroup, measure: Callable[[Record], float | None]) -> Mapping[int, float]:
     """Return a group's numbers by seed; several runs of a seed count as their mean."""
     found: dict[int, list[float]] = {}
     for record in group.records:

@@ -57,7 +57,7 @@ def ddp_comm_hook(compressor: Compressor, group: dist.ProcessGroup | None = None
     return _CommHook(compressor, group).exchange
 
 
-class _Place:
+class _BucketState:
     """A bucket: its segment and the compressor's state."""
 
     def __init__(self, bucket: GradBucket, compressor: Compressor) -> None:
@@ -88,7 +88,7 @@ class _CommHook:
         self._compressor = compressor
         self._group = group
         self._round = -1
-        self._places: dict[tuple[int, ...], _Place] = {}
+        self._places: dict[tuple[int, ...], _BucketState] = {}
 
     def exchange(self, state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Start the exchange of one bucket; the result is the mean, in the bucket's own buffer."""
@@ -97,7 +97,7 @@ class _CommHook:
         else:
             key = tuple(id(parameter) for parameter in bucket.parameters())
             if key not in self._places:
-                self._places[key] = _Place(bucket, self._compressor)
+                self._places[key] = _BucketState(bucket, self._compressor)
             future = self._exchange_compressed(bucket, self._places[key], self._round)
         self._round += bucket.is_last()
         return future
@@ -109,7 +109,7 @@ class _CommHook:
         return mean
 
     def _exchange_compressed(
-        self, bucket: GradBucket, place: _Place, round: int
+        self, bucket: GradBucket, place: _BucketState, round: int
     ) -> torch.futures.Future[Tensor]:
         gradients, segment = bucket.gradients(), place.segment
         buffer: Tensor = bucket.buffer()

@@ -28,7 +28,7 @@ from hocket.compressor.api import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hocket.segment.partition import Span
+    from hocket.segment.partition import ParameterSpan
     from hocket.segment.segment import Segment
     from hocket.segment.shape import SegmentShape
 
@@ -165,17 +165,17 @@ class PowerSGD(Compressor):
         itemsize = shape.dtype.itemsize
         return Footprint.of(numel * itemsize + shape.trailer_bytes, kept * itemsize)
 
-    def _matrices(self, shape: SegmentShape) -> Iterator[tuple[Span, int, int, int]]:
+    def _matrices(self, shape: SegmentShape) -> Iterator[tuple[ParameterSpan, int, int, int]]:
         """Yield the compressed parameters with their rows, columns and rank."""
         for span in shape.spans:
             if self._compresses(span):
                 rows, columns = _sides(span)
                 yield span, rows, columns, min(self.rank, rows, columns)
 
-    def _whole(self, shape: SegmentShape) -> Iterator[Span]:
+    def _whole(self, shape: SegmentShape) -> Iterator[ParameterSpan]:
         return (span for span in shape.spans if not self._compresses(span))
 
-    def _compresses(self, span: Span) -> bool:
+    def _compresses(self, span: ParameterSpan) -> bool:
         if len(span.shape) < 2 or not span.numel:
             return False
         rows, columns = _sides(span)
@@ -183,17 +183,17 @@ class PowerSGD(Compressor):
         return sent * self.min_saving <= span.numel
 
 
-def _sides(span: Span) -> tuple[int, int]:
+def _sides(span: ParameterSpan) -> tuple[int, int]:
     return span.shape[0], span.numel // span.shape[0]
 
 
-def _matrix(flat: Tensor, span: Span, rows: int) -> Tensor:
+def _matrix(flat: Tensor, span: ParameterSpan, rows: int) -> Tensor:
     from hocket.segment.segment import view_of
 
     return view_of(flat, span).reshape(rows, -1)
 
 
-def _matrix_into(out: Tensor, span: Span, rows: int, matrix: Tensor, weight: float) -> None:
+def _matrix_into(out: Tensor, span: ParameterSpan, rows: int, matrix: Tensor, weight: float) -> None:
     from hocket.segment.segment import view_of
 
     view_of(out, span).add_(matrix.view(span.shape), alpha=weight)

@@ -169,7 +169,7 @@ def _refuse_transforms(compressor: Compressor, name: str) -> None:
         )
 
 
-class _Feedback(WrapperState):
+class _ErrorFeedbackState(WrapperState):
     """The residual V, in a segment of its own, which the inner compressor reads as outgoing."""
 
     def __init__(self, segment: Segment, compressor: Compressor) -> None:
@@ -235,9 +235,9 @@ class ErrorFeedback(Wrapper):
         return replace(super().traits, keeps_residual=True)
 
     def init(self, segment: Segment) -> State:
-        return _Feedback(segment, self.compressor)
+        return _ErrorFeedbackState(segment, self.compressor)
 
-    def compress(self, segment: Segment, state: _Feedback, round: int) -> Message:
+    def compress(self, segment: Segment, state: _ErrorFeedbackState, round: int) -> Message:
         """Return the inner compressor's message of the contribution plus the residual."""
         import torch
 
@@ -258,7 +258,7 @@ class ErrorFeedback(Wrapper):
             self.compressor.accumulate(message, -1.0, carrier.outgoing)
         return message
 
-    def answer(self, total: Message, segment: Segment, state: _Feedback) -> Message | None:
+    def answer(self, total: Message, segment: Segment, state: _ErrorFeedbackState) -> Message | None:
         """Return the inner compressor's next message, and remove what it sends from the residual."""
         message = self.compressor.answer(total, state.source, state.inner)
         if message is None:

@@ -49,7 +49,7 @@ _OF_STRATEGIES = ("strategy", "phases", "recipe", *DESCRIPTIVE)
 Target = str | os.PathLike[str] | Mapping[str, Any]
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """A loader of YAML as people write it: 1e-3 is a number, a key 500 text, repeated keys errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -75,14 +75,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
+_YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+def _number(loader: _YamlLoader, node: yaml.ScalarNode) -> int | float:
     """Return a number; refuse those that YAML reads otherwise than people do: 010 as eight, 1:30 as ninety.
 
     Raises:
@@ -99,7 +99,7 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
 
 
 for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
+    _YamlLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _waits(path: FilePath) -> bool:
 
 def _parse_yaml(text: str, label: str) -> Any:
     try:
-        loader = _Loader(text)
+        loader = _YamlLoader(text)
         node = loader.get_single_node()
         _check_size(node)
         # deep: a mapping that contains itself through an alias is refused, with its line.

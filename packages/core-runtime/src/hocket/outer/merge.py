@@ -14,11 +14,11 @@ from hocket.outer.api import Merge
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Add", "Blend"]
+__all__ = ["AddDisplacement", "Blend"]
 
 
 @dataclass(frozen=True)
-class Add(Merge):
+class AddDisplacement(Merge):
     """θ += what has come - what was sent: the steps made meanwhile stay, as a displacement."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.segment.partition import Fragments, Span, partition
+from hocket.segment.partition import Fragments, ParameterSpan, partition
 from hocket.segment.shape import SegmentShape, wire_dtype
 from hocket.strategy.exchange import GRADIENTS, Exchange, Overlap
 
@@ -41,7 +41,7 @@ class Layout(SegmentShape):
         num_kept: how many values are kept besides each parameter, in the dtype of the wire.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[ParameterSpan, ...]
     trailer_numel: int
     own_outgoing: bool
     own_incoming: bool
@@ -61,7 +61,7 @@ class Layout(SegmentShape):
         return self.wire_bytes * (self.own_outgoing + self.own_incoming) + cast_bytes + kept_bytes
 
 
-def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
+def gradient_layout(spans: Sequence[ParameterSpan], in_place: bool = False) -> Layout:
     """Lay out a segment of gradients.
 
     Args:
@@ -78,7 +78,7 @@ def gradient_layout(spans: Sequence[Span], in_place: bool = False) -> Layout:
     )
 
 
-def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = False) -> Layout:
+def parameter_layout(spans: Sequence[ParameterSpan], exchange: Exchange, shared: bool = False) -> Layout:
     """Lay out a segment of parameters.
 
     Nothing writes the parameters while they are sent, so they are sent from where they are; but with a delay the
@@ -117,7 +117,7 @@ def parameter_layout(spans: Sequence[Span], exchange: Exchange, shared: bool = F
 
 
 def layouts(
-    exchange: Exchange, spans: Sequence[Span], *, alone: bool = True, shared: bool = False
+    exchange: Exchange, spans: Sequence[ParameterSpan], *, alone: bool = True, shared: bool = False
 ) -> list[Layout]:
     """Cut a model into the segments of an exchange.
 

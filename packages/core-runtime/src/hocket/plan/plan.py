@@ -13,7 +13,7 @@ from hocket.errors import CompositionError
 from hocket.plan.buffers import averaged_buffers, mean_cost
 from hocket.plan.layout import Layout, layouts
 from hocket.plan.links import networks
-from hocket.segment.partition import Span, named_spans
+from hocket.segment.partition import ParameterSpan, named_spans
 from hocket.strategy.exchange import Buffers, Exchange
 from hocket.strategy.scope import Placement
 from hocket.strategy.strategy import Strategy
@@ -122,7 +122,7 @@ def plan(
 
 def _planned(
     exchange: Exchange,
-    spans: list[Span],
+    spans: list[ParameterSpan],
     placement: Placement,
     network: NetworkModel,
     strategy: Strategy,

@@ -46,7 +46,7 @@ def hocket_register(registry: Registrar) -> None:
     registry.segmentation("bytes", "hocket.segment.partition:Bytes")
     registry.segmentation("fragments", "hocket.segment.partition:Fragments")
     registry.outer("sgd", "hocket.outer.sgd:Sgd")
-    registry.merge("add", "hocket.outer.merge:Add")
+    registry.merge("add", "hocket.outer.merge:AddDisplacement")
     registry.merge("blend", "hocket.outer.merge:Blend")
     registry.engine("data_parallel", "hocket.session.engine:DataParallel")
     registry.task("digits", "hocket.task.digits:Digits")

@@ -13,7 +13,7 @@ from hocket.errors import TransportError
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.signals import Connection, Event, Wake
+from hocket.transport.signals import Bells, Event, Wake
 
 __all__ = ["Activity", "ProgressEngine", "pause_s"]
 
@@ -38,12 +38,12 @@ class Activity(ABC):
     unheard: bool = False
 
     @abstractmethod
-    def begin(self, lane: Lane, connection: Connection) -> None:
+    def begin(self, lane: Lane, connection: Bells) -> None:
         """Begin to exchange messages on `lane` with ranks that `connection` may wake."""
 
     @abstractmethod
     def note_rung(self, message: int, round: int) -> None:
-        """Note a wake-up by another rank; see `Connection.ring`."""
+        """Note a wake-up by another rank; see `Bells.ring`."""
 
     @abstractmethod
     def advance(self, everywhere: bool) -> bool:

@@ -18,7 +18,7 @@ from hocket.schedule.schedule import Schedule
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import FunctionRequest, Request
-from hocket.transport.signals import Connection
+from hocket.transport.signals import Bells
 
 __all__ = ["Execution"]
 
@@ -29,7 +29,7 @@ _NUMBERS = 16_384
 _ON_LANE = -1
 
 
-class _Sending(NamedTuple):
+class _UnsentMessage(NamedTuple):
     """A message that is not sent, or whose receiver has not been woken; `ring` is None once it has."""
 
     operation: int
@@ -74,7 +74,7 @@ class Execution(Activity):
         self._heard = [0] * len(self._operations)
         self._notices: dict[int, tuple[Array, Request]] = {}  # receives of notices that come on the lane
         self._receiving: dict[int, Request] = {}
-        self._sending: list[_Sending] = []
+        self._sending: list[_UnsentMessage] = []
         # By receive, wake-ups less messages found, where not 0; a message can be found before its wake-up.
         self._rung: dict[int, int] = {}
         self._num_done = 0
@@ -84,7 +84,7 @@ class Execution(Activity):
         self._final: int | None = None
         self._closing = self._closed = False
         self._lane: Lane
-        self._connection: Connection | None = None
+        self._connection: Bells | None = None
         progress.open(self, peer, name)
 
     # -------------------------------------------------------------------------------- from any thread of the rank
@@ -168,7 +168,7 @@ class Execution(Activity):
 
     # ------------------------------------------------------------------------------------- from the engine's thread
 
-    def begin(self, lane: Lane, connection: Connection) -> None:
+    def begin(self, lane: Lane, connection: Bells) -> None:
         self._lane = lane
         for (source, _), i in self._receives.items():
             operation = self._operations[i]
@@ -294,7 +294,7 @@ class Execution(Activity):
         self._num_done += 1
         self._firing.finish(i)
 
-    def _send(self, i: int, operation: Send) -> _Sending:
+    def _send(self, i: int, operation: Send) -> _UnsentMessage:
         """Begin to send data or a notice."""
         to, tag, data = operation.to, operation.tag, operation.data
         assert self._connection is not None
@@ -302,12 +302,12 @@ class Execution(Activity):
         number = self._lane.rank * self._schedule.num_tags + tag
         if data is None:
             if reached:
-                return _Sending(i, None, (to, number, self._round))
-            return _Sending(i, self._lane.isend(np.array([self._round]), to, tag), None)
+                return _UnsentMessage(i, None, (to, number, self._round))
+            return _UnsentMessage(i, self._lane.isend(np.array([self._round]), to, tag), None)
         request = self._lane.isend(data, to, self._number(tag))
-        return _Sending(i, request, (to, number, _ON_LANE) if reached else None)
+        return _UnsentMessage(i, request, (to, number, _ON_LANE) if reached else None)
 
-    def _is_sent(self, message: _Sending) -> bool:
+    def _is_sent(self, message: _UnsentMessage) -> bool:
         """Return whether a message is sent; keep it to look again if not."""
         assert self._connection is not None
         if message.ring is not None and not self._connection.ring(*message.ring):

@@ -79,7 +79,7 @@ class Gate(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class _Message(Operation):
+class _PointToPoint(Operation):
     """A message of this execution's round, or a notice.
 
     A notice carries no data but the round, and need not be met: one of an earlier round is dropped, one of a later
@@ -95,7 +95,7 @@ class _Message(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Send(_Message):
+class Send(_PointToPoint):
     """Done when the buffer may be changed again.
 
     Attributes:
@@ -106,7 +106,7 @@ class Send(_Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Receive(_Message):
+class Receive(_PointToPoint):
     """Posted when it fires, so pre-posted where it depends on nothing; done when the message has come.
 
     Attributes:

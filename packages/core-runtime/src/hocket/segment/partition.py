@@ -23,7 +23,7 @@ __all__ = [
     "Model",
     "Pattern",
     "Segmentation",
-    "Span",
+    "ParameterSpan",
     "named_spans",
     "partition",
     "unusual_strides",
@@ -37,7 +37,7 @@ _BYTES_PER_MB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Span:
+class ParameterSpan:
     """One parameter and its offset in its segment.
 
     Attributes:
@@ -70,10 +70,10 @@ class Span:
         return -(-self.numel // unit) * unit
 
 
-def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[Span]:
+def named_spans(parameters: Iterable[tuple[str, Any]]) -> list[ParameterSpan]:
     """Describe parameters (name, tensor), each as if alone in its segment."""
     return [
-        Span(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
+        ParameterSpan(name, 0, p.numel(), tuple(p.shape), tuple(p.stride()), p.dtype, p.device)
         for name, p in parameters
     ]
 
@@ -82,7 +82,7 @@ class Segmentation(Configured, ABC):
     """In what pieces a model is exchanged; a frozen dataclass whose fields are its configuration."""
 
     @abstractmethod
-    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+    def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         """Cut parameters of one dtype and device into the runs that are a segment each, in their order."""
 
 
@@ -90,7 +90,7 @@ class Segmentation(Configured, ABC):
 class Model(Segmentation):
     """The whole model in one segment for each dtype and device."""
 
-    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+    def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         return [list(parameters)]
 
 
@@ -98,8 +98,8 @@ class Model(Segmentation):
 class Layers(Segmentation):
     """A segment for each module that owns parameters."""
 
-    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
-        layers: dict[str, list[Span]] = {}
+    def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
+        layers: dict[str, list[ParameterSpan]] = {}
         for span in parameters:
             layers.setdefault(span.name.rpartition(".")[0], []).append(span)
         return list(layers.values())
@@ -120,8 +120,8 @@ class Bytes(Segmentation):
         if not 0 < self.size_mb < math.inf:
             raise ValueError(f"size_mb must be finite and more than 0, not {self.size_mb}")
 
-    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
-        runs: list[list[Span]] = []
+    def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
+        runs: list[list[ParameterSpan]] = []
         filled = 0.0
         for span in parameters:
             nbytes = span.padded_numel * span.dtype.itemsize
@@ -160,7 +160,7 @@ class Fragments(Segmentation):
         if self.count < 1:
             raise ValueError(f"count must be 1 or more, not {self.count}")
 
-    def cut(self, parameters: Sequence[Span]) -> list[list[Span]]:
+    def cut(self, parameters: Sequence[ParameterSpan]) -> list[list[ParameterSpan]]:
         layers = Layers().cut(parameters)
         count = min(self.count, len(layers))
         fragments: list[list[int]] = [[] for _ in range(count)]
@@ -178,8 +178,8 @@ class Fragments(Segmentation):
 
 
 def partition(
-    spans: Sequence[Span], segmentation: Segmentation, *, backward: bool = False
-) -> list[list[Span]]:
+    spans: Sequence[ParameterSpan], segmentation: Segmentation, *, backward: bool = False
+) -> list[list[ParameterSpan]]:
     """Cut a model into segments.
 
     Args:
@@ -191,7 +191,7 @@ def partition(
         The segments' spans with their offsets, in the order in which forward reads them, or with `backward` in the
         order in which backward completes them.
     """
-    groups: dict[tuple[Any, Any], list[Span]] = {}
+    groups: dict[tuple[Any, Any], list[ParameterSpan]] = {}
     for span in reversed(spans) if backward else spans:
         groups.setdefault((span.dtype, span.device), []).append(span)
     return [_packed(run) for group in groups.values() for run in segmentation.cut(group)]
@@ -211,7 +211,7 @@ def unusual_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int] |
     return None
 
 
-def _packed(run: list[Span]) -> list[Span]:
+def _packed(run: list[ParameterSpan]) -> list[ParameterSpan]:
     """Lay the parameters of a segment one behind the other."""
     packed = []
     start = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.arrays import Array
-from hocket.segment.partition import Span
+from hocket.segment.partition import ParameterSpan
 from hocket.segment.shape import SegmentShape
 from hocket.segment.staging import Staging, TrailerStaging
 from hocket.transport.peer import Peer
@@ -44,7 +44,7 @@ class Segment(SegmentShape):
         self,
         name: str,
         index: int,
-        spans: Sequence[Span],
+        spans: Sequence[ParameterSpan],
         outgoing: Tensor,
         incoming: Tensor,
         *,
@@ -185,6 +185,6 @@ def allocate(peer: Peer, numel: int, dtype: torch.dtype, device: torch.device) -
     return flat
 
 
-def view_of(flat: Tensor, span: Span) -> Tensor:
+def view_of(flat: Tensor, span: ParameterSpan) -> Tensor:
     """Return the parameter's view of a flat buffer, with its own shape and strides."""
     return flat.as_strided(span.shape, span.stride, flat.storage_offset() + span.start)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from hocket.segment.partition import Span
+    from hocket.segment.partition import ParameterSpan
 
 __all__ = ["SegmentShape", "wire_dtype"]
 
@@ -21,7 +21,7 @@ class SegmentShape:
         trailer_numel: how many numbers travel behind the data.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[ParameterSpan, ...]
     trailer_numel: int
 
     @cached_property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ReplacedError
-from hocket.segment.partition import Model, Span, named_spans, partition
+from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
 from hocket.segment.segment import allocate, view_of
 from hocket.transport.peer import Peer
 
@@ -47,7 +47,7 @@ class ParameterStorage:
     def __init__(self, model: nn.Module, peer: Peer) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.spans = named_spans(self.parameters.items())
-        self._flats: list[tuple[list[Span], Tensor]] = []
+        self._flats: list[tuple[list[ParameterSpan], Tensor]] = []
         self._offsets: dict[str, tuple[Tensor, int]] = {}
         self._bound: list[_Bound] = []
         self._owners = {path: module._parameters for path, module in model.named_modules()}
@@ -75,7 +75,7 @@ class ParameterStorage:
         """The buffers, each flat."""
         return [flat for _, flat in self._flats]
 
-    def pieces_of(self, spans: Sequence[Span]) -> Pieces:
+    def pieces_of(self, spans: Sequence[ParameterSpan]) -> Pieces:
         """Return where in the storage one segment's parameters are: in one piece where they lie side by side."""
         pieces: list[tuple[Tensor, int, slice]] = []
         for span in spans:

@@ -33,7 +33,7 @@ _FIRST_ROUNDS = 48
 _FEW_BYTES = 8 << 20
 
 
-class _Kept:
+class _StateTensor:
     """A tensor of a compressor's state, and a copy from before gradients were sent that no optimizer has used."""
 
     def __init__(self, now: Tensor, *, is_momentum: bool) -> None:
@@ -191,9 +191,9 @@ def _packed(state: SegmentState) -> Iterator[tuple[Packing, Segment]]:
             yield opened.channel.packing, segment
 
 
-def _remembered(state: SegmentState) -> Iterator[_Kept]:
+def _remembered(state: SegmentState) -> Iterator[_StateTensor]:
     for packing, segment in _packed(state):
         of_segment = packing.states[segment.index]
         for tensor, is_momentum in ((of_segment.residual, False), (of_segment.momentum, True)):
             if tensor is not None:
-                yield _Kept(tensor, is_momentum=is_momentum)
+                yield _StateTensor(tensor, is_momentum=is_momentum)

@@ -17,7 +17,7 @@ from hocket.progress import ProgressEngine
 from hocket.segment.partition import unusual_strides
 from hocket.segment.segment import Segment
 from hocket.session.send_window import SendWindow
-from hocket.strategy.exchange import GRADIENTS, Exchange, Progress
+from hocket.strategy.exchange import GRADIENTS, Exchange, ProgressMode
 from hocket.trace import Observer
 from hocket.trace.observer import ObservedRequest, OverlapClock
 from hocket.trace.profiler import profiled
@@ -127,7 +127,7 @@ class ActiveExchange:
         Segments that are exchanged together begin with the last of them: called for all, in their order.
         """
         group = self._group_of[segment.index]
-        if len(group) == 1 or self.exchange.progress is Progress.THREAD:
+        if len(group) == 1 or self.exchange.progress is ProgressMode.THREAD:
             self._turns.add(segment)  # a progress thread ends the first one while the others are under way
         elif segment is group[-1]:
             self._start_together(group)
@@ -216,7 +216,7 @@ class ActiveExchange:
     def _begin(self, group: Sequence[Segment], name: str) -> Request:
         """Start a group's exchange, once its data has come from the device."""
         round = self.rounds[group[0].index]
-        threaded = self.exchange.progress is Progress.THREAD
+        threaded = self.exchange.progress is ProgressMode.THREAD
         if group[0].staged and self.channel.packing is None and not threaded:
             return _staged_out(group).then(lambda _: self.channel.start(group, round))
         for segment in group:  # compressors read and write on the device, and wait for it all the same

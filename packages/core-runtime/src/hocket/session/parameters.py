@@ -29,7 +29,7 @@ from torch import Tensor
 from hocket.config.component import component_name
 from hocket.errors import NonFiniteError, some
 from hocket.outer.api import Merge
-from hocket.outer.merge import Add
+from hocket.outer.merge import AddDisplacement
 from hocket.plan.layout import WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
@@ -433,5 +433,5 @@ def _fuses(segment: Segment, pieces: Pieces, merges: Merge) -> bool:
     """Return whether one compiled pass can merge, and pays: merge add, on the CPU, of one dtype."""
     target = pieces[0][1]
     same = target.dtype == segment.outgoing.dtype == segment.incoming.dtype
-    alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, Add)
+    alike = same and target.device.type == "cpu" and len(pieces) == 1 and isinstance(merges, AddDisplacement)
     return alike and segment.numel >= _SMALLEST_FUSED

@@ -12,7 +12,7 @@ from torch import Tensor
 from hocket.errors import AttachError, CompositionError
 from hocket.plan.layout import gradient_layout, parameter_layout
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.segment.partition import Span, partition
+from hocket.segment.partition import ParameterSpan, partition
 from hocket.segment.segment import Segment, allocate
 from hocket.segment.shape import wire_dtype
 from hocket.segment.storage import ParameterStorage, Pieces
@@ -24,10 +24,10 @@ from hocket.session.optimizer_terms import AppliedTerms
 from hocket.session.optimizers import Optimizers
 from hocket.session.parameter_sync import ParameterSync
 from hocket.session.parameters import ParameterMix
-from hocket.session.ranks import Ranks
+from hocket.session.ranks import Endpoints
 from hocket.session.segment_state import Stage
 from hocket.session.weights import Agreement, Contribution
-from hocket.strategy.exchange import GRADIENTS, Buffers, Exchange, Progress
+from hocket.strategy.exchange import GRADIENTS, Buffers, Exchange, ProgressMode
 from hocket.strategy.scope import Leaders
 from hocket.strategy.strategy import Strategy
 from hocket.trace import Observer
@@ -39,7 +39,7 @@ _log = logging.getLogger("hocket")
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _ScopedExchange:
     """An exchange whose ranks are known.
 
     Attributes:
@@ -63,7 +63,7 @@ class PhaseOpener:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Endpoints,
         storage: ParameterStorage,
         strategy: Strategy,
         counters: Counters,
@@ -72,7 +72,7 @@ class PhaseOpener:
         strategy.check_size(ranks.placement)
         self.opened: list[ActiveExchange] = []
         threaded = any(
-            exchange.collective.traits.needs_thread or exchange.progress is Progress.THREAD
+            exchange.collective.traits.needs_thread or exchange.progress is ProgressMode.THREAD
             for exchange in strategy.exchanges
         )
         self.progress: ProgressEngine = ThreadProgress() if threaded else InlineProgress()
@@ -141,7 +141,7 @@ class PhaseOpener:
         )
 
     def _agreement(
-        self, scopes: Sequence[_Scope], num_parameters: int, first: ActiveExchange
+        self, scopes: Sequence[_ScopedExchange], num_parameters: int, first: ActiveExchange
     ) -> Agreement | None:
         """Return the ranks' agreement on their contributions where compressors keep residuals; else None."""
         compressors = [scope.exchange.compressor for scope in scopes]
@@ -200,13 +200,13 @@ class PhaseOpener:
         except ValueError as error:
             raise CompositionError(f"{exchange.name}: {error}") from error
 
-    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_Scope]:
+    def _scopes(self, exchanges: tuple[Exchange, ...]) -> list[_ScopedExchange]:
         """Return the exchanges in which ranks have something to do, in order."""
         scopes = []
         for exchange in exchanges:
             parts = exchange.over.parts(self._placement)
             if any(exchange.takes_place(len(part)) for part in parts):
-                scopes.append(_Scope(exchange, parts, self._endpoint(exchange)))
+                scopes.append(_ScopedExchange(exchange, parts, self._endpoint(exchange)))
         return scopes
 
     def _endpoint(self, exchange: Exchange) -> Peer | None:
@@ -217,7 +217,7 @@ class PhaseOpener:
         group = self._peer.group(part or (self._peer.rank,))
         return None if part is None else group
 
-    def _carried(self, scope: _Scope, num_segments: int) -> list[int]:
+    def _carried(self, scope: _ScopedExchange, num_segments: int) -> list[int]:
         """Return the numbers of the segments that this rank exchanges in the scope."""
         over, rank = scope.exchange.over, self._peer.rank
         mine = [
@@ -226,7 +226,9 @@ class PhaseOpener:
         ]
         return [segment for segment in range(num_segments) if mine[segment % len(mine)]]
 
-    def _gradient_buffers(self, scopes: Sequence[_Scope], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    def _gradient_buffers(
+        self, scopes: Sequence[_ScopedExchange], spans: Sequence[ParameterSpan]
+    ) -> tuple[Tensor, Tensor]:
         """Return the buffers that gradients are sent from and received in; one buffer where that is best."""
         layout = gradient_layout(spans)
         outgoing = allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
@@ -240,7 +242,7 @@ class PhaseOpener:
         return outgoing, allocate(self._host, layout.wire_numel, layout.dtype, spans[0].device)
 
     def _parameter_segment(
-        self, exchange: Exchange, peer: Peer, index: int, spans: list[Span], pieces: Pieces
+        self, exchange: Exchange, peer: Peer, index: int, spans: list[ParameterSpan], pieces: Pieces
     ) -> Segment:
         target = pieces[0][1]
         layout = parameter_layout(spans, exchange, _works_in_place(peer, target))
@@ -265,7 +267,7 @@ class PhaseOpener:
             )
         return on_device
 
-    def _open(self, scope: _Scope, peer: Peer, segments: list[Segment]) -> ActiveExchange:
+    def _open(self, scope: _ScopedExchange, peer: Peer, segments: list[Segment]) -> ActiveExchange:
         exchange = scope.exchange
         carrier = self._carrier(peer)
         try:
@@ -297,7 +299,7 @@ class PhaseOpener:
         return opened
 
 
-def _scale(scope: _Scope) -> float:
+def _scale(scope: _ScopedExchange) -> float:
     """Return the factor of gradients in an exchange.
 
     Groups weigh by their ranks, so that a mean of groups' means is the mean over ranks: the weights that travel along

@@ -20,7 +20,7 @@ from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer, gather
 
 __all__ = [
-    "Ranks",
+    "Endpoints",
     "agree",
     "broadcast_model",
     "broadcast_optimizers",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Endpoints:
     """This rank's endpoints.
 
     Attributes:
@@ -55,7 +55,7 @@ def local_rank(peer: Peer) -> int:
     return hosts[: peer.rank].count(hosts[peer.rank])
 
 
-def find_ranks(peer: Peer, device: torch.device | None = None) -> Ranks:
+def find_ranks(peer: Peer, device: torch.device | None = None) -> Endpoints:
     """Find the hosts of the ranks of `peer`; collective.
 
     Args:
@@ -67,7 +67,7 @@ def find_ranks(peer: Peer, device: torch.device | None = None) -> Ranks:
     neighbours = [rank for rank, host in enumerate(placement.hosts) if host == own]
     host = peer if len(neighbours) == peer.size else peer.group(neighbours)
     assert host is not None  # this rank is its own neighbour
-    return Ranks(peer, host, placement, device)
+    return Endpoints(peer, host, placement, device)
 
 
 def _placement(peer: Peer) -> Placement:

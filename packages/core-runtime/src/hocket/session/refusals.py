@@ -14,7 +14,7 @@ from hocket.compressor.optimizer_terms import optimizer_terms
 from hocket.config.component import component_name
 from hocket.errors import AttachError
 from hocket.session.optimizers import is_attached, stepped_by
-from hocket.strategy.exchange import Exchange, Progress
+from hocket.strategy.exchange import Exchange, ProgressMode
 from hocket.strategy.rules.refusal import flow
 from hocket.strategy.strategy import Strategy
 from hocket.transport.device.groups import BACKENDS
@@ -134,7 +134,7 @@ def check_lanes(lanes: str, model: nn.Module, strategy: Strategy, *, whole: bool
             reason = (
                 f"{component_name(exchange.collective)} sends messages of its own making from host memory"
             )
-        elif exchange.progress is Progress.THREAD:
+        elif exchange.progress is ProgressMode.THREAD:
             reason = "progress: thread begins what another rank may begin later"
         if reason is not None:
             raise AttachError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hocket.arrays import Array
 from hocket.plan.layout import FIRST_PRESENCE, WEIGHT
-from hocket.segment.partition import Span
+from hocket.segment.partition import ParameterSpan
 from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
@@ -323,7 +323,7 @@ class SegmentState:
                 gradient.parameter.grad = gradient.result.clone()
 
 
-def _gradient_in(results: Tensor, span: Span) -> Tensor:
+def _gradient_in(results: Tensor, span: ParameterSpan) -> Tensor:
     """Return a parameter's place in the results, as a tensor that is no view for autograd (`detach_`)."""
     return view_of(results, span).data
 

@@ -22,7 +22,7 @@ _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20
 
 
-class _Exchange(Protocol):
+class _SegmentStarter(Protocol):
     """The part of an exchange that the window calls: it begins segments and checks them."""
 
     peer: Peer
@@ -36,7 +36,7 @@ class _Exchange(Protocol):
 class SendWindow:
     """The segments of an exchange that wait for their turn, advanced by any wait of this process."""
 
-    def __init__(self, exchange: _Exchange) -> None:
+    def __init__(self, exchange: _SegmentStarter) -> None:
         self._exchange = exchange
         self._waiting: dict[int, Segment] = {}
         self._begun: deque[Segment] = deque()

@@ -17,7 +17,7 @@ __all__ = ["UnderWay"]
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ExchangeBackup:
     """The state that merging one exchange changes, beside parameters.
 
     Attributes:
@@ -68,7 +68,7 @@ class UnderWay:
                 tensor.copy_(copy)
 
 
-def _keep(mix: ParameterMix) -> _Kept:
+def _keep(mix: ParameterMix) -> _ExchangeBackup:
     opened = mix.opened
     received = []
     for segment in opened.segments:
@@ -79,4 +79,6 @@ def _keep(mix: ParameterMix) -> _Kept:
         of_parameter for outer in mix.outer.values() for of_parameter in outer.state_dict().values()
     ]
     tensors = {id(t): t for of_parameter in remembered for t in of_parameter.values()}
-    return _Kept(mix, received, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()])
+    return _ExchangeBackup(
+        mix, received, dict(mix.weights), mix.values(), [(t, t.clone()) for t in tensors.values()]
+    )

@@ -2,7 +2,7 @@
 
 from hocket.segment.partition import Bytes, Layers, Model, Segmentation
 from hocket.strategy.compose import check_composition, compose
-from hocket.strategy.exchange import Every, Exchange, Overlap, Progress
+from hocket.strategy.exchange import Every, Exchange, Overlap, ProgressMode
 from hocket.strategy.rules import Refusal, refusals
 from hocket.strategy.samples import SampleShuffle, SampleStream
 from hocket.strategy.scope import Group, Leaders, Placement, Scope, World
@@ -18,7 +18,7 @@ __all__ = [
     "Model",
     "Overlap",
     "Placement",
-    "Progress",
+    "ProgressMode",
     "Refusal",
     "SampleShuffle",
     "SampleStream",

@@ -134,7 +134,7 @@ def outer_holders(exchange: Exchange, placement: Placement, segment: int) -> tup
 
 
 @dataclass(frozen=True)
-class _Contribution:
+class _OwnValue:
     """The token of what one rank contributes."""
 
     rank: int
@@ -142,7 +142,7 @@ class _Contribution:
 
 def _own_contributions(placement: Placement) -> list[Hashable]:
     """Return what the ranks begin with: each its own."""
-    return [_Contribution(rank) for rank in range(placement.size)]
+    return [_OwnValue(rank) for rank in range(placement.size)]
 
 
 def _roles(exchanges: Iterable[Exchange], placement: Placement) -> Iterator[int]:
@@ -175,7 +175,7 @@ def _contributors(values: Iterable[Hashable]) -> set[int]:
         if id(token) in seen:
             continue
         seen.add(id(token))  # many ranks hold one and the same
-        if isinstance(token, _Contribution):
+        if isinstance(token, _OwnValue):
             found.add(token.rank)
         elif isinstance(token, tuple):
             left.extend(token)

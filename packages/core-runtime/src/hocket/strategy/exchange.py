@@ -9,12 +9,12 @@ from hocket.collective.api import Choices, Collective
 from hocket.compressor.api import Compressor
 from hocket.configured import Configured
 from hocket.outer.api import Merge, Outer
-from hocket.outer.merge import Add
+from hocket.outer.merge import AddDisplacement
 from hocket.segment.partition import Bytes, Segmentation
 from hocket.strategy.scope import Scope, World
 from hocket.topology.api import Topology
 
-__all__ = ["GRADIENTS", "PARAMETERS", "Buffers", "Every", "Exchange", "Overlap", "Progress"]
+__all__ = ["GRADIENTS", "PARAMETERS", "Buffers", "Every", "Exchange", "Overlap", "ProgressMode"]
 
 #: The slots that hold exchanges.
 GRADIENTS = "gradients"
@@ -35,7 +35,7 @@ class Every(StrEnum):
     LOG2_RANKS = "log2_ranks"
 
 
-class Progress(StrEnum):
+class ProgressMode(StrEnum):
     """Which thread advances an exchange that is under way."""
 
     INLINE = "inline"
@@ -85,10 +85,10 @@ class Exchange(Configured):
     segments: Segmentation = field(default_factory=Bytes)
     every: int | Every = 1
     overlap: Overlap = Overlap.NONE
-    progress: Progress = Progress.INLINE
+    progress: ProgressMode = ProgressMode.INLINE
     outer: Outer | None = None
     delay: int = 0
-    merge: Merge = field(default_factory=Add)
+    merge: Merge = field(default_factory=AddDisplacement)
     stagger: bool = False
     offset: int = 0
     buffers: Buffers = Buffers.OWN

@@ -256,7 +256,7 @@ class _StreamLoader(Loader):
         self._samples_per_batch = batch_size
         if batch_size is not None:
             options = {**options, "collate_fn": _Counted(options.get("collate_fn") or default_collate)}
-        self._part = _Part(dataset, split)
+        self._part = _IterableShard(dataset, split)
         super().__init__(self._part, seed, batch_size=batch_size, drop_last=drop_last, **options)
 
     def __len__(self) -> int:
@@ -271,7 +271,7 @@ class _StreamLoader(Loader):
         return ((batch, count / self._samples_per_batch) for count, batch in batches)
 
 
-class _Part(IterableDataset[Any]):
+class _IterableShard(IterableDataset[Any]):
     """The part of an IterableDataset that one rank, or one of its workers, reads."""
 
     def __init__(self, dataset: IterableDataset[Any], split: Split) -> None:

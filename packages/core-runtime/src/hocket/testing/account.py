@@ -109,7 +109,7 @@ class Sums(nn.Module):
         return total
 
 
-class _Recorded(torch.optim.Optimizer):
+class _RecordingOptimizer(torch.optim.Optimizer):
     """Base of optimizers that add up the gradients by which they step."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -123,13 +123,13 @@ class _Recorded(torch.optim.Optimizer):
                     self.taken[parameter] = self.taken.get(parameter, 0.0) + parameter.grad
 
 
-class _Adam(_Recorded, torch.optim.Adam):
+class _Adam(_RecordingOptimizer, torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         self.note()
         return super().step(closure)
 
 
-class _Nesterov(_Recorded, torch.optim.SGD):
+class _Nesterov(_RecordingOptimizer, torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         self.note()
         return super().step(closure)
@@ -209,7 +209,7 @@ def play(
 def _applied(model: Sums, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor:
     """Return what an optimizer has recorded, or how far parameters have come, [LAYERS, NUMEL]."""
     [first, *_] = optimizers
-    if not isinstance(first, _Recorded):
+    if not isinstance(first, _RecordingOptimizer):
         return -torch.cat([p.detach() for p in model.parameters()])
     nothing = torch.zeros(1, NUMEL, dtype=torch.float64)
     return torch.cat([first.taken.get(p, nothing) for p in model.parameters()])

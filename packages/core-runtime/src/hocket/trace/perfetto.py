@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.trace.clock import to_rank_0
-from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Kind, Recording, Span
+from hocket.trace.record import ON_TRAINING_THREAD, OPERATIONS, Recording, Span, SpanKind
 
 __all__ = ["perfetto_trace"]
 
@@ -80,10 +80,10 @@ def _training(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
 
 def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
     for number, aligned in enumerate(of_rank):
-        if aligned.span.kind is Kind.EXCHANGE:
+        if aligned.span.kind is SpanKind.EXCHANGE:
             common = {
                 "name": aligned.span.name,
-                "cat": Kind.EXCHANGE,
+                "cat": SpanKind.EXCHANGE,
                 "id": f"{aligned.rank:x}.{number:x}",
                 **_thread(aligned.rank, 0),
             }
@@ -94,7 +94,7 @@ def _exchanges(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
 def _bytes_under_way(of_rank: Sequence[AlignedSpan]) -> Iterator[Event]:
     changes: dict[int, float] = defaultdict(float)
     for aligned in of_rank:
-        if aligned.span.kind is Kind.EXCHANGE:
+        if aligned.span.kind is SpanKind.EXCHANGE:
             changes[aligned.start_ns] += aligned.span.num_bytes
             changes[aligned.end_ns] -= aligned.span.num_bytes
             rank = aligned.rank
@@ -117,12 +117,12 @@ def _arrows(operations: Sequence[AlignedSpan], rows: Mapping[int, int]) -> tuple
     """
     sends: dict[tuple[object, ...], deque[AlignedSpan]] = defaultdict(deque)
     for operation in operations:
-        if operation.span.kind is Kind.SEND:
+        if operation.span.kind is SpanKind.SEND:
             sends[_message(operation.span)].append(operation)
     arrows: list[Event] = []
     alone = 0
     for operation in operations:
-        if operation.span.kind is not Kind.RECEIVE or operation.span.error is not None:
+        if operation.span.kind is not SpanKind.RECEIVE or operation.span.error is not None:
             continue
         waiting = sends[_message(operation.span)]
         if not waiting or not operation.span.ended:
@@ -151,10 +151,10 @@ def _message(span: Span) -> tuple[object, ...]:
 def _slice(aligned: AlignedSpan, row: int) -> Event:
     span = aligned.span
     names = {
-        Kind.SEND: f"send {span.name} to {span.receiver}",
-        Kind.RECEIVE: f"receive {span.name} from {span.sender}",
-        Kind.EXPOSED_WAIT: f"exposed wait for {span.name}",
-        Kind.WAIT: f"wait for {span.name}",
+        SpanKind.SEND: f"send {span.name} to {span.receiver}",
+        SpanKind.RECEIVE: f"receive {span.name} from {span.sender}",
+        SpanKind.EXPOSED_WAIT: f"exposed wait for {span.name}",
+        SpanKind.WAIT: f"wait for {span.name}",
     }
     return {
         "ph": "X",
@@ -169,7 +169,7 @@ def _slice(aligned: AlignedSpan, row: int) -> Event:
 
 def _arguments(span: Span) -> dict[str, object]:
     arguments: dict[str, object] = {}
-    if span.kind is Kind.EXCHANGE or span.kind in OPERATIONS:
+    if span.kind is SpanKind.EXCHANGE or span.kind in OPERATIONS:
         arguments = {"round": span.round, "bytes": span.num_bytes}
     if not span.ended:
         arguments["unfinished"] = True

@@ -26,7 +26,16 @@ from typing import Any
 from hocket.disk import naming
 from hocket.trace.clock import ClockReading
 
-__all__ = ["ON_TRAINING_THREAD", "OPERATIONS", "Kind", "MappedFile", "Recorder", "Recording", "Span", "read"]
+__all__ = [
+    "ON_TRAINING_THREAD",
+    "OPERATIONS",
+    "SpanKind",
+    "MappedFile",
+    "Recorder",
+    "Recording",
+    "Span",
+    "read",
+]
 
 
 NOBODY = -1
@@ -36,7 +45,7 @@ _UNSEEN = -1
 _quoted = lru_cache(4096)(json.dumps)
 
 
-class Kind(StrEnum):
+class SpanKind(StrEnum):
     """The kinds of spans."""
 
     #: What the training thread is in. These nest; of two that take the same time, the one that stands here first
@@ -53,8 +62,8 @@ class Kind(StrEnum):
     COLLECTIVE = "collective"
 
 
-ON_TRAINING_THREAD = (Kind.STEP, Kind.PHASE, Kind.EXPOSED_WAIT, Kind.WAIT)
-OPERATIONS = (Kind.SEND, Kind.RECEIVE, Kind.COLLECTIVE)
+ON_TRAINING_THREAD = (SpanKind.STEP, SpanKind.PHASE, SpanKind.EXPOSED_WAIT, SpanKind.WAIT)
+OPERATIONS = (SpanKind.SEND, SpanKind.RECEIVE, SpanKind.COLLECTIVE)
 
 
 class Recorder:
@@ -88,7 +97,7 @@ class Recorder:
 
     def begin(
         self,
-        kind: Kind,
+        kind: SpanKind,
         name: str,
         round: int = 0,
         num_bytes: float = 0,
@@ -204,7 +213,7 @@ class Span:
         error: the error that ended it, or None.
     """
 
-    kind: Kind
+    kind: SpanKind
     name: str
     round: int
     num_bytes: float
@@ -257,7 +266,7 @@ def _span(begin: list[Any], end: list[Any] | None, last_s: float) -> Span:
     _, start_s, kind, name, round, num_bytes, sender, receiver = begin
     end_s, *error = end or [last_s]
     return Span(
-        Kind(kind),
+        SpanKind(kind),
         name,
         round,
         num_bytes,

@@ -15,7 +15,7 @@ from hocket.errors import HocketError, UserError, reason
 from hocket.trace.clock import compare
 from hocket.trace.observer import ExchangeEvent, Observer
 from hocket.trace.perfetto import perfetto_trace
-from hocket.trace.record import Kind, Recorder, read
+from hocket.trace.record import Recorder, SpanKind, read
 from hocket.trace.transport import TracedPeer
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
@@ -83,7 +83,7 @@ class Trace(Observer):
 
     def started(self, exchange: ExchangeEvent) -> None:
         self._spans[exchange.name, exchange.round] = self._recorder.begin(
-            Kind.EXCHANGE, exchange.name, exchange.round, exchange.num_bytes, at_s=exchange.start_s
+            SpanKind.EXCHANGE, exchange.name, exchange.round, exchange.num_bytes, at_s=exchange.start_s
         )
 
     def complete(self, exchange: ExchangeEvent) -> None:
@@ -93,7 +93,7 @@ class Trace(Observer):
         self._recorder.end(self._spans.pop((exchange.name, exchange.round)), error, exchange.end_s)
 
     def waited(self, exchange: ExchangeEvent, start_s: float, end_s: float) -> None:
-        self._note(Kind.EXPOSED_WAIT, exchange.name, start_s, end_s)
+        self._note(SpanKind.EXPOSED_WAIT, exchange.name, start_s, end_s)
 
     def phase(self, name: str, start_s: float) -> None:
         self._end_phase(start_s)
@@ -104,7 +104,7 @@ class Trace(Observer):
     def step_ended(self, step: int, end_s: float) -> None:
         self._end_phase(end_s)
         if self._step_start_s is not None:
-            self._note(Kind.STEP, f"step {step}", self._step_start_s, end_s)
+            self._note(SpanKind.STEP, f"step {step}", self._step_start_s, end_s)
             self._step_start_s = None
         self._begin_step(step + 1)
 
@@ -135,10 +135,10 @@ class Trace(Observer):
 
     def _end_phase(self, end_s: float) -> None:
         if self._phase is not None:
-            self._note(Kind.PHASE, *self._phase, end_s)
+            self._note(SpanKind.PHASE, *self._phase, end_s)
             self._phase = None
 
-    def _note(self, kind: Kind, name: str, start_s: float, end_s: float) -> None:
+    def _note(self, kind: SpanKind, name: str, start_s: float, end_s: float) -> None:
         self._recorder.end(self._recorder.begin(kind, name, at_s=start_s), at_s=end_s)
 
 

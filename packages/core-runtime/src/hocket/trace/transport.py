@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hocket.arrays import Array, Buffer
-from hocket.trace.record import Kind, Recorder
+from hocket.trace.record import Recorder, SpanKind
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
@@ -47,7 +47,7 @@ class TracedRequest(WrapperRequest):
     def wait(self, timeout_s: float | None = None) -> Any:
         if self._span is None:
             return self.held.wait(timeout_s)
-        wait = self._recorder.begin(Kind.WAIT, self._what) if self._recorder.in_training_thread else None
+        wait = self._recorder.begin(SpanKind.WAIT, self._what) if self._recorder.in_training_thread else None
         failure: BaseException | None = None
         try:
             return self.held.wait(timeout_s)
@@ -95,12 +95,12 @@ class TracedLane(WrapperLane):
         self._own = ranks[held.rank]
 
     def isend(self, data: Array, to: int, round: int) -> Request:
-        span = self._recorder.begin(Kind.SEND, self._key, round, data.nbytes, self._own, self._ranks[to])
+        span = self._recorder.begin(SpanKind.SEND, self._key, round, data.nbytes, self._own, self._ranks[to])
         return self._traced(self.held.isend(data, to, round), span, "send")
 
     def irecv(self, data: Array, source: int, round: int) -> Request:
         span = self._recorder.begin(
-            Kind.RECEIVE, self._key, round, data.nbytes, self._ranks[source], self._own
+            SpanKind.RECEIVE, self._key, round, data.nbytes, self._ranks[source], self._own
         )
         return self._traced(self.held.irecv(data, source, round), span, "receive")
 
@@ -132,7 +132,7 @@ class TracedLane(WrapperLane):
         return self._traced(self.held.ibarrier(), self._collective("barrier", 0), "barrier")
 
     def _collective(self, what: str, num_bytes: int) -> int:
-        return self._recorder.begin(Kind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
+        return self._recorder.begin(SpanKind.COLLECTIVE, f"{what} in {self._key}", 0, num_bytes)
 
     def _traced(self, held: Request, span: int, what: str) -> TracedRequest:
         return TracedRequest(held, self._recorder, span, f"{what} in {self._key}")
@@ -166,7 +166,7 @@ class TracedPeer(WrapperPeer):
     ) -> list[bytes]:
         if not self._recorder.in_training_thread:
             return self.held.allgather_bytes(data, timeout_s, what)
-        wait = self._recorder.begin(Kind.WAIT, "allgather of control messages", 0, len(data))
+        wait = self._recorder.begin(SpanKind.WAIT, "allgather of control messages", 0, len(data))
         try:
             return self.held.allgather_bytes(data, timeout_s, what)
         finally:

@@ -32,7 +32,7 @@ from hocket.transport.mpi_there import why_no_mpi4py
 from hocket.transport.mpiexec import Mpiexec, find_mpiexec
 from hocket.transport.rank_process import allow_files, variables_of_ranks
 
-__all__ = ["Job", "Starter", "launch", "usable_mpiexec"]
+__all__ = ["RunningJob", "Starter", "launch", "usable_mpiexec"]
 
 _log = logging.getLogger("hocket")
 
@@ -62,7 +62,7 @@ _NO_PROCESS_GROUP = (
 )
 
 
-class Job(Protocol):
+class RunningJob(Protocol):
     """Ranks that run, as a process is one for `subprocess`."""
 
     @property
@@ -93,7 +93,7 @@ class Starter(Protocol):
 
     def start(
         self, ranks: int, program: Sequence[str], variables: Mapping[str, str], report: Report, /
-    ) -> Job: ...
+    ) -> RunningJob: ...
 
 
 def usable_mpiexec() -> Mpiexec | None:
@@ -182,7 +182,7 @@ def launch(
     return status
 
 
-def _ask_all(job: Job) -> bool:
+def _ask_all(job: RunningJob) -> bool:
     """Have the launcher pass a request to end on to the ranks of all hosts."""
     job.send_signal(signal.SIGUSR1)
     return True
@@ -210,7 +210,7 @@ class _JobEnd:
         folder: of the job's notes.
     """
 
-    def __init__(self, launcher: Job, folder: Path) -> None:
+    def __init__(self, launcher: RunningJob, folder: Path) -> None:
         self.launcher, self._folder = launcher, folder
         self._terminate_s = self._kill_s = math.inf
 

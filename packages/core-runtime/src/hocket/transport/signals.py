@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hocket.transport.gathering import Ranks
 
-__all__ = ["Connection", "Event", "Ring", "Wake"]
+__all__ = ["Bells", "Event", "Bell", "Wake"]
 
 
 class Event(ABC):
@@ -36,12 +36,12 @@ class Event(ABC):
         """
 
 
-class Ring(NamedTuple):
+class Bell(NamedTuple):
     """One wake-up by another rank, or by another thread of this one.
 
     Attributes:
         key: as this rank gave it to `Wake.connect`; -1 from this rank's own threads.
-        message: the number that the sender gave to `Connection.ring`.
+        message: the number that the sender gave to `Bells.ring`.
         round: likewise.
     """
 
@@ -50,7 +50,7 @@ class Ring(NamedTuple):
     round: int
 
 
-class Connection:
+class Bells:
     """The way to wake the other ranks of a peer; this one reaches nobody, so that messages must be polled for."""
 
     def reaches(self, rank: int) -> bool:
@@ -85,7 +85,7 @@ class Wake(ABC):
     hears_everything: bool
 
     @abstractmethod
-    def connect(self, peer: Ranks, key: int) -> Connection:
+    def connect(self, peer: Ranks, key: int) -> Bells:
         """Let the peer's other ranks wake this thread, and return the way to wake theirs; collective.
 
         Args:
@@ -98,7 +98,7 @@ class Wake(ABC):
         """Wake the sleeper, from another thread of this rank; never blocks."""
 
     @abstractmethod
-    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+    def wait(self, timeout_s: float | None) -> Sequence[Bell]:
         """Sleep until somebody rings or has rung since the last call, or until `timeout_s` have passed.
 
         Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.api import Array, Peer, sync
 
-__all__ = ["Layout", "RankPart", "Table"]
+__all__ = ["TableLayout", "RankPart", "Table"]
 
 _LINE = 64
 _WORD = 8
@@ -113,7 +113,7 @@ class Table:
         self.holder[0] = -1
 
 
-class Layout:
+class TableLayout:
     """The table, in the first rank's memory, and each rank's part.
 
     Args:

@@ -20,7 +20,7 @@ import numpy as np
 
 from hocket.api import Array, Outcome, Peer, TreeSum, sync, wait_until
 from hocket.errors import PeerLostError
-from hocket_eager.host.layout import Layout, RankPart, Table
+from hocket_eager.host.layout import RankPart, Table, TableLayout
 from hocket_eager.partial_sum import PartialSum
 from hocket_eager.rules import Delivery, QuorumRules, is_handed
 
@@ -45,10 +45,10 @@ def open_shared_sum(
     if peer.size == 1 or not sync.is_available():
         return None
     sums = missed is Delivery.SUM
-    memory = Layout.allocate(peer, numel, dtype, sums)
+    memory = TableLayout.allocate(peer, numel, dtype, sums)
     if memory is None:
         return None
-    layout = Layout(peer.rank, memory, numel, dtype, sums)
+    layout = TableLayout(peer.rank, memory, numel, dtype, sums)
     peer.allgather_bytes(b"")  # everybody has initialised its part
     return SharedSum(peer, name, layout, rules, missed)
 
@@ -64,7 +64,9 @@ class SharedSum(PartialSum):
         missed: the result that a late rank is handed.
     """
 
-    def __init__(self, peer: Peer, name: str, layout: Layout, rules: QuorumRules, missed: Delivery) -> None:
+    def __init__(
+        self, peer: Peer, name: str, layout: TableLayout, rules: QuorumRules, missed: Delivery
+    ) -> None:
         self.name = name
         self._peer = peer
         self._rank, self._size = peer.rank, peer.size

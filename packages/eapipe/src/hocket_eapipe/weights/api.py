@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hocket import Session
 
-__all__ = ["Binding", "Fixed", "StagePart", "Tensors", "Weights", "alias", "copied"]
+__all__ = ["Binding", "NoWeights", "StagePart", "Tensors", "Weights", "alias", "copied"]
 
 #: Tensors by the names that a stage's module has for them.
 Tensors = dict[str, Tensor]
@@ -89,7 +89,7 @@ class Weights(ABC):
         """Continue from the result of `state_dict`."""
 
 
-class Fixed(Weights):
+class NoWeights(Weights):
     """The weights of a stage without trainable parameters."""
 
     def forward(self, batch: int) -> Binding:

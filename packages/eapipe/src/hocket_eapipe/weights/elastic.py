@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket_eapipe.configuration import Buffers
+from hocket_eapipe.configuration import BatchNormStatistics
 from hocket_eapipe.optimizers import Follower
 from hocket_eapipe.schedule import pulls, replica_of
 from hocket_eapipe.weights.api import Binding, StagePart, Tensors, Weights, copied
@@ -45,14 +45,14 @@ class Elastic(Weights):
         replicas: Sequence[Tensors],
         alpha: float,
         period: int,
-        buffers: Buffers,
+        buffers: BatchNormStatistics,
     ) -> None:
         self._part = part
         self._leader = leader
         self._followers = followers
         self._alpha = alpha
         self._period = period
-        self._pulls_buffers = buffers is Buffers.AVERAGED
+        self._pulls_buffers = buffers is BatchNormStatistics.AVERAGED
         self._master = part.parameters()
         self._buffers = dict(part.module.named_buffers())
         self._bindings = [

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from hocket.strategy.strategy import Strategy
 
-__all__ = ["NOTHING", "Candidate", "find_candidates"]
+__all__ = ["NOTHING", "CandidateStrategy", "find_candidates"]
 
 #: The beginning of a recipe's `changes` if it changes nothing in the mathematics.
 NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateStrategy:
     """A strategy to compare.
 
     Attributes:
@@ -81,9 +81,9 @@ class Candidate:
 
 def find_candidates(
     asked: Asked, base: RunConfig, registry: Registry, placement: Placement, model: nn.Module
-) -> tuple[list[Candidate], list[tuple[str, str]]]:
+) -> tuple[list[CandidateStrategy], list[tuple[str, str]]]:
     """Return the strategies to compare, and the names of those left out with the reasons."""
-    found: list[Candidate] = []
+    found: list[CandidateStrategy] = []
     refused = []
     registry.load_installed()
     recipes: list[RunConfig] = []
@@ -97,7 +97,7 @@ def find_candidates(
                 continue
             if not (run.accuracy or asked.all) or not run.strategy.exchanges:
                 continue
-            candidate = Candidate(name, _here(run, asked, base), run.strategy, recipe=run)
+            candidate = CandidateStrategy(name, _here(run, asked, base), run.strategy, recipe=run)
             candidate = _checked(candidate, placement, model)
             if idle := _without_ranks(candidate.strategy, placement):
                 refused.append(
@@ -117,7 +117,9 @@ def find_candidates(
     return found, refused
 
 
-def _own(asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[RunConfig]) -> Candidate | None:
+def _own(
+    asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[RunConfig]
+) -> CandidateStrategy | None:
     """Return the strategy of the user's target, or None if it exchanges nothing.
 
     Raises:
@@ -140,7 +142,7 @@ def _own(asked: Asked, base: RunConfig, registry: Registry, recipes: Sequence[Ru
     if last and run.steps is not None:
         limits = [*dict.fromkeys((0, *reached))]
         start = [((end - begin) / run.steps, run.strategy.at(begin)) for begin, end in pairwise(limits)]
-    return Candidate(
+    return CandidateStrategy(
         f"{name}, from step {last} on" if last else name,
         here,
         strategy,
@@ -181,7 +183,7 @@ def _here(run: RunConfig, asked: Asked, base: RunConfig) -> RunConfig:
     return replace(run, network=base.network)
 
 
-def _checked(candidate: Candidate, placement: Placement, model: nn.Module) -> Candidate:
+def _checked(candidate: CandidateStrategy, placement: Placement, model: nn.Module) -> CandidateStrategy:
     """Return a candidate that works here, if need be with an override.
 
     Raises:

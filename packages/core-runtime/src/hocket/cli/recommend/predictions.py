@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hocket.cli.recommend.candidates import Candidate
+from hocket.cli.recommend.candidates import CandidateStrategy
 from hocket.errors import HocketError
 from hocket.plan.advice import CLOSE, PLAIN, Prediction, predict
 from hocket.strategy.scope import Placement
@@ -38,7 +38,7 @@ class Predictions:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[CandidateStrategy],
         model: nn.Module,
         base: RunConfig,
         step_s: float,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.cli.planning import ASSUMED_OVERLAP, MATRICES, title
-from hocket.cli.recommend.candidates import NOTHING, Candidate
+from hocket.cli.recommend.candidates import NOTHING, CandidateStrategy
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
 from hocket.cli.table import format_bytes, format_seconds, show_table
@@ -56,7 +56,7 @@ def show_table_of(
     delays: Delays | None,
     *,
     packing: bool,
-) -> list[Candidate]:
+) -> list[CandidateStrategy]:
     """Print the table, and return its rows' candidates in its order."""
     times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
     shown = sorted(  # plain allreduce before strategies of the same time in three digits
@@ -130,7 +130,7 @@ def _level(
     return lowest or "never", reached or "never"
 
 
-def _tests(shown: Sequence[Candidate]) -> dict[str, str]:
+def _tests(shown: Sequence[CandidateStrategy]) -> dict[str, str]:
     """Return letters for the tests that measured accuracy, in the order of the table."""
     tests = dict.fromkeys(each.test for each in shown if each.test and not each.loses_nothing)
     return {test: chr(ord("a") + place) for place, test in enumerate(tests)}
@@ -144,7 +144,7 @@ def _fits(delays: Delays, ranks: int) -> bool:
     return True
 
 
-def show_costs(shown: Sequence[Candidate]) -> None:
+def show_costs(shown: Sequence[CandidateStrategy]) -> None:
     print("Changes, and what they cost in accuracy; figures of different tests cannot be compared.\n")
     groups = {
         f"{NOTHING}: the mean of all gradients": [each for each in shown if each.loses_nothing],
@@ -160,7 +160,7 @@ def show_costs(shown: Sequence[Candidate]) -> None:
             say([_cost(each) for each in members], bullet="  - ")
 
 
-def _cost(each: Candidate) -> str:
+def _cost(each: CandidateStrategy) -> str:
     recipe = each.recipe
     if recipe is not None:
         measured = f"; measured: {recipe.accuracy}" if each.test and not each.loses_nothing else ""
@@ -182,7 +182,7 @@ def absent(installed: Sequence[str]) -> list[str]:
 
 
 def assumptions(
-    asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[Candidate]
+    asked: Asked, where: Placement, delays: Delays | None, shown: Sequence[CandidateStrategy]
 ) -> list[str]:
     margin = f"{100 * (CLOSE - 1):.0f} %"
     average = ", as tested where that is given" if any(each.has_start for each in shown) else ""

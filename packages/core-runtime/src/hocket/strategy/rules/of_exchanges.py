@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.collective.api import Ends, Messages
-from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap, Progress
+from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Every, Exchange, Overlap, ProgressMode
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
 from hocket.strategy.scope import World
 
@@ -63,7 +63,7 @@ def period_of_all_ranks(exchange: Exchange) -> Iterator[Refusal]:
 
 def thread_fits_collective(exchange: Exchange) -> Iterator[Refusal]:
     """Requests that the training thread's other waits advance, too, cannot be a progress thread's."""
-    if exchange.progress is Progress.THREAD and not exchange.collective.traits.threadable:
+    if exchange.progress is ProgressMode.THREAD and not exchange.collective.traits.threadable:
         yield refuse(
             exchange,
             "progress",

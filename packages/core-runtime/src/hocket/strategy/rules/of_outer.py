@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hocket.collective.api import Ends, Messages
-from hocket.outer.merge import Add, Blend
+from hocket.outer.merge import AddDisplacement, Blend
 from hocket.segment.partition import Fragments
 from hocket.strategy.exchange import GRADIENTS, PARAMETERS, Buffers, Every, Exchange, Overlap
 from hocket.strategy.rules.refusal import Refusal, refuse, title_of
@@ -21,7 +21,7 @@ def outer_is_of_parameters(exchange: Exchange) -> Iterator[Refusal]:
     given = {
         "outer": exchange.outer is not None,
         "delay": exchange.delay != 0,
-        "merge": exchange.merge != Add(),
+        "merge": exchange.merge != AddDisplacement(),
         "stagger": exchange.stagger,
         "offset": exchange.offset != 0,
         "buffers": exchange.buffers is not Buffers.OWN,

@@ -28,7 +28,7 @@ from hocket.testing.collective.rounds import (
 )
 from hocket.topology.api import Topology
 from hocket.transport.network import Cost, NetworkModel
-from hocket.transport.virtual import World, current_peer
+from hocket.transport.virtual import VirtualWorld, current_peer
 
 __all__ = ["CollectiveConformance"]
 
@@ -96,7 +96,7 @@ class CollectiveConformance(ABC):
         Returns:
             The ranks' return values, by rank: JSON values.
         """
-        return _run_on(World(size, seed=seed), body, *args)
+        return _run_on(VirtualWorld(size, seed=seed), body, *args)
 
     def check(self, size: int, shapes: list[Shape], rounds: int, **others: Any) -> None:
         """Carry out rounds on `size` ranks, and compare their results with `expected`.
@@ -177,7 +177,7 @@ class CollectiveConformance(ABC):
         """
         few, rounds = 1, 2 if self.topology is None else 13
         for size in self._sizes()[::2]:
-            worlds = [World(size) for _ in range(2)]
+            worlds = [VirtualWorld(size) for _ in range(2)]
             for world, num in zip(worlds, (few, rounds), strict=True):
                 _run_on(world, exchange_rounds, self._case([_SHAPE], num).to_json())
             if worlds[1].num_messages:
@@ -189,7 +189,7 @@ class CollectiveConformance(ABC):
         """The predicted time lies between the first rank's end and the last one's, but for polling."""
         case = self._case([_LONG], 1)
         for size in self._sizes()[1:5]:
-            seconds = _run_on(World(size), time_round, case.to_json())
+            seconds = _run_on(VirtualWorld(size), time_round, case.to_json())
             said = self._cost(_LONG, size).seconds
             assert 0.95 * min(seconds) <= said <= 1.05 * max(seconds)
 
@@ -226,7 +226,7 @@ class CollectiveConformance(ABC):
         return sizes[number % len(sizes)]
 
 
-def _run_on(world: World, body: Callable[..., Any], *args: Any) -> list[Any]:
+def _run_on(world: VirtualWorld, body: Callable[..., Any], *args: Any) -> list[Any]:
     def enter() -> Any:
         peer = current_peer()
         assert peer is not None

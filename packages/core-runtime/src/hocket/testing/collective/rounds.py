@@ -17,7 +17,7 @@ from hocket.collective.api import Channel, Outcome
 from hocket.config.source import load_document
 from hocket.plugin import default_registry
 from hocket.progress import InlineProgress, ProgressEngine, ThreadProgress
-from hocket.segment.partition import Model, Span, named_spans, partition
+from hocket.segment.partition import Model, ParameterSpan, named_spans, partition
 from hocket.segment.segment import Segment, allocate
 from hocket.segment.shape import SegmentShape, wire_dtype
 from hocket.strategy.compose import read_slot
@@ -118,7 +118,7 @@ def exchange_rounds(peer: Peer, plain: Mapping[str, Any]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class _Sizes(SegmentShape):
-    spans: tuple[Span, ...]
+    spans: tuple[ParameterSpan, ...]
     trailer_numel: int
 
 

@@ -13,7 +13,7 @@ from hocket.transport.gathering import Ranks
 from hocket.transport.lane import Lane
 from hocket.transport.peer import Peer
 from hocket.transport.request import Request
-from hocket.transport.signals import Connection, Event, Ring, Wake
+from hocket.transport.signals import Bell, Bells, Event, Wake
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.wrapper import WrapperPeer
@@ -127,13 +127,13 @@ class _FaultyWake(Wake):
         self.hears_everything = held.hears_everything
         self._held = held
 
-    def connect(self, peer: Ranks, key: int) -> Connection:
-        return Connection()
+    def connect(self, peer: Ranks, key: int) -> Bells:
+        return Bells()
 
     def ring(self) -> None:
         self._held.ring()
 
-    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+    def wait(self, timeout_s: float | None) -> Sequence[Bell]:
         return self._held.wait(timeout_s)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hocket.errors import TransportError
 from hocket.transport.host.marks import READY, WORKED, Marks
-from hocket.transport.host.peer import Operation, ProcessLane
+from hocket.transport.host.peer import PendingCall, ProcessLane
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
 __all__ = ["HostOperation", "HostLane"]
@@ -71,7 +71,7 @@ class HostLane:
         return exchange
 
 
-class HostOperation(Operation):
+class HostOperation(PendingCall):
     """One exchange; every `advance` does what can be done. See `HostLane.start`."""
 
     _yields = True

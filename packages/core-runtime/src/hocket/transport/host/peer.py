@@ -23,7 +23,7 @@ from hocket.transport.request import RANKS_DIVERGED, Request
 from hocket.transport.status import WaitSite, number_ranks
 from hocket.transport.waiting import WaitsInARow, back_off_s, never, poll_briefly, wait
 
-__all__ = ["STUCK_AFTER_S", "HostPeer", "Operation", "ProcessLane"]
+__all__ = ["STUCK_AFTER_S", "HostPeer", "PendingCall", "ProcessLane"]
 
 #: Ranks that wait elsewhere, so long and while nobody computes, in seconds, do not come.
 STUCK_AFTER_S = 5.0
@@ -125,7 +125,7 @@ class HostPeer(Peer):
         time.sleep(seconds)
 
     @abstractmethod
-    def _gather_words(self, own: Array, everyones: Array, what: str) -> Operation:
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> PendingCall:
         """Bring every rank's `own` [n] to everyone's `everyones` [size, n], uint8, under the name `what`.
 
         There are two ranks or more.
@@ -191,7 +191,7 @@ class ProcessLane(Lane):
         self.last_wait_s = 0.0
 
 
-class Operation(Request):
+class PendingCall(Request):
     """An operation on a lane, and how it is waited for.
 
     Args:

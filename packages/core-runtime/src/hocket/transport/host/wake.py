@@ -18,11 +18,11 @@ from pathlib import Path
 
 from hocket.transport.gathering import Ranks, gather
 from hocket.transport.host.descriptors import Descriptor
-from hocket.transport.signals import Connection, Ring, Wake
+from hocket.transport.signals import Bell, Bells, Wake
 
 __all__ = ["HostWake"]
 
-# As in `Ring`. Writes of fewer than 4,096 bytes, PIPE_BUF, are never torn apart.
+# As in `Bell`. Writes of fewer than 4,096 bytes, PIPE_BUF, are never torn apart.
 _RING = struct.Struct("=iiq")
 _OWN = _RING.pack(-1, 0, 0)
 # poll(2) counts in milliseconds; shorter sleeps do not listen.
@@ -43,7 +43,7 @@ class HostWake(Wake):
         # All that the pipe holds: a read cuts no ring in two.
         self._pipe_bytes = fcntl.fcntl(self._reading, fcntl.F_GETPIPE_SZ)
 
-    def connect(self, peer: Ranks, key: int) -> Connection:
+    def connect(self, peer: Ranks, key: int) -> Bells:
         host = _host()
         told = gather(peer, [host, Descriptor.of(self._writing), key])
         pipes: dict[int, tuple[int, int]] = {}
@@ -59,14 +59,14 @@ class HostWake(Wake):
     def ring(self) -> None:
         _write(self._writing, _OWN)  # into a full pipe there is no need: the sleeper wakes
 
-    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+    def wait(self, timeout_s: float | None) -> Sequence[Bell]:
         if timeout_s is not None:
             if 0 < timeout_s < _POLL_RESOLUTION_S:
                 time.sleep(timeout_s)
                 timeout_s = 0
             if not self._poll.poll(timeout_s * 1e3):
                 return ()
-        return [Ring._make(ring) for ring in _RING.iter_unpack(os.read(self._reading, self._pipe_bytes))]
+        return [Bell._make(ring) for ring in _RING.iter_unpack(os.read(self._reading, self._pipe_bytes))]
 
     def close(self) -> None:
         for descriptor in (self._reading, self._writing, *self._others.values()):
@@ -81,7 +81,7 @@ class HostWake(Wake):
         return self._others.get(pipe.what)
 
 
-class _HostConnection(Connection):
+class _HostConnection(Bells):
     """Pipes to the other ranks of a peer.
 
     Args:

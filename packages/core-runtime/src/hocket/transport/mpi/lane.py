@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hocket.arrays import Array, as_bytes, is_same_memory
 from hocket.errors import TransportError
 from hocket.transport.gathering import check_gathering, gathered
-from hocket.transport.host import HostPeer, Operation, ProcessLane, open_host_collectives
+from hocket.transport.host import HostPeer, PendingCall, ProcessLane, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.mpi.pieces import cut, cut_message, fits, together
 from hocket.transport.mpi.request import CallOrder, MPIRequest
@@ -96,7 +96,7 @@ class MPILane(ProcessLane):
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         check_gathering(f"rank {self.peer.world_rank}: {self.name}", send, receive, self.size)
-        return GatherRequest(self, self._comm, send, receive)
+        return AllgathervRequest(self, self._comm, send, receive)
 
     def ibarrier(self) -> Request:
         return self._in_order(self._comm.Ibarrier, "barrier")
@@ -126,7 +126,7 @@ class MPILane(ProcessLane):
         return together(call(*pieces) for pieces in zip(*map(cut, buffers), strict=True))
 
 
-class GatherRequest(Operation):
+class AllgathervRequest(PendingCall):
     """Every rank's message, of lengths that differ: MPI's Iallgather of the lengths, then Iallgatherv of the bytes.
 
     Where these are too many for it each rank broadcasts its own.

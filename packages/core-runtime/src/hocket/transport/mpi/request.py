@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import check_no_fork, is_fork
-from hocket.transport.host import Operation, ProcessLane
+from hocket.transport.host import PendingCall, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
 
 __all__ = ["CallOrder", "MPIRequest", "begun"]
@@ -62,7 +62,7 @@ def begun(lane: ProcessLane, what: str, call: Callable[[], Any]) -> Any:
         raise lane.peer.status.failures.explain(where, error) from error
 
 
-class MPIRequest(Operation):
+class MPIRequest(PendingCall):
     """One non-blocking MPI operation; keeps its buffers alive.
 
     Args:

@@ -32,7 +32,7 @@ from hocket.transport.meeting.store import StoreRanks
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["Acceptor", "Meeting", "Place", "connect_all"]
+__all__ = ["Acceptor", "Handshake", "ListeningAddress", "connect_all"]
 
 _HELLO = struct.Struct("<8sii32s")
 _MAGIC = b"hocket 1"
@@ -49,7 +49,7 @@ _SILENT_S, _ASKING_S, _QUESTIONS = 30, 10, 3
 _UNACKNOWLEDGED_MS = 60_000
 
 
-class Place(NamedTuple):
+class ListeningAddress(NamedTuple):
     """Where a rank listens; JSON.
 
     Attributes:
@@ -78,9 +78,9 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
         near = is_near(route)
         addresses = host_addresses() if near else list(dict.fromkeys([route[0], *host_addresses()]))
         port, token = listener.getsockname()[1], secrets.token_hex(_PROOF_BYTES)
-        told = ranks.gather(Place(network_host(), near, addresses, port, token))
-        places = [Place(*place) for place in told]
-        meeting = Meeting(rendezvous, bytes.fromhex(places[0].token))
+        told = ranks.gather(ListeningAddress(network_host(), near, addresses, port, token))
+        places = [ListeningAddress(*place) for place in told]
+        meeting = Handshake(rendezvous, bytes.fromhex(places[0].token))
         with Acceptor(meeting, listener) as acceptor:
             sockets = {rank: meeting.reach(rank, places) for rank in range(rendezvous.rank)}
             sockets |= acceptor.wait()
@@ -89,7 +89,7 @@ def connect_all(ranks: StoreRanks, rendezvous: Rendezvous) -> dict[int, socket.s
     return sockets
 
 
-class Meeting:
+class Handshake:
     """What both ends of a connection say.
 
     Args:
@@ -107,7 +107,7 @@ class Meeting:
         """Return what only a rank of the job can say, and only to this one."""
         return hmac.digest(self.token, f"{source} {what} {target}".encode(), hashlib.sha256)
 
-    def reach(self, rank: int, places: Sequence[Place]) -> socket.socket:
+    def reach(self, rank: int, places: Sequence[ListeningAddress]) -> socket.socket:
         """Return a connection to `rank`, by the first of its addresses that answers as it should."""
         place, failures = places[rank], {}
         while True:
@@ -132,7 +132,7 @@ class Meeting:
             f"rank {self.rank} cannot {what}: {error.strerror} in this process: let it open more, by `ulimit -n`"
         )
 
-    def _addresses(self, place: Place, own_host: str) -> list[Address]:
+    def _addresses(self, place: ListeningAddress, own_host: str) -> list[Address]:
         if place.host == own_host:
             return ["127.0.0.1", "::1", *place.addresses]
         return [self.rendezvous.host, *place.addresses] if place.near_store else list(place.addresses)
@@ -175,7 +175,7 @@ class Acceptor:
         listener: the socket that they connect to.
     """
 
-    def __init__(self, meeting: Meeting, listener: socket.socket) -> None:
+    def __init__(self, meeting: Handshake, listener: socket.socket) -> None:
         self._meeting = meeting
         self._listener = listener
         self._sockets: dict[int, socket.socket] = {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.arrays import Array
 
-__all__ = ["Connection", "Frame", "Kind"]
+__all__ = ["Connection", "Frame", "FrameKind"]
 
 _HEADER = struct.Struct("<QqQIi")
 # Small messages and headers are read together.
@@ -25,7 +25,7 @@ _DIRECT_BYTES = 1 << 13
 _TURN_BYTES = 1 << 20
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says."""
 
     MESSAGE = 0
@@ -52,10 +52,10 @@ class Frame(NamedTuple):
     round: int
     nbytes: int
     call: int
-    kind: Kind = Kind.MESSAGE
+    kind: FrameKind = FrameKind.MESSAGE
 
 
-class _Sending:
+class _OutgoingFrame:
     __slots__ = ("parts", "sent")
 
     def __init__(self, parts: list[memoryview], sent: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ class Connection:
         self.events = 1
         self.lost = self.left = self.closed = False
         self._socket = held
-        self._outgoing: deque[_Sending] = deque()
+        self._outgoing: deque[_OutgoingFrame] = deque()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0  # of what is in the buffer
         self.target: Array = np.empty(0, np.uint8)
@@ -113,7 +113,7 @@ class Connection:
             return False
         if not self._outgoing and self._write(parts):
             return True
-        self._outgoing.append(_Sending(parts, sent))
+        self._outgoing.append(_OutgoingFrame(parts, sent))
         return False
 
     def flush(self) -> bool:
@@ -162,7 +162,7 @@ class Connection:
         """Return the header that has come."""
         space, round, nbytes, call, kind = _HEADER.unpack_from(self._buffer, self._begin)
         self._begin += _HEADER.size
-        return Frame(space, round, nbytes, call, Kind(kind))
+        return Frame(space, round, nbytes, call, FrameKind(kind))
 
     def receive(self) -> bool:
         """Read what is there, or a good part; return whether what is expected has come whole."""

@@ -24,7 +24,7 @@ from hocket.transport.host import HostPeer, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.request import Finished, Request
 from hocket.transport.tcp.request import (
-    Collective,
+    CollectiveCall,
     GatherRequest,
     Program,
     ReceiveRequest,
@@ -152,7 +152,7 @@ class TcpLane(WireLane):
             self._programs[known] = program
         if keeps:
             np.copyto(program.data, data)
-        return Collective(self, what, program, next(self._rounds), other)
+        return CollectiveCall(self, what, program, next(self._rounds), other)
 
 
 def _word(call: str) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.errors import TransportError
 from hocket.transport.forks import note_rank
-from hocket.transport.host import Failures, HostPeer, Operation, StatusBoard
+from hocket.transport.host import Failures, HostPeer, PendingCall, StatusBoard
 from hocket.transport.host.endings import Endings, announce
 from hocket.transport.lane import Lane
 from hocket.transport.meeting.attempt import join_attempt
@@ -26,7 +26,7 @@ from hocket.transport.peer import Peer
 from hocket.transport.progress import Progress
 from hocket.transport.request import FunctionRequest, Request
 from hocket.transport.tcp.connecting import connect_all
-from hocket.transport.tcp.connection import Kind
+from hocket.transport.tcp.connection import FrameKind
 from hocket.transport.tcp.lane import TcpLane
 from hocket.transport.tcp.wire import Wire
 from hocket.transport.waiting import CHECK_EVERY_S
@@ -123,7 +123,7 @@ class TcpPeer(HostPeer):
 
         return open_on_device(self, device)
 
-    def _gather_words(self, own: Array, everyones: Array, what: str) -> Operation:
+    def _gather_words(self, own: Array, everyones: Array, what: str) -> PendingCall:
         return self._control.gather_rows(own, everyones, what)
 
     def leave(self, where: str) -> Request:
@@ -136,7 +136,7 @@ class TcpPeer(HostPeer):
             if self.wire.lost:
                 raise self.status.failures.lost(where, self.wire.lost)
             if not told and barrier.done() and not self.wire.busy:
-                self.wire.say(Kind.LEFT)
+                self.wire.say(FrameKind.LEFT)
                 told = True
             # A connection that is closed with words unread takes along what this rank has said last.
             return told and self.wire.all_left
@@ -153,7 +153,7 @@ class TcpPeer(HostPeer):
         if message:
             self._let_others_speak()
         announce(message, code)
-        self.wire.say(Kind.ENDED, code)
+        self.wire.say(FrameKind.ENDED, code)
         os._exit(code)
 
     def _let_others_speak(self) -> None:

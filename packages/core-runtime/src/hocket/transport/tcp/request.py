@@ -12,13 +12,13 @@ from hocket.schedule.firing import Firing
 from hocket.schedule.operations import Add, Receive, Send
 from hocket.schedule.schedule import Schedule
 from hocket.transport.gathering import gathered
-from hocket.transport.host import HostPeer, Operation, ProcessLane
+from hocket.transport.host import HostPeer, PendingCall, ProcessLane
 from hocket.transport.request import RANKS_DIVERGED
-from hocket.transport.tcp.connection import Frame, Kind
+from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
-__all__ = ["Collective", "GatherRequest", "Program", "ReceiveRequest", "SendRequest", "WireLane"]
+__all__ = ["CollectiveCall", "GatherRequest", "Program", "ReceiveRequest", "SendRequest", "WireLane"]
 
 
 # The messages of one collective are numbered below this.
@@ -44,7 +44,7 @@ class WireLane(ProcessLane):
         return Key(self._calls, self.peer.world_rank_of(rank), round * _TAGS + tag)
 
 
-class TcpOperation(Operation):
+class TcpOperation(PendingCall):
     """An operation that the wire carries on, whoever looks at it."""
 
     __slots__ = ("_error", "_finished")
@@ -238,7 +238,7 @@ class Program:
         self.in_use = False
 
 
-class Collective(TcpOperation):
+class CollectiveCall(TcpOperation):
     """One execution of a program.
 
     Args:
@@ -277,7 +277,7 @@ class Collective(TcpOperation):
         for i, operation in enumerate(program.operations):
             if isinstance(operation, Send) and (i in program.firing.queue or i not in program.firing.fired):
                 key = lane.call_key(operation.to, self._round, operation.tag)
-                lane.wire.send(key, _NOTHING, program.call, _ignore, Kind.GIVEN_UP)
+                lane.wire.send(key, _NOTHING, program.call, _ignore, FrameKind.GIVEN_UP)
 
     def _go_on(self) -> None:
         """Perform what has fired. What ends meanwhile is performed by the call that is at it."""
@@ -304,7 +304,7 @@ class Collective(TcpOperation):
                 key = lane.call_key(to, self._round, tag)
                 return lane.wire.send(key, as_bytes(data), self._program.call, partial(self.finish_part, i))
             case Receive(data=data, source=source, tag=tag) if data is not None:
-                part = _Part(self, i, as_bytes(data), source, self._program.call)
+                part = _MessageReceive(self, i, as_bytes(data), source, self._program.call)
                 lane.wire.post(lane.call_key(source, self._round, tag), part)
                 return False
             case Add(total=total, addend=addend):
@@ -313,12 +313,12 @@ class Collective(TcpOperation):
         return True
 
 
-class _Part:
+class _MessageReceive:
     """The receive of one message of a collective."""
 
     __slots__ = ("_call", "_collective", "_data", "_number", "_source")
 
-    def __init__(self, collective: Collective, number: int, data: Array, source: int, call: int) -> None:
+    def __init__(self, collective: CollectiveCall, number: int, data: Array, source: int, call: int) -> None:
         self._collective, self._number, self._data = collective, number, data
         self._source, self._call = source, call
 
@@ -326,7 +326,7 @@ class _Part:
         collective = self._collective
         if frame.call != self._call:
             collective.fail_part(another_call(collective._lane, self._source))
-        elif frame.kind is Kind.GIVEN_UP:
+        elif frame.kind is FrameKind.GIVEN_UP:
             rank = collective._lane.peer.world_rank_of(self._source)
             collective.fail_part(f"rank {rank} has failed in this call")
         # What comes for a call that has failed goes nowhere.

@@ -21,7 +21,7 @@ import numpy as np
 
 from hocket.arrays import Array
 from hocket.transport.forks import is_fork
-from hocket.transport.tcp.connection import Connection, Frame, Kind
+from hocket.transport.tcp.connection import Connection, Frame, FrameKind
 
 __all__ = ["Key", "Receiver", "Wire"]
 
@@ -54,7 +54,7 @@ class Receiver(Protocol):
         """Take note that the message is there."""
 
 
-class _Kept(NamedTuple):
+class _UnexpectedMessage(NamedTuple):
     """A message that nobody has posted a receive for."""
 
     frame: Frame
@@ -100,7 +100,7 @@ class Wire:
         self._by_number = {connection.number: connection for connection in self._connections.values()}
         self._arriving: dict[int, _Arriving] = {}
         self._posted: dict[Key, deque[Receiver]] = defaultdict(deque)
-        self._kept: dict[Key, deque[_Kept]] = defaultdict(deque)
+        self._kept: dict[Key, deque[_UnexpectedMessage]] = defaultdict(deque)
         self._closed: set[int] = set()
         self._moving = False
         self._sleepers = 0
@@ -115,7 +115,7 @@ class Wire:
     # ------------------------------------------------------------------------------------------------ sending
 
     def send(
-        self, key: Key, data: Array, call: int, sent: Callable[[], None], kind: Kind = Kind.MESSAGE
+        self, key: Key, data: Array, call: int, sent: Callable[[], None], kind: FrameKind = FrameKind.MESSAGE
     ) -> bool:
         """Send a message, as far as it goes at once.
 
@@ -188,7 +188,7 @@ class Wire:
             for key in [key for key in self._kept if key.space in spaces]:
                 del self._kept[key]
 
-    def _hand_over(self, message: _Kept, receiver: Receiver) -> None:
+    def _hand_over(self, message: _UnexpectedMessage, receiver: Receiver) -> None:
         place = receiver.place(message.frame)
         if place is not None:
             place[:] = message.data
@@ -206,9 +206,9 @@ class Wire:
     def _keep(self, key: Key, frame: Frame, data: Array) -> None:
         posted = self._take_posted(key)
         if posted is not None:
-            self._hand_over(_Kept(frame, data), posted)
+            self._hand_over(_UnexpectedMessage(frame, data), posted)
         elif key.space not in self._closed:
-            self._kept[key].append(_Kept(frame, data))
+            self._kept[key].append(_UnexpectedMessage(frame, data))
 
     def _take_posted(self, key: Key) -> Receiver | None:
         posted = self._posted.get(key)
@@ -288,11 +288,11 @@ class Wire:
         self._ring()
 
     def _begin(self, connection: Connection, frame: Frame) -> None:
-        if frame.kind is Kind.LEFT:
+        if frame.kind is FrameKind.LEFT:
             connection.left = True
             connection.expect_header()
             return
-        if frame.kind is Kind.ENDED:
+        if frame.kind is FrameKind.ENDED:
             self._ended(frame.round)
         key = Key(frame.space, connection.rank, frame.round)
         receiver = self._take_posted(key)
@@ -324,7 +324,7 @@ class Wire:
         """Whether all other ranks have said that they leave."""
         return all(connection.left for connection in self._connections.values())
 
-    def say(self, kind: Kind, number: int = 0) -> None:
+    def say(self, kind: FrameKind, number: int = 0) -> None:
         """Tell all other ranks that this one leaves, or with which exit status it ends the job."""
         end_s = time.monotonic() + _SAYING_S
         with self.lock:

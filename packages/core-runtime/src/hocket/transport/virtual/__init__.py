@@ -5,6 +5,6 @@ For tests that are fast and repeatable, for faults on demand, and for what-if ti
 
 from hocket.transport.network import NetworkModel
 from hocket.transport.virtual.peer import VirtualPeer
-from hocket.transport.virtual.world import World, current_peer
+from hocket.transport.virtual.world import VirtualWorld, current_peer
 
-__all__ = ["NetworkModel", "VirtualPeer", "World", "current_peer"]
+__all__ = ["NetworkModel", "VirtualPeer", "VirtualWorld", "current_peer"]

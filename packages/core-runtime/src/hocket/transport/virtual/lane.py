@@ -13,7 +13,7 @@ from hocket.transport.lane import Lane
 from hocket.transport.reduction import tree_sum
 from hocket.transport.request import Request
 from hocket.transport.virtual.mailbox import Mailbox, flat_bytes
-from hocket.transport.virtual.rendezvous import Call, Rendezvous
+from hocket.transport.virtual.rendezvous import Call, VirtualRendezvous
 from hocket.transport.virtual.request import Station, VirtualRequest
 
 __all__ = ["LaneState", "VirtualLane"]
@@ -35,7 +35,7 @@ class LaneState:
         self.name = name
         self.ranks = ranks
         self.mailboxes = [Mailbox(rank, name) for rank in ranks]
-        self.rendezvous = Rendezvous(f"lane {name!r}", ranks, uses_links=True)
+        self.rendezvous = VirtualRendezvous(f"lane {name!r}", ranks, uses_links=True)
 
 
 class VirtualLane(Lane):

@@ -13,9 +13,9 @@ from hocket.transport.request import Request
 from hocket.transport.status import Status
 from hocket.transport.threads import Threads
 from hocket.transport.virtual.lane import LaneState, VirtualLane
-from hocket.transport.virtual.rendezvous import Call, Rendezvous, name_ranks
+from hocket.transport.virtual.rendezvous import Call, VirtualRendezvous, name_ranks
 from hocket.transport.virtual.request import Attendance, Station, VirtualEvent, VirtualRequest, VirtualWake
-from hocket.transport.virtual.timeline import State, Task
+from hocket.transport.virtual.timeline import ScheduledThread, ThreadState
 
 __all__ = ["GroupState", "VirtualPeer"]
 
@@ -31,7 +31,7 @@ class GroupState:
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
-        self.rendezvous = Rendezvous(f"group of {name_ranks(ranks)}", ranks, uses_links=False)
+        self.rendezvous = VirtualRendezvous(f"group of {name_ranks(ranks)}", ranks, uses_links=False)
         self.sessions: dict[int, GroupState] = defaultdict(lambda: GroupState(ranks))
         self.attendance = Attendance()
 
@@ -185,7 +185,7 @@ class _Threads(Threads):
     def __init__(self, peer: VirtualPeer, station: Station) -> None:
         super().__init__(peer)
         self._station = station
-        self._tasks: list[Task] = []
+        self._tasks: list[ScheduledThread] = []
 
     def spawn(self, name: str, call: Callable[[], Any], stop: Callable[[], None] | None = None) -> Request:
         """Run `call()` in another task of this rank, in virtual time beside the caller.
@@ -217,7 +217,7 @@ class _Threads(Threads):
         return VirtualWake(self._station)
 
     def check_ended(self) -> None:
-        running = [str(task) for task in self._tasks if task.state is not State.ENDED]
+        running = [str(task) for task in self._tasks if task.state is not ThreadState.ENDED]
         if running:
             raise TransportError(f"the peer was closed before {'; '.join(running)}")
 

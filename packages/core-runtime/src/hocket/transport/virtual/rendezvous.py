@@ -10,7 +10,7 @@ from hocket.errors import TransportError
 from hocket.transport.request import RANKS_DIVERGED
 from hocket.transport.virtual.request import Station, VirtualRequest
 
-__all__ = ["Call", "Rendezvous", "name_ranks"]
+__all__ = ["Call", "VirtualRendezvous", "name_ranks"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Call:
 
 
 @dataclass
-class _Meeting:
+class _CallsOfRound:
     calls: dict[int, Call] = field(default_factory=dict)
     requests: dict[int, VirtualRequest] = field(default_factory=dict)
 
 
-class Rendezvous:
+class VirtualRendezvous:
     """The collectives of one lane, or of a peer itself.
 
     Args:
@@ -55,7 +55,7 @@ class Rendezvous:
         self._ranks = ranks
         self._uses_links = uses_links
         self._num_calls = [0] * len(ranks)
-        self._meetings: dict[int, _Meeting] = {}
+        self._meetings: dict[int, _CallsOfRound] = {}
 
     def join(self, station: Station, rank: int, timeout_s: float, call: Call) -> VirtualRequest:
         """Take part, as the group's `rank`, in this rank's next collective here.
@@ -65,7 +65,7 @@ class Rendezvous:
         station.scheduler.running(station.rank)
         number = self._num_calls[rank]
         self._num_calls[rank] += 1
-        meeting = self._meetings.setdefault(number, _Meeting())
+        meeting = self._meetings.setdefault(number, _CallsOfRound())
 
         def describe() -> str:
             missing = [self._ranks[other] for other in range(len(self._ranks)) if other not in meeting.calls]
@@ -78,7 +78,7 @@ class Rendezvous:
             self._hold(meeting, station)
         return request
 
-    def _hold(self, meeting: _Meeting, station: Station) -> None:
+    def _hold(self, meeting: _CallsOfRound, station: Station) -> None:
         """Finish the meeting that `station`'s rank has completed."""
         calls = [meeting.calls[rank] for rank in range(len(self._ranks))]
         if len({call.what for call in calls}) > 1:
@@ -102,7 +102,7 @@ class Rendezvous:
             timeline = station.scheduler.timeline
             timeline.call_at(timeline.now_s + seconds, conclude)
 
-    def _fail(self, meeting: _Meeting, message: str) -> None:
+    def _fail(self, meeting: _CallsOfRound, message: str) -> None:
         for request in meeting.requests.values():
             request.fail(message)
 

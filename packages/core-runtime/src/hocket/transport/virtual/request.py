@@ -12,10 +12,10 @@ from hocket.errors import DeadlockError, ExchangeTimeoutError, SessionLeftError,
 from hocket.transport.gathering import Ranks
 from hocket.transport.network import NetworkModel
 from hocket.transport.request import Request
-from hocket.transport.signals import Connection, Event, Ring, Wake
+from hocket.transport.signals import Bell, Bells, Event, Wake
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
-from hocket.transport.virtual.timeline import Signal, Task
+from hocket.transport.virtual.timeline import ScheduledThread, Signal
 
 __all__ = ["Attendance", "Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
 
@@ -33,7 +33,7 @@ class Attendance:
 
     def __init__(self) -> None:
         self.left = ""
-        self._waiting: list[Task] = []
+        self._waiting: list[ScheduledThread] = []
 
     def leave(self, scheduler: Scheduler, told: str) -> None:
         """Have the others hear, a little later, that a rank has left."""
@@ -48,12 +48,12 @@ class Attendance:
 
         timeline.call_at(timeline.now_s + _HEARD_AFTER_S, hear)
 
-    def error(self, task: Task) -> SessionLeftError:
+    def error(self, task: ScheduledThread) -> SessionLeftError:
         """Return what a task that waits raises."""
         return SessionLeftError(f"{task} waits in the session, but {self.left}")
 
     @contextmanager
-    def waiting(self, task: Task) -> Iterator[None]:
+    def waiting(self, task: ScheduledThread) -> Iterator[None]:
         """Surround a wait of a task, which ends with an error once a rank has left."""
         if task.name != _TRAINING:
             yield  # the engine's own thread: it ends when the training thread says so
@@ -195,14 +195,14 @@ class VirtualWake(Wake):
         self._signal = Signal()
         station.wakes.append(self)
 
-    def connect(self, peer: Ranks, key: int) -> Connection:
-        return Connection()  # messages wake their receiver when they arrive
+    def connect(self, peer: Ranks, key: int) -> Bells:
+        return Bells()  # messages wake their receiver when they arrive
 
     def ring(self) -> None:
         if not self._signal.is_set:
             self._station.scheduler.timeline.fire(self._signal)
 
-    def wait(self, timeout_s: float | None) -> Sequence[Ring]:
+    def wait(self, timeout_s: float | None) -> Sequence[Bell]:
         scheduler, rank = self._station.scheduler, self._station.rank
         if not self._signal.is_set and timeout_s != 0:
             try:

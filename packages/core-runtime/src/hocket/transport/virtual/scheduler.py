@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from hocket import randomness
 from hocket.errors import PeerLostError, RankKilledError, TransportError
 from hocket.randomness import RandomState
-from hocket.transport.virtual.timeline import Signal, State, Task, Timeline
+from hocket.transport.virtual.timeline import ScheduledThread, Signal, ThreadState, Timeline
 
 __all__ = ["Scheduler"]
 
@@ -52,7 +52,7 @@ class Scheduler:
         self.culprit = ""
         self.killed: list[int] = []
         self._threads: list[threading.Thread] = []
-        self._running: Task | None = None
+        self._running: ScheduledThread | None = None
         self._ending: Callable[[], TransportError] | None = None
         self._random_states = _RandomStates()
         self._all_ended = threading.Event()
@@ -79,9 +79,9 @@ class Scheduler:
                     _see_out(thread)
             self._random_states.leave()
 
-    def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> Task:
+    def spawn(self, rank: int, name: str, call: Callable[[], Any]) -> ScheduledThread:
         """Add a task that is due now and runs `call()` in a thread, within a copy of the caller's context."""
-        task = Task(rank, name, call)
+        task = ScheduledThread(rank, name, call)
         live = contextvars.copy_context().run
         thread = threading.Thread(target=live, args=(self._live, task), name=f"virtual {task}", daemon=True)
         self._threads.append(thread)
@@ -92,7 +92,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------- from the task that holds the token
 
-    def running(self, rank: int) -> Task:
+    def running(self, rank: int) -> ScheduledThread:
         """Return the task that holds the token.
 
         Raises:
@@ -199,35 +199,35 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------- the token
 
-    def _sleep(self, task: Task, seconds: float) -> None:
+    def _sleep(self, task: ScheduledThread, seconds: float) -> None:
         if not self.timeline.pass_alone(seconds):
             self.timeline.make_ready(task, self.timeline.now_s + seconds)
             self._switch(task)
 
-    def _switch(self, task: Task) -> None:
+    def _switch(self, task: ScheduledThread) -> None:
         """Hand the token on and come back when it is `task`'s turn."""
         following = self._next_task()
         if following is task:
-            task.state = State.RUNNING
+            task.state = ThreadState.RUNNING
         else:
             self._hand_over(following)
             task.token.acquire()
         self._raise_pending(task)
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: ScheduledThread) -> None:
         self._random_states.enter(task.rank)
-        task.state = State.RUNNING
+        task.state = ThreadState.RUNNING
         self._running = task
         task.token.release()
 
-    def _raise_pending(self, task: Task) -> None:
+    def _raise_pending(self, task: ScheduledThread) -> None:
         error, task.error = task.error, None
         if error is not None:
             raise error
         if self._ending is not None:
             raise self._ending()
 
-    def _live(self, task: Task) -> None:
+    def _live(self, task: ScheduledThread) -> None:
         """Run a task's function, then hand the token on for the last time."""
         task.token.acquire()
         try:
@@ -236,10 +236,10 @@ class Scheduler:
         except BaseException as error:
             if task.rank not in self.killed:
                 self._fail(str(task), error)
-        task.state = State.ENDED
+        task.state = ThreadState.ENDED
         self._running = None
         self.timeline.note_change()
-        if all(other.state is State.ENDED for other in self.timeline.tasks):
+        if all(other.state is ThreadState.ENDED for other in self.timeline.tasks):
             self._all_ended.set()
         else:
             self._hand_over(self._next_task())
@@ -250,13 +250,13 @@ class Scheduler:
         cause = f"{culprit} ended with {type(error).__name__}: {error}"
         self.end(lambda: PeerLostError(cause))
 
-    def _next_task(self) -> Task:
+    def _next_task(self) -> ScheduledThread:
         """Run the events that come first and return the task whose turn it is then."""
         while True:
             if self._ending is not None:
                 self.timeline.wake_blocked()
             following = self.timeline.advance()
-            if isinstance(following, Task):
+            if isinstance(following, ScheduledThread):
                 return following
             try:
                 following()

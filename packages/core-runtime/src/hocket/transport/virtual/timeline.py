@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.errors import DeadlockError, ExchangeTimeoutError
 
-__all__ = ["Event", "Signal", "State", "Task", "Timeline"]
+__all__ = ["Event", "Signal", "ThreadState", "ScheduledThread", "Timeline"]
 
 Event = Callable[[], None]
 
@@ -26,7 +26,7 @@ _EVENT_PRIORITY = -1.0
 _IDLE_POLLS_PER_TASK = 20_000
 
 
-class State(enum.Enum):
+class ThreadState(enum.Enum):
     """What a task is doing, as reports say it."""
 
     READY = "is ready to run"
@@ -43,10 +43,10 @@ class Signal:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.waiting: list[Task] = []
+        self.waiting: list[ScheduledThread] = []
 
 
-class Task:
+class ScheduledThread:
     """A thread that runs while it holds the token.
 
     Attributes:
@@ -73,7 +73,7 @@ class Task:
         self.note = ""
         self.token = threading.Lock()
         self.token.acquire()
-        self.state = State.READY
+        self.state = ThreadState.READY
         self.awaited: Signal | None = None
         self.describe_awaited: Callable[[], str] | None = None
         self.since_s = 0.0
@@ -89,7 +89,7 @@ class Task:
     @property
     def is_blocked(self) -> bool:
         """Whether only others can make it go on."""
-        return self.state in (State.WAITING, State.POLLING)
+        return self.state in (ThreadState.WAITING, ThreadState.POLLING)
 
     def __str__(self) -> str:
         return f"rank {self.rank} [{self.name}]" + (f" ({self.note})" if self.note else "")
@@ -111,7 +111,7 @@ class _Agenda:
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed).random
         self._order = itertools.count()
-        self._heap: list[tuple[float, float, int, Task | Event]] = []
+        self._heap: list[tuple[float, float, int, ScheduledThread | Event]] = []
 
     @property
     def next_due_s(self) -> float:
@@ -121,10 +121,10 @@ class _Agenda:
     def add_event(self, due_s: float, event: Event) -> None:
         heapq.heappush(self._heap, (due_s, _EVENT_PRIORITY, next(self._order), event))
 
-    def add_task(self, due_s: float, task: Task) -> None:
+    def add_task(self, due_s: float, task: ScheduledThread) -> None:
         heapq.heappush(self._heap, (due_s, self._draw(), next(self._order), task))
 
-    def pop(self) -> tuple[float, Task | Event]:
+    def pop(self) -> tuple[float, ScheduledThread | Event]:
         """Remove what is due next and return it with the time at which it is due."""
         due_s, _, _, item = heapq.heappop(self._heap)
         return due_s, item
@@ -141,7 +141,7 @@ class Timeline:
     def __init__(self, seed: int) -> None:
         """Start at 0 without tasks; `seed` decides between tasks that are due at the same time."""
         self.now_s = 0.0
-        self.tasks: list[Task] = []
+        self.tasks: list[ScheduledThread] = []
         self._agenda = _Agenda(seed)
         self._next_deadline_s = math.inf  # no wait ends earlier than this; perhaps none ends so early
         self._idle_polls = 0
@@ -162,9 +162,9 @@ class Timeline:
                 self.make_ready(task, self.now_s)
         signal.waiting.clear()
 
-    def make_ready(self, task: Task, due_s: float) -> None:
+    def make_ready(self, task: ScheduledThread, due_s: float) -> None:
         """Let it be `task`'s turn at `due_s`."""
-        task.state = State.READY
+        task.state = ThreadState.READY
         task.awaited = task.describe_awaited = None
         self._agenda.add_task(due_s, task)
 
@@ -177,19 +177,24 @@ class Timeline:
         return False
 
     def await_signal(
-        self, task: Task, signal: Signal, describe: Callable[[], str], timeout_s: float, is_own_timeout: bool
+        self,
+        task: ScheduledThread,
+        signal: Signal,
+        describe: Callable[[], str],
+        timeout_s: float,
+        is_own_timeout: bool,
     ) -> None:
         """Block `task` until `signal` is set or `timeout_s` have passed; see `Scheduler.wait`."""
-        task.state, task.describe_awaited, task.since_s = State.WAITING, describe, self.now_s
+        task.state, task.describe_awaited, task.since_s = ThreadState.WAITING, describe, self.now_s
         task.timeout_s = max(timeout_s, 0.0)
         task.has_own_timeout = is_own_timeout and timeout_s < math.inf
         task.awaited = signal
         signal.waiting.append(task)
         self._next_deadline_s = min(self._next_deadline_s, task.deadline_s)
 
-    def await_change(self, task: Task, describe: Callable[[], str]) -> None:
+    def await_change(self, task: ScheduledThread, describe: Callable[[], str]) -> None:
         """Block `task`, which polls in vain, until something happens."""
-        task.state, task.describe_awaited, task.since_s = State.POLLING, describe, self.now_s
+        task.state, task.describe_awaited, task.since_s = ThreadState.POLLING, describe, self.now_s
 
     def note_poll(self) -> bool:
         """Count a poll and return whether there were so many in a row that polling is waiting."""
@@ -201,10 +206,10 @@ class Timeline:
         if self._idle_polls:
             self._idle_polls = 0
             for task in self.tasks:
-                if task.state is State.POLLING:
+                if task.state is ThreadState.POLLING:
                     self.make_ready(task, self.now_s)
 
-    def wake_blocked(self, error: Callable[[Task], BaseException] | None = None) -> None:
+    def wake_blocked(self, error: Callable[[ScheduledThread], BaseException] | None = None) -> None:
         """Make every task that waits or polls ready, to raise its own `error(task)` if there is one."""
         for task in self.tasks:
             if task.is_blocked:
@@ -214,12 +219,12 @@ class Timeline:
     def interrupt(self, rank: int, error: Callable[[], BaseException]) -> None:
         """Have `rank`'s tasks but the running one raise their own `error()`, those that sleep when they wake."""
         for task in self.tasks:
-            if task.rank == rank and task.state not in (State.RUNNING, State.ENDED):
+            if task.rank == rank and task.state not in (ThreadState.RUNNING, ThreadState.ENDED):
                 task.error = error()
                 if task.is_blocked:
                     self.make_ready(task, self.now_s)
 
-    def advance(self) -> Task | Event:
+    def advance(self) -> ScheduledThread | Event:
         """Move the clock to what is next, and return that.
 
         A wait whose timeout passes is next when it is due. Where nothing is due, and no wait has set itself a
@@ -231,12 +236,12 @@ class Timeline:
         if self._next_deadline_s < self._agenda.next_due_s:
             self._expire_first()
         self.now_s, following = self._agenda.pop()
-        if not isinstance(following, Task):
+        if not isinstance(following, ScheduledThread):
             self.note_change()
         return following
 
-    def _waiting(self) -> list[Task]:
-        return [task for task in self.tasks if task.state is State.WAITING]
+    def _waiting(self) -> list[ScheduledThread]:
+        return [task for task in self.tasks if task.state is ThreadState.WAITING]
 
     def _expire_first(self) -> None:
         """Let the earliest deadline pass, if it is really earlier than what is next on the agenda."""
@@ -252,7 +257,7 @@ class Timeline:
         self.make_ready(first, self.now_s)
 
 
-def _describe_tasks(tasks: Iterable[Task], now_s: float) -> str:
+def _describe_tasks(tasks: Iterable[ScheduledThread], now_s: float) -> str:
     """Say what each task is doing, a line each, at most 16: those that are blocked first."""
     ordered = sorted(tasks, key=lambda task: (not task.is_blocked, task.rank))
     lines = [task.describe(now_s) for task in ordered[:_REPORTED_TASKS]]

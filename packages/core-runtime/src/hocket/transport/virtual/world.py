@@ -14,18 +14,18 @@ from hocket.transport.virtual.peer import GroupState, VirtualPeer
 from hocket.transport.virtual.request import Station
 from hocket.transport.virtual.scheduler import Scheduler
 
-__all__ = ["World", "current_peer"]
+__all__ = ["VirtualWorld", "current_peer"]
 
 T = TypeVar("T")
 _peer: ContextVar[Peer | None] = ContextVar("hocket_virtual_peer", default=None)
 
 
 def current_peer() -> Peer | None:
-    """Return the endpoint of the virtual rank that calls this, None outside `World.run`."""
+    """Return the endpoint of the virtual rank that calls this, None outside `VirtualWorld.run`."""
     return _peer.get()
 
 
-class World:
+class VirtualWorld:
     """`size` virtual ranks: threads of this process under a deterministic scheduler and a virtual clock.
 
     The same function, seed and network give the same run: the same order of everything, the same times.
