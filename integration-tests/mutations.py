@@ -239,6 +239,16 @@ MUTATIONS = [
              "math.sqrt(total[0])", "math.sqrt(squares[0])", ("packages/eapipe/tests/test_accumulation.py",)),
     Mutation("a pipeline's stages that count anew", "packages/eapipe/src/hocket_eapipe/session.py",
              "        self.note_counts(module)\n", "", ("packages/eapipe/tests/test_again.py",)),
+    _core("workers that draw alike on all ranks", "task/loading.py", '"workers", self._seed, epoch, rank)',
+          '"workers", self._seed, epoch, 0)', f"{TESTS}/task/test_loading.py", "-k", "workers_of_unlike"),
+    _core("a resumed pass in another order", "session/loader.py", "        randomness.write(self._start)\n", "",
+          f"{TESTS}/checkpoint/test_resume.py", "-k", "test_loaders"),
+    _core("zeros that are divided by", "compressor/wrappers.py", "(norm / scale + 1e-6)", "(norm / scale)",
+          f"{TESTS}/compressor/test_conformance.py", "-k", "smallest"),
+    _core("tokens that do not count", "session/weights.py", "sum(self._weights) / len(self._weights)", "1.0",
+          f"{TESTS}/session/test_tokens_and_scalers.py"),
+    _core("contributions that depend on a scaler", "session/gradients.py", "self._factor / self._loss_scale)",
+          "self._factor)", f"{TESTS}/session/test_tokens_and_scalers.py"),
 ]  # fmt: skip
 
 
