@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,24 @@ def test_parts_of_a_batch_are_that_batch(policy: Policy, ranks: int) -> None:
     expected = trained(engine, STEPS, ranks=ranks, model=lambda: chain(STAGES), batches=whole)
     for found, (weights, _, _) in zip(in_parts(engine, ranks), expected, strict=True):
         torch.testing.assert_close(found, weights, rtol=1e-9, atol=1e-11)
+
+
+def test_an_inner_accumulation_does_not_end_the_outer_one() -> None:
+    def body(*, nested: bool) -> Tensor:
+        net = chain(STAGES)
+        with hocket.attach(net, sgd(net), {}, engine=Pipeline(stages=STAGES)) as session:
+            for step in range(3):
+                with session.accumulate():
+                    with session.accumulate() if nested else contextlib.nullcontext():
+                        session.train_batch(batch(3 * step + 1), share_of_loss)
+                    session.train_batch(batch(3 * step + 2), share_of_loss)
+                session.train_batch(batch(3 * step + 3), share_of_loss)
+            assert session.step == 3
+        return flat(net)
+
+    [nested] = hocket.virtual(1).run(partial(body, nested=True))
+    [plain] = hocket.virtual(1).run(partial(body, nested=False))
+    assert torch.equal(nested, plain)
 
 
 def test_parts_that_are_cut_into_micro_batches() -> None:

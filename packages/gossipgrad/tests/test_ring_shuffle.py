@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -192,6 +193,36 @@ def test_a_data_loader_with_workers() -> None:
     assert sorted(second[0]) == list(range(100, 120))
     assert (first[1], second[1]) == (second[0], first[0])
     assert (first[2], second[2]) == (first[0], second[0])
+
+
+def test_batches_that_a_model_is_validated_with_do_not_travel() -> None:
+    def body(*, validates: bool) -> tuple[list[int], list[int]]:
+        rank = hocket.join().rank
+        own = [torch.tensor(10 * rank + k) for k in range(3)]
+        seen: list[int] = []
+        read: list[int] = []
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        composed = dataclasses.replace(hocket.compose("local"), samples=RingShuffle())
+        with hocket.attach(model, optimizer, composed) as session:
+            for _ in range(3):
+                model.train()
+                for batch in session.data(own):
+                    seen.append(int(batch))
+                    optimizer.zero_grad()
+                    model(torch.ones(1, 1)).sum().backward()
+                    optimizer.step()
+                model.eval()
+                for batch in session.data([torch.tensor(100 * rank + k) for k in range(2)] * validates):
+                    model(torch.ones(1, 1))
+                    read.append(int(batch))
+            assert session.step == 9
+        return seen, read
+
+    plain = hocket.virtual(2).run(partial(body, validates=False))
+    for rank, (seen, read) in enumerate(hocket.virtual(2).run(partial(body, validates=True))):
+        assert seen == plain[rank][0]
+        assert read == [100 * rank, 100 * rank + 1] * 3
 
 
 # ------------------------------------------------------------------------------------------------ overlap

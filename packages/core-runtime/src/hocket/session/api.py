@@ -151,8 +151,8 @@ class TrainingSession(SessionCore):
             same_batches: whether ranks are meant to read the same batches; else a warning says so, where the first
                 ones are equal.
 
-        With an exchange of samples batches travel from rank to rank. A pass over another loader than the last one's
-        goes on with that one's batches; what has not been trained on yet of the last one's is dropped.
+        With an exchange of samples batches travel from rank to rank. A training pass over another loader than the last
+        one's goes on with that one's batches; what has not been trained on yet of the last one's is dropped.
         """
         self.require("session.data")
         exchange = self.strategy.samples

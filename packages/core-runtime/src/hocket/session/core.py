@@ -19,6 +19,7 @@ from hocket.loggers import Log
 from hocket.session.again import counted_before, note_counted
 from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
+from hocket.session.looking_on import only_evaluates
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import local_rank
 from hocket.session.windows import Windows
@@ -131,6 +132,11 @@ class SessionCore(ABC):
     @abstractmethod
     def weight(self) -> float:
         """Return the weight of this rank's current batch in means; 0 for a repetition, where it is out of data."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model seems to be evaluated now."""
+        return only_evaluates(self.model)
 
     @property
     def looked_on(self) -> bool:

@@ -26,6 +26,7 @@ from hocket.session.loader import (
     fingerprint,
     warn_of_shares,
 )
+from hocket.session.looking_on import only_evaluates
 from hocket.session.streams import StreamedSamples
 from hocket.trace.observer import ObservedRequest
 from hocket.transport.peer import gather
@@ -84,7 +85,7 @@ class SessionData:
     def __iter__(self) -> Iterator[Any]:
         self._session.begin_collective("the next pass over session.data")
         current = self._begin()
-        early, trained = True, current.num_steps > 0  # before it was resumed
+        early = True
         try:
             for _ in self._common_steps(current):
                 has_batch = current.advance()
@@ -93,7 +94,7 @@ class SessionData:
                 try:
                     yield batch
                 finally:
-                    trained = trained or not self._session.looked_on
+                    current.trained = current.trained or not self._session.looked_on
                 if current.superseded:
                     raise UserError(_TWO_PASSES)
                 self._session.end_batch()
@@ -101,15 +102,18 @@ class SessionData:
             early = False
             self._warn_of_pass(current)
         finally:
-            self._session.epochs.end(current, early=early, counts=trained or current.num_steps == 0)
+            self._session.epochs.end(current, early=early, counts=current.trained or current.num_steps == 0)
             if not current.superseded:  # else another pass is under way
                 self._session.end_pass()
 
     def _begin(self) -> Cursor:
         session = self._session
-        if self._streamed is not None:
+        evaluates = only_evaluates(session.model)
+        if self._streamed is not None and not (
+            session.evaluates and self._streamed.is_of_another(self._loader)
+        ):
             return session.epochs.begin_streamed(self._streamed, self._loader)
-        return session.epochs.begin(self._loader, session.data_rank, session.data_size)
+        return session.epochs.begin(self._loader, session.data_rank, session.data_size, evaluates=evaluates)
 
     def _weigh(self, batch: Any, current: Cursor) -> float:
         """Return a batch's weight.

@@ -56,20 +56,38 @@ class Epochs:
         """Tell whether a pass has begun and not ended."""
         return self._current is not None
 
-    def begin(self, loader: Iterable[Any], rank: int, size: int) -> LoaderCursor:
+    def begin(self, loader: Iterable[Any], rank: int, size: int, *, evaluates: bool) -> LoaderCursor:
         """Begin a pass, or continue the one that was loaded.
 
         Args:
             loader: any iterable of batches.
             rank, size: the number of this rank's share of the samples, and the number of shares.
+            evaluates: whether the model seems to be evaluated.
         """
         self._supersede()
-        saved, now = self._to_continue or ({}, None)
-        self._to_continue = None
+        saved, now = self._take_loaded(evaluates)
         self._current = begun = LoaderCursor(
             loader, LoaderReading(rank, size, self.ended), saved.get("current"), now
         )
+        begun.evaluates = evaluates
+        begun.trained = saved.get("trained", begun.num_steps > 0)
         return begun
+
+    def _take_loaded(self, evaluates: bool) -> tuple[Mapping[str, Any], RandomState | None]:
+        """Take the saved state that a pass over a loader continues, if there is one.
+
+        An evaluation leaves the state of a training pass, or of a stream, to the next training pass. A training pass
+        drops the state of an evaluation.
+        """
+        if self._to_continue is None:
+            return {}, None
+        saved, now = self._to_continue
+        of_evaluation = _was_evaluation(saved)
+        streams = saved["streamed"] is not None
+        if (evaluates and not saved.get("evaluates", True)) or (streams and not of_evaluation):
+            return {}, None
+        self._to_continue = ({**saved, "current": None}, now) if streams else None
+        return ({}, None) if of_evaluation and not evaluates else (saved, now)
 
     def begin_streamed(self, samples: StreamedSamples, loader: Iterable[Any]) -> StreamCursor:
         """Begin a pass over samples that travel, or continue the one that was loaded; collective."""
@@ -79,9 +97,26 @@ class Epochs:
             begun = samples.begin(loader, self.ended)
         else:
             (saved, now), self._to_continue = self._to_continue, None
-            begun = samples.resume(loader, self.ended, saved["streamed"], saved["current"], now)
+            current = None if _was_evaluation(saved) else saved["current"]
+            begun = samples.resume(loader, self.ended, saved["streamed"], current, now)
+        begun.trained = begun.num_steps > 0
         self._current = begun
         return begun
+
+    def note_trained(self) -> None:
+        """Note that the current pass trains.
+
+        Raises:
+            UserError: the pass began like an evaluation, and so has not continued the saved pass.
+        """
+        if self._current is None or self._current.trained:
+            return
+        self._current.trained = True
+        if self._current.evaluates and self._to_continue is not None:
+            raise UserError(
+                "this loop over session.data trains, and began with the model in eval mode. So it has not continued the "
+                "pass of the checkpoint: call model.train() before the loop"
+            )
 
     def _supersede(self) -> None:
         """End the current pass, though its iterator may still exist."""
@@ -168,9 +203,12 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a resumed run needs."""
+        current = self._current
         return {
             "ended": self.ended,
-            "current": self._current and self._current.state_dict(),
+            "current": current and current.state_dict(),
+            "evaluates": current is not None and current.evaluates,
+            "trained": current is not None and current.trained,
             "streamed": None if self._streamed is None else self._streamed.state_dict(),
         }
 
@@ -185,6 +223,11 @@ class Epochs:
         self._current = None
         nothing = state["current"] is None and state["streamed"] is None
         self._to_continue = None if nothing else (state, now)
+
+
+def _was_evaluation(saved: Mapping[str, Any]) -> bool:
+    """Return whether a saved pass evaluated the model and trained nothing."""
+    return bool(saved.get("evaluates", False)) and not saved.get("trained", True)
 
 
 def _some_still_read(gathered: Sequence[Sequence[Any]]) -> bool:

@@ -115,6 +115,8 @@ class Cursor(ABC):
         num_read: number of batches that the loader has given.
         weight: of the last batch; None where its loader gives none.
         superseded: whether another pass of the session has begun since.
+        evaluates: whether the model seemed to be evaluated when it began.
+        trained: whether something was trained with one of its batches.
     """
 
     def __init__(self, reading: LoaderReading) -> None:
@@ -123,7 +125,7 @@ class Cursor(ABC):
         self.first: Any = END
         self.num_steps = self.num_read = 0
         self.weight: float | None = None
-        self.superseded = False
+        self.superseded = self.evaluates = self.trained = False
 
     @property
     @abstractmethod

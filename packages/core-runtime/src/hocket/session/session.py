@@ -24,7 +24,7 @@ from hocket.session.core import SessionState
 from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
-from hocket.session.looking_on import Onlookers, only_evaluates
+from hocket.session.looking_on import Onlookers
 from hocket.session.nonfinite import NonFiniteSteps
 from hocket.session.optimizers import Closure, parameters_of, refuse_within_backward
 from hocket.session.own_copies import OwnCopies
@@ -209,8 +209,12 @@ class Session(TrainingSession):
     def begin_batch(self, weight: float) -> None:
         self.require("a batch of session.data", training=True)
         self._unopened = weight
-        if self._trains_in_eval_mode or not only_evaluates(self.model):
+        if not self.evaluates:
             self._open_batch()
+
+    @property
+    def evaluates(self) -> bool:
+        return not self._trains_in_eval_mode and super().evaluates
 
     @property
     def looked_on(self) -> bool:
@@ -221,6 +225,7 @@ class Session(TrainingSession):
         weight, self._unopened = self._unopened, None
         if weight is None:
             return
+        self.epochs.note_trained()
         self._trains_in_eval_mode = self._trains_in_eval_mode or not self.model.training
         self._end_partial_step()
         self._note_forward()
@@ -393,7 +398,6 @@ class Session(TrainingSession):
 
     def end_batch(self) -> None:
         if self.looked_on:
-            self._unopened = None
             return
         self._end_partial_step()
         if self.step != self._step_of_batch:

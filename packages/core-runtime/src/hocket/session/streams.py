@@ -96,6 +96,10 @@ class StreamedSamples:
         #: Whether the last pass had another loader than the one before it.
         self._renewed = False
 
+    def is_of_another(self, loader: Any) -> bool:
+        """Return whether samples travel, and those of another loader than this one."""
+        return self._stream is not None and loader is not self._loader
+
     def length(self, loader: Any, epoch: int) -> int:
         """Return the number of batches in a pass over `loader` as epoch number `epoch`."""
         if self._stream is not None and loader is self._loader:

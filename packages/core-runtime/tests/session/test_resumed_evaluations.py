@@ -1,0 +1,118 @@
+"""Evaluations through `session.data` beside checkpoints: no pass takes the place of another one."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import Batch, batches, flat, mlp, on_ranks, sgd
+
+import hocket
+from hocket.errors import UserError
+
+PASSES, LENGTH = 2, 4
+#: In the second pass.
+SAVED = 6
+
+Seen = list[float]
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, seen: Seen) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    seen.append(float(batch[0].sum()))
+
+
+def evaluated(session: hocket.Session, rank: int, how: str) -> Seen:
+    """Read as many batches as no training has, with a model that is evaluated."""
+    seen = []
+    session.model.train(how != "eval mode")
+    with torch.no_grad() if how == "no gradients" else contextlib.nullcontext():
+        for x, _ in session.data(batches(rank + 9, 5)):
+            session.model(x)
+            seen.append(float(x.sum()))
+    session.model.train()
+    return seen
+
+
+@pytest.mark.parametrize("how", ["eval mode", "no gradients", "none, and training is in eval mode"])
+def test_a_resumed_pass_is_not_taken_by_an_evaluation_before_it(how: str, tmp_path: Path) -> None:
+    evaluates = how in ("eval mode", "no gradients")
+
+    def run(rank: int, *, resume: bool) -> tuple[Tensor, Seen, Seen]:
+        model, seen, read = mlp().train(evaluates), [], []  # type: ignore[var-annotated]
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            first = session.load(tmp_path).epoch if resume else 0
+            if resume and evaluates:
+                read = evaluated(session, rank, how)
+            for _ in range(first, PASSES):
+                for batch in session.data(batches(rank, LENGTH)):
+                    trained(model, optimizer, batch, seen)
+                    if session.step == SAVED and not resume:
+                        session.save(tmp_path)
+        return flat(model), seen, read
+
+    whole = on_ranks(2, partial(run, resume=False))
+    for rank, (model, seen, read) in enumerate(on_ranks(2, partial(run, resume=True))):
+        assert torch.equal(model, whole[rank][0])
+        assert seen == whole[rank][1][SAVED:]
+        assert len(read) == 5 * evaluates
+
+
+@pytest.mark.parametrize("then", ["goes on", "trains"])
+def test_a_save_within_an_evaluation_is_no_training(then: str, tmp_path: Path) -> None:
+    def run(rank: int, *, resume: bool) -> tuple[Tensor, Seen, Seen, int]:
+        model, seen, read = mlp(), [], []  # type: ignore[var-annotated]
+        optimizer = sgd(model)
+        with hocket.attach(model, optimizer, "sgd") as session:
+            first = session.load(tmp_path).epoch if resume else 0
+            for number in range(first - (resume and then == "goes on"), PASSES):
+                if not (resume and number < first):
+                    model.train()
+                    for batch in session.data(batches(rank, LENGTH)):
+                        trained(model, optimizer, batch, seen)
+                if not (resume and then == "trains"):
+                    model.eval()
+                    for x, _ in session.data(batches(rank + 9, 5)):
+                        read.append(float(x.sum()))
+                        model(x)
+                        if number == 0 and len(read) == 2 and not resume:
+                            session.save(tmp_path)
+            return flat(model), seen, read, session.step
+
+    whole = on_ranks(2, partial(run, resume=False))
+    for rank, (model, seen, read, steps) in enumerate(on_ranks(2, partial(run, resume=True))):
+        assert steps == whole[rank][3] == PASSES * LENGTH
+        assert torch.equal(model, whole[rank][0])
+        assert seen == whole[rank][1][LENGTH:]
+        assert read == (whole[rank][2][2:] if then == "goes on" else [])
+
+
+def test_a_loop_that_trains_and_was_taken_for_an_evaluation_is_an_error(tmp_path: Path) -> None:
+    def save(rank: int) -> None:
+        model = mlp()
+        with hocket.attach(model, sgd(model), "sgd") as session:
+            for batch in session.data(batches(rank, LENGTH)):
+                trained(model, session.optimizer, batch, [])
+                if session.step == 2:
+                    session.save(tmp_path)
+
+    def resume(rank: int) -> None:
+        model = mlp()
+        with hocket.attach(model, sgd(model), "sgd") as session:
+            session.load(tmp_path)
+            model.eval()
+            for batch in session.data(batches(rank, LENGTH)):
+                model.train()
+                trained(model, session.optimizer, batch, [])
+
+    on_ranks(2, save)
+    with pytest.raises(UserError, match=r"call model\.train\(\) before the loop"):
+        on_ranks(2, resume)
