@@ -206,7 +206,7 @@ MUTATIONS = [
           f"{TESTS}/endings/test_preemption.py", "-k", "only_some"),
     _core("another job's ranks taken into one's own", "transport/meeting/attempt.py",
           "member[:2] != first[:2]]", "False]", f"{TESTS}/transport/test_attempt.py"),
-    _core("a folder that is not shared, unnoticed", "checkpoint/shared.py", "if not sees]", "if False]",
+    _core("a folder that is not shared, unnoticed", "checkpoint/shared.py", "    if blind:", "    if False:",
           f"{TESTS}/checkpoint/test_shared.py"),
     _core("files that come late, called missing", "checkpoint/shared.py", "if time.monotonic() > end_s:", "if True:",
           f"{TESTS}/checkpoint/test_shared.py"),
