@@ -64,6 +64,14 @@ class Lookahead(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
 
+class OthersAdamW(torch.optim.AdamW):
+    """Moments that nobody knows by name, as they are no optimizer's of torch."""
+
+
+class OthersSGD(torch.optim.SGD):
+    """The same with one moment."""
+
+
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 COPIES: dict[str, tuple[Make, str]] = {
@@ -91,6 +99,8 @@ MOMENTS: dict[str, Make] = {
     "rprop": lambda m: torch.optim.Rprop(m.parameters(), lr=0.01),
     "adadelta": lambda m: torch.optim.Adadelta(m.parameters()),
     "radam": lambda m: torch.optim.RAdam(m.parameters()),
+    "another library's adamw": lambda m: OthersAdamW(m.parameters(), lr=0.01, amsgrad=True),
+    "another library's sgd": lambda m: OthersSGD(m.parameters(), lr=0.05, momentum=0.9),
 }
 
 
