@@ -135,7 +135,7 @@ class SessionCore(ABC):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the model seems to be evaluated now."""
+        """Tell whether the model seems to be evaluated now."""
         return only_evaluates(self.model)
 
     @property

@@ -114,8 +114,8 @@ class Epochs:
         self._current.trained = True
         if self._current.evaluates and self._to_continue is not None:
             raise UserError(
-                "this loop over session.data trains, and began with the model in eval mode. So it has not continued the "
-                "pass of the checkpoint: call model.train() before the loop"
+                "this loop over session.data trains, and began with the model in eval mode. So it has not continued "
+                "the pass of the checkpoint: call model.train() before the loop"
             )
 
     def _supersede(self) -> None:
