@@ -20,6 +20,7 @@ from trial import Toy, flat
 import hocket
 from hocket.errors import CompositionError
 from hocket.strategy import Exchange, Placement, Strategy, World
+from hocket.testing.session import inner_of
 from hocket.transport.faults import Faults
 
 Stack = NDArray[np.float64]
@@ -43,7 +44,9 @@ def gossip(strategy: Strategy, ranks: int, rounds: int, faults: Faults) -> tuple
                 seen.append(flat(model))
                 optimizer.step()
             session.settle()
-            weights = [w for each in session.phase.parameters.exchanges for w in each.weights.values()]
+            weights = [
+                w for each in inner_of(session).phase.parameters.exchanges for w in each.weights.values()
+            ]
         return [*seen, flat(model)], weights
 
     told = hocket.virtual(ranks, wrap=faults.wrap).run(train)

@@ -204,7 +204,7 @@ class Script:
     def _ask_to_end(self) -> None:
         """Send a signal to this rank, and wait until it has heard of it."""
         SIGNALS.ask()
-        assert self._session._save_point.agreed.wait(20)
+        assert self._session.inner.save_point.agreed.wait(20)
 
     def batch(self, move: Step | Epoch, batch: Batch, micro: int, is_nan: bool) -> None:
         """Do with a batch what the way says."""

@@ -156,7 +156,7 @@ def take_turn(peer: Peer, case: Case, steps: int) -> Turn:
         start = _sample(model)
         for _ in range(WARM_UP):
             step()
-        session.control.ibarrier().wait()
+        session.inner.control.ibarrier().wait()
         start_s = time.perf_counter()
         for _ in range(steps):
             step()

@@ -16,6 +16,7 @@ from oracle import Family, Vector, trained
 from toys import LAYERS, flat, inner_step, layers_of, on_ranks, start, steps_of, toy_session
 
 import hocket
+from hocket.testing.session import inner_of
 
 EVERY = 4
 STEPS = 2 * EVERY + 3
@@ -107,7 +108,7 @@ def test_on_other_ranks_outer_parameters_and_momentum_go_on(
 
     def kept(session: Any) -> Kept:
         states: list[dict[str, Any]] = [
-            o.state_dict() for m in session.phase.parameters.exchanges for o in m.outer.values()
+            o.state_dict() for m in inner_of(session).phase.parameters.exchanges for o in m.outer.values()
         ]
         by_name = {name: state for of_segment in states for name, state in of_segment.items()}
         parts = [[by_name[f"{layer}.weight"][key] for layer in LAYERS] for key in ("outer", "momentum")]
@@ -215,7 +216,9 @@ def test_only_ranks_without_outer_parameters_are_told_of_them() -> None:
             steps_of(session, EVERY + 1)
             with session.consensus():
                 shown = flat(session.model)
-            outer = [each for mix in session.phase.parameters.exchanges for each in mix.outer.values()]
+            outer = [
+                each for mix in inner_of(session).phase.parameters.exchanges for each in mix.outer.values()
+            ]
             held = torch.cat([each.parameters for each in outer]) if outer else torch.empty(0)
             return shown, held
 

@@ -139,7 +139,7 @@ def train(*overrides: str) -> dict[str, Values]:
                 own = values - target(session.rank, step, values.size)
                 parameter.grad = torch.from_numpy(own).reshape(parameter.shape)
             optimizer.step()
-        assert session.replicas_equal
+        assert session.inner.replicas_equal
     return {name: p.detach().numpy().reshape(-1) for name, p in model.named_parameters()}
 
 

@@ -13,6 +13,7 @@ from oracle import Family, trained
 from toys import LAYERS, flat, inner_step, layers_of, on_ranks, start, steps_of, toy_session, train
 
 import hocket
+from hocket.testing.session import inner_of
 
 EVERY = 4
 STEPS = 3 * EVERY + 2
@@ -82,7 +83,7 @@ def test_parameters_of_two_bytes_have_outer_ones_of_four() -> None:
             for _ in range(20):
                 torch.nn.utils.vector_to_parameters(begun + 0.0625, session.model.parameters())
                 steps_of(session, 1)
-            [mix] = session.phase.parameters.exchanges
+            [mix] = inner_of(session).phase.parameters.exchanges
             [outer] = mix.outer.values()
             moved = torch.cat([outer.parameters[s.start : s.stop] for s in mix.opened.segments[0].spans])
             return (moved - begun.float()).double().numpy(), outer.parameters.dtype

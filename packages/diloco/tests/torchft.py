@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.testing.session import inner_of
 from hocket.transport.peer import Peer
 
 __all__ = ["PRINTED", "STEPS", "fixture_strategy", "followed", "followed_over_mpi"]
@@ -49,7 +50,7 @@ def followed(strategy: Any, peer: Peer | None = None) -> tuple[list[list[float]]
         nn.init.ones_(parameter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with hocket.attach(model, optimizer, strategy, peer=peer) as session:
-        [mix] = session.phase.parameters.exchanges
+        [mix] = inner_of(session).phase.parameters.exchanges
 
         def look() -> tuple[list[float], list[float]]:
             weights = [float(parameter.detach()) for parameter in model.parameters()]

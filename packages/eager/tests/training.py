@@ -68,7 +68,7 @@ def train(
                 break
         counters = session.counters
         told = {
-            "equal": session.replicas_equal,
+            "equal": session.inner.replicas_equal,
             "active": counters.active / max(counters.outcomes, 1),
             "staleness": counters.staleness_max,
         }

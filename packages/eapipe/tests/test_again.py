@@ -32,7 +32,7 @@ def test_a_job_goes_on_saving_where_it_saved(ranks: int, policy: Policy, fails: 
         except KeyError:
             pass
         with hocket.attach(model, sgd(model), {}, engine=engine) as session:
-            counted += [session.step, session.epochs.ended]
+            counted += [session.step, session.inner.epochs.ended]
             session.train_batch(batch(3), mse_loss)
             session.save(tmp_path)
             counted.append(session.step)

@@ -13,7 +13,6 @@ from toys import batch, chain, flat, sgd
 
 import hocket
 from hocket_eapipe import Pipeline, Policy
-from hocket_eapipe.session import PipelineSession
 
 STRATEGIES = {
     "local": hocket.compose("local"),
@@ -29,20 +28,18 @@ each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 each_size = pytest.mark.parametrize("ranks", [2, 4])
 
 
-def attached(strategy: str, policy: Policy) -> PipelineSession:
+def attached(strategy: str, policy: Policy) -> hocket.Session:
     model = chain(2)
     engine = Pipeline(stages=2, pipelines=2, policy=policy)
-    session = hocket.attach(model, sgd(model, lr=0.05), STRATEGIES[strategy], engine=engine)
-    assert isinstance(session, PipelineSession)
-    return session
+    return hocket.attach(model, sgd(model, lr=0.05), STRATEGIES[strategy], engine=engine)
 
 
-def train(session: PipelineSession, first: int, last: int) -> None:
+def train(session: hocket.Session, first: int, last: int) -> None:
     for t in range(first, last):
         session.train_batch(batch(50 * session.data_rank + t), mse_loss)
 
 
-def whole(session: PipelineSession) -> Tensor:
+def whole(session: hocket.Session) -> Tensor:
     with session.replica():
         return flat(session.model)
 
@@ -80,7 +77,7 @@ def test_consensus_shows_the_mean_of_the_pipelines_and_gives_each_its_own_back(
 def test_looking_changes_nothing_where_each_batch_is_flushed(
     strategy: str, ranks: int, what: str, tmp_path: Path
 ) -> None:
-    def look(session: PipelineSession) -> None:
+    def look(session: hocket.Session) -> None:
         if what == "consensus":
             with session.consensus():
                 pass

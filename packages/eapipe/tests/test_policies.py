@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from reference import elastic, newest, sequential
-from toys import batch, chain, flat, reference_batches, sgd, trained, twins
+from toys import batch, chain, flat, reference_batches, sgd, stages_of, trained, twins
 
 import hocket
 from hocket_eapipe import Pipeline, Policy
-from hocket_eapipe.session import PipelineSession
 from hocket_eapipe.weights import Elastic
 
 LR, MOMENTUM, STEPS = 0.3, 0.9, 50
@@ -60,9 +59,9 @@ def test_elastic_is_round_robin_elastic_averaging(num_stages: int, alpha: float,
     assert not torch.allclose(state[0], found, atol=1e-3), "replicas that are the master would hide a mistake"
 
 
-def replicas_of(session: PipelineSession) -> list[torch.Tensor]:
+def replicas_of(session: hocket.Session) -> list[torch.Tensor]:
     """Return each replica's weights over all stages of this rank."""
-    states = [stage.weights.state_dict()["replicas"] for stage in session.stages]
+    states = [stage.weights.state_dict()["replicas"] for stage in stages_of(session)]
     return [
         torch.cat([t.double().reshape(-1) for state in states for t in state[number]["parameters"].values()])
         for number in range(len(states[0]))
@@ -182,8 +181,8 @@ def test_a_drain_in_between_is_a_pipeline_that_begins_anew() -> None:
 def test_elastic_keeps_optimizer_state_lazily() -> None:
     """A replica that has had no batch has no momentum buffer."""
 
-    def count(session: PipelineSession) -> list[int]:
-        weights = session.stages[0].weights
+    def count(session: hocket.Session) -> list[int]:
+        weights = stages_of(session)[0].weights
         assert isinstance(weights, Elastic)
         return [len(each["optimizer"]["state"]) for each in weights.state_dict()["replicas"]]
 

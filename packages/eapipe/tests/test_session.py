@@ -14,13 +14,12 @@ import torch
 from reference import sequential
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from toys import batch, chain, flat, reference_batches, sgd, trained, twins
+from toys import batch, chain, flat, reference_batches, sgd, stages_of, trained, twins
 
 import hocket
 from hocket.errors import AttachError, CheckpointError, CompositionError, ConfigError
 from hocket_eapipe import Balance, BatchNormStatistics, Pipeline, Policy
 from hocket_eapipe.memory import TensorBytes
-from hocket_eapipe.session import PipelineSession
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -51,7 +50,7 @@ def test_groups_keep_their_own_values() -> None:
         groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 0.0}]
         return torch.optim.AdamW(groups, lr=0.01)
 
-    def biases(session: PipelineSession) -> list[torch.Tensor]:
+    def biases(session: hocket.Session) -> list[torch.Tensor]:
         return [p.detach().clone() for n, p in session.model.named_parameters() if n.endswith("bias")]
 
     [(_, _, found)] = trained(
@@ -107,8 +106,8 @@ def test_each_replica_has_its_own_statistics_and_the_master_their_average() -> N
     """With lr 0: each replica's running mean follows its own batches; the master's is pulled like the weights."""
     alpha, count, num_stages = 0.3, 9, 2
 
-    def look(session: PipelineSession) -> list[torch.Tensor]:
-        state = session.stages[0].weights.state_dict()["replicas"]
+    def look(session: hocket.Session) -> list[torch.Tensor]:
+        state = stages_of(session)[0].weights.state_dict()["replicas"]
         first = norms(session.model)[0]
         assert first.running_mean is not None
         assert first.num_batches_tracked is not None

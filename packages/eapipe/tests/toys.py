@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 import hocket
 from hocket_eapipe import Pipeline
 from hocket_eapipe.session import PipelineSession
+from hocket_eapipe.stage import Stage
 
 D = 5
 
@@ -56,6 +57,12 @@ def sgd(model: nn.Module, lr: float = 0.3, momentum: float = 0.9) -> torch.optim
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
+def stages_of(session: hocket.Session) -> list[Stage]:
+    """Return this rank's stages, in order."""
+    assert isinstance(session.inner, PipelineSession)
+    return session.inner.stages
+
+
 def trained(
     engine: Pipeline,
     count: int,
@@ -63,7 +70,7 @@ def trained(
     ranks: int = 1,
     model: Callable[[], nn.Sequential],
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-    look: Callable[[PipelineSession], Any] = lambda session: None,
+    look: Callable[[hocket.Session], Any] = lambda session: None,
     batches: Callable[[int], Any] = batch,
     loss: Callable[[Any, Any], Tensor] = mse_loss,
     strategy: Any = None,
@@ -78,7 +85,6 @@ def trained(
         net = model()
         losses = []
         with hocket.attach(net, optimizer(net), strategy or {}, engine=engine) as session:
-            assert isinstance(session, PipelineSession)
             for t in range(1, count + 1):
                 result = session.train_batch(batches(t), loss)
                 if result is not None:

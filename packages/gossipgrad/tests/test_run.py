@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
-from hocket.session.session import Session
+from hocket.session.session import ReplicaSession
 
 #: The digits' 1442 samples: 8 steps make an epoch, whose last one not all ranks have samples for.
 COMMON = ("-n", "3", "--transport", "virtual", "batch_size=65", "log_every=3")
@@ -62,15 +62,15 @@ def test_a_run_that_was_cut_off(
     arguments = ("gossipgrad", "epochs=5", "checkpoint.every=4")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(*arguments, "--out", str(whole)) == 0
-    end_batch = Session.end_batch
+    end_batch = ReplicaSession.end_batch
 
-    def cut_off(session: Session) -> None:
+    def cut_off(session: ReplicaSession) -> None:
         end_batch(session)
         if session.step == step:
             raise Cut
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "end_batch", cut_off)
+        patch.setattr(ReplicaSession, "end_batch", cut_off)
         with pytest.raises(Cut):
             run(*arguments, "--out", str(cut))
     assert run(*arguments, "--out", str(cut), "--resume") == 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toys import on_ranks
 
 import hocket
+from hocket.testing.session import inner_of
 
 NUMEL = 40
 COMPRESSORS: tuple[dict[str, Any], ...] = (
@@ -119,7 +120,7 @@ def test_what_was_applied_and_what_is_kept_are_what_was_contributed(
                 loss = sum(layer(x[number]).sum() for number, layer in enumerate(layers))
                 (loss * (torch.inf if (rank, session.step) in bad else 1.0)).backward()
                 optimizer.step()
-            [opened] = session.phase.opened
+            [opened] = inner_of(session).phase.opened
             kept = torch.zeros(3, NUMEL, dtype=torch.float64)
             assert opened.channel.packing is not None
             for segment in opened.segments:
@@ -154,7 +155,7 @@ def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(
                 optimizer.zero_grad()
                 (loss_of(layers, x) * ((1e20, torch.nan)[rank] if session.step == 2 else 1.0)).backward()
                 optimizer.step()
-            packing = session.phase.opened[0].channel.packing
+            packing = inner_of(session).phase.opened[0].channel.packing
             assert packing is not None
             return packing.state_dict()
 

@@ -238,7 +238,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
     def run(rank: int) -> None:
         _, session = attached()
-        session.step = 4
+        session.inner.step = 4
 
         class Full(Odd):
             def state_dict(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 def test_ranks_at_different_steps(tmp_path: Path) -> None:
     def run(rank: int) -> None:
         _, session = attached()
-        session.step = rank
+        session.inner.step = rank
         with pytest.raises(
             CheckpointError, match=r"^the ranks save different steps: 0 on rank 0, 1 on rank 1"
         ):

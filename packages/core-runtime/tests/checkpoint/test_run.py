@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from hocket.cli.main import main
-from hocket.session.session import Session
+from hocket.session.session import ReplicaSession
 
 #: 23 steps make an epoch of two ranks.
 ARGUMENTS = ("dpsgd", "-n", "2", "--transport", "virtual", "epochs=3", "checkpoint.every=7")
@@ -45,14 +45,14 @@ def cut_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that makes runs end as soon as they have ended a step."""
 
     def cut(step: int) -> None:
-        report = Session.end_batch
+        report = ReplicaSession.end_batch
 
-        def end_batch(session: Session) -> None:
+        def end_batch(session: ReplicaSession) -> None:
             report(session)
             if session.step == step:
                 raise Cut
 
-        monkeypatch.setattr(Session, "end_batch", end_batch)
+        monkeypatch.setattr(ReplicaSession, "end_batch", end_batch)
 
     return cut
 

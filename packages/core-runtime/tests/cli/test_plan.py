@@ -27,6 +27,7 @@ from hocket.plugin import CORE, default_registry
 from hocket.session.engine import Engine
 from hocket.strategy.scope import Placement
 from hocket.task.models import build
+from hocket.testing.session import inner_of
 from hocket.training.run import load_run
 from hocket.transport.hosts import parse_hosts
 from hocket.transport.network import NetworkModel
@@ -154,7 +155,7 @@ def test_gossip_counts_its_neighbours(slot: str) -> None:
 
     def measure() -> tuple[float, int]:
         _, session = train("cnn", strategy, 2)
-        [opened] = session.phase.opened
+        [opened] = inner_of(session).phase.opened
         channel = opened.channel
         assert isinstance(channel, GossipChannel)
         received = sum(array.nbytes for arrays in channel._received.values() for array in arrays)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.collective import pairing
+from hocket.testing.session import inner_of
 from hocket.transport.peer import Peer
 
 __all__ = ["NUMELS", "Case", "noted", "replay", "start_of", "target_of", "train", "train_on"]
@@ -166,7 +167,7 @@ def train(case: Case, peer: Peer | None = None) -> dict[str, Any]:
             session.load(case.load)
         copies = [
             copy
-            for opened in session.phase.opened
+            for opened in inner_of(session).phase.opened
             for copy in getattr(opened.channel, "_copies", {}).values()
         ]
         first = session.step

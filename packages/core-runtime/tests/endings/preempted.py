@@ -46,8 +46,8 @@ def main(how: str, folder: Path) -> None:
                 optimizer.zero_grad()
             if session.step == _READY_STEP and how != "slow":
                 (folder / "ready" / str(peer.rank)).touch()
-        point = session._save_point
-        if how == "last step" and peer.rank == 1 and point is not None:
+        point = session.inner.save_point
+        if how == "last step" and peer.rank == 1 and isinstance(point, save_point.SavePoint):
             wait_for(lambda: point.asked)
 
 

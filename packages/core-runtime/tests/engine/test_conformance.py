@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.session.api import Loss, StepResult, TrainStep
 from hocket.session.engine import DataParallel, ReplicaEngine
-from hocket.session.session import Session
+from hocket.session.session import ReplicaSession
 from hocket.testing.engine import EngineConformance
 
 
@@ -24,7 +24,7 @@ class TestDataParallel(EngineConformance):
 class InTwoHalves:
     """A batch in two micro-batches whose gradients are added up: another right way to make a step."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ReplicaSession) -> None:
         self.session = session
 
     def __call__(self, batch: Any, loss: Loss) -> StepResult:
@@ -48,9 +48,9 @@ class InTwoHalves:
 class Custom(ReplicaEngine):
     """An engine from its step, so that each mistake below is a line or two."""
 
-    train_step: Callable[[Session], TrainStep]
+    train_step: Callable[[ReplicaSession], TrainStep]
 
-    def open(self, session: Session) -> TrainStep:
+    def open(self, session: ReplicaSession) -> TrainStep:
         return self.train_step(session)
 
 
@@ -64,7 +64,7 @@ class TestMicroBatches(EngineConformance):
 class Plain:
     """What the engines below get wrong."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ReplicaSession) -> None:
         self.session, self.model, self.optimizer = session, session.model, session.optimizer
 
     def __call__(self, batch: Any, loss: Loss) -> StepResult:
@@ -124,7 +124,7 @@ class Swallowing(Plain):
 class Alone(Plain):
     """Steps a copy of the model, without the session's hooks."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ReplicaSession) -> None:
         super().__init__(session)
         self.model = copy.deepcopy(session.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)

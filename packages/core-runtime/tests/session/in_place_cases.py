@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import NonFiniteError
+from hocket.testing.session import inner_of
 from hocket.topology import Ring
 from hocket.transport.peer import Peer
 
@@ -41,7 +42,9 @@ def trained(peer: Peer, strategy: Any, steps: int = 3, lr: float = 0.1, seed: in
             optimizer.zero_grad(set_to_none=step % 2 == 0)
             model(batch(peer.rank, step)).square().mean().backward()
             optimizer.step()
-        buffers = [(s.outgoing, s.incoming) for opened in session.phase.opened for s in opened.segments]
+        buffers = [
+            (s.outgoing, s.incoming) for opened in inner_of(session).phase.opened for s in opened.segments
+        ]
     return flat(model), buffers
 
 

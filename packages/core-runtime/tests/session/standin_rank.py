@@ -92,7 +92,7 @@ def captured(strategy: str, device: torch.device) -> str:
         return str(error)
     finally:
         standin.capturing = False
-        session.abandon()
+        session.inner.abandon()
     return "nothing"
 
 
@@ -107,7 +107,7 @@ def spoiled(strategy: str, device: torch.device) -> str:
     except NonFiniteError as error:
         return str(error)
     finally:
-        session.abandon()
+        session.inner.abandon()
     return "nothing"
 
 
@@ -125,7 +125,7 @@ def hung(strategy: str, device: torch.device) -> str:
         return str(error)
     finally:
         standin.hung = False
-        session.abandon()
+        session.inner.abandon()
     return "nothing"
 
 

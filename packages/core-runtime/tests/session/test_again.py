@@ -39,7 +39,7 @@ def test_a_job_goes_on_saving_where_it_saved(fails: bool, tmp_path: Path) -> Non
             pass
         model[0].requires_grad_(True)
         with hocket.attach(model, optimizer, "sgd") as session:
-            steps += [session.step, session.epochs.ended]
+            steps += [session.step, session.inner.epochs.ended]
             step(model, optimizer, batches(rank, 1)[0])
             session.save(tmp_path)
             steps.append(session.step)

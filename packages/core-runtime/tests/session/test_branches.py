@@ -221,7 +221,7 @@ def test_an_evaluation_through_session_data_changes_no_training(branch: str, how
                             counted += session.weight
                             model(x)
                     model.train()
-            passes = session.epochs.ended
+            passes = session.inner.epochs.ended
         return flat(model), session.step, passes, counted
 
     looked, plain = (on_ranks(2, partial(run, evaluates=each)) for each in (True, False))
@@ -254,7 +254,7 @@ def test_a_model_that_is_trained_in_eval_mode_is_trained(branch: str) -> None:
                     optimizer.zero_grad()
                     F.cross_entropy(model(x), y).backward()
                     optimizer.step()
-            passes = session.epochs.ended
+            passes = session.inner.epochs.ended
         return flat(model), session.step, passes
 
     one, other = (on_ranks(2, partial(run, evaluating=each)) for each in (True, False))
@@ -294,7 +294,7 @@ def test_close_after_the_error_of_one_rank_waits_for_nobody() -> None:
         optimizer = sgd(model)
         session = hocket.attach(model, optimizer, "dpsgd")
         if rank == 0:
-            session.abandon()
+            session.inner.abandon()
             return True
         add_layer(model)
         with pytest.raises(ReplacedError):

@@ -128,7 +128,7 @@ def test_zip_within_session_data_counts_once(strategy: str) -> None:
             for _ in range(2):
                 both = zip(batches(rank, 3), batches(rank + 4, 4), strict=False)
                 assert steps(session, (pair[0] for pair in session.data(both))) == 3
-            return session.step, session.epochs.ended
+            return session.step, session.inner.epochs.ended
 
     assert on_ranks(2, body) == [(6, 2)] * 2
 
@@ -139,7 +139,7 @@ def test_an_iterator_that_somebody_still_holds_does_not_stop_the_next_pass() -> 
         held = iter(session.data(batches(0, 3)))
         next(held)
         assert steps(session, session.data(batches(0, 3))) == 3
-        assert session.epochs.ended == 2
+        assert session.inner.epochs.ended == 2
         with pytest.raises(UserError, match="another pass"):
             next(held)
 
@@ -214,7 +214,7 @@ def left(rank: int, after: dict[int, int], strategy: str, then: Callable[[Any], 
             if number == after.get(rank):
                 break
         then(session)
-        return session.step, session.epochs.ended
+        return session.step, session.inner.epochs.ended
 
 
 THEN: dict[str, Callable[[Any], Any]] = {

@@ -120,7 +120,7 @@ def test_a_difference_is_an_error_where_the_user_says_so(call: str) -> None:
             DisagreementError, match=r"first 2\.bias, .* Likely causes: weights that were loaded"
         ):
             getattr(session, call)()
-        session.abandon()
+        session.inner.abandon()
 
     after(push, use, on_difference="error")
 
@@ -268,7 +268,7 @@ def test_a_rank_that_steps_less_often_stops_nobody(
                 optimizer.step()
         with pytest.raises(DisagreementError, match="step differently"):
             session.close()
-        session.abandon()
+        session.inner.abandon()
 
     on_ranks(2, run)
 

@@ -88,7 +88,7 @@ def test_one_that_differs_is_told_and_an_error_where_the_user_says_so(
             push(session.model)
         with pytest.raises(DisagreementError, match=r"first 1\.running_mean"):
             call(session, tmp_path / "other")
-        session.abandon()
+        session.inner.abandon()
 
     after(refused, strategy, frozen=frozen, on_difference="error")
 

@@ -57,7 +57,7 @@ def test_it_changes_nothing(branch: str, what: str, tmp_path: Path) -> None:
         "distance": lambda session: session.consensus_distance(),
         "gather": lambda session: session.gather(session.rank),
         "save": lambda session: session.save(tmp_path),
-        "receive": lambda session: session.receive(),
+        "receive": lambda session: session.inner.receive(),
     }
 
     def run(rank: int, *, looking: bool) -> tuple[Tensor, Tensor]:

@@ -322,7 +322,7 @@ def test_attach_gives_all_ranks_what_the_first_optimizer_remembers(make: Any) ->
                     optimizer.zero_grad()
                     F.cross_entropy(model(x), y).backward()
                     optimizer.step()
-        return session.replicas_equal, flat(model)
+        return session.inner.replicas_equal, flat(model)
 
     (equal, first), (_, second) = on_ranks(2, run)
     assert equal

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from toys import on_ranks
 
 import hocket
+from hocket.testing.session import inner_of
 
 NUMEL = 8
 FEEDBACK = {"name": "error_feedback", "compressor": {"name": "topk", "density": 0.25}}
@@ -43,7 +44,7 @@ def test_what_outer_steps_and_residuals_hold_is_what_ranks_have_moved(
                 optimizer.zero_grad()
                 model(x).sum().backward()
                 optimizer.step()
-            [opened] = session.phase.opened
+            [opened] = inner_of(session).phase.opened
             assert opened.channel.packing is not None
             residual = opened.channel.packing.states[0].residual
             assert residual is not None

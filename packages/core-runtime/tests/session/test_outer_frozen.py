@@ -17,6 +17,7 @@ from toys import on_ranks
 
 import hocket
 from hocket.testing.account import LAYERS, NUMEL, Sums, sample
+from hocket.testing.session import inner_of
 
 Values = NDArray[np.float64]
 
@@ -160,7 +161,7 @@ def test_what_was_kept_back_of_a_frozen_layer_is_sent_when_it_moves_again() -> N
                 optimizer.zero_grad()
                 model(sample(step, rank), range(int(frozen), LAYERS)).backward()
                 optimizer.step()
-            [opened] = session.phase.opened
+            [opened] = inner_of(session).phase.opened
             kept = opened.channel.take_stale(opened.segments[0])
             assert kept is not None
             own = torch.cat([p.detach().clone() for p in model.parameters()])

@@ -87,7 +87,7 @@ def test_replicas_that_have_drifted_apart_go_on_from_their_mean() -> None:
             for step, (x, y) in enumerate(session.data(batches(rank, STEPS))):
                 if step == 4:
                     begun = flat(model)
-                equal.append(session.replicas_equal)
+                equal.append(session.inner.replicas_equal)
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()

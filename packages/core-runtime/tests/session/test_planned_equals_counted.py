@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.plan.plan import Plan, plan
 from hocket.plugin import CORE, default_registry
+from hocket.testing.session import inner_of
 from hocket.transport.network import NetworkModel
 
 RECIPES = [recipe.name for recipe in default_registry().recipes() if recipe.plugin == CORE]
@@ -49,7 +50,7 @@ def train(recipe: str) -> tuple[float, int]:
             optimizer.step()
         session.settle()
         sent = session.counters.bytes_sent / STEPS
-        return sent, reachable_bytes(session.phase.opened, without=session.storage.flats)
+        return sent, reachable_bytes(inner_of(session).phase.opened, without=inner_of(session).storage.flats)
 
 
 def reachable_bytes(roots: Any, without: Sequence[Tensor] = ()) -> int:

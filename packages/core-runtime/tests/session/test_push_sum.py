@@ -14,7 +14,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, step_with, train
 
 import hocket
 from hocket.errors import AttachError
-from hocket.session.session import Session
+from hocket.testing.session import inner_of
 from hocket.topology.drawn import IrregularDirected
 
 SIZE, STEPS = 5, 6
@@ -25,8 +25,10 @@ def exchange(**fields: Any) -> dict[str, Any]:
     return {"collective": collective, "topology": "irregular_directed", **fields}
 
 
-def weights_of(session: Session) -> list[float]:
-    return [weight for each in session.phase.parameters.exchanges for weight in each.weights.values()]
+def weights_of(session: hocket.Session) -> list[float]:
+    return [
+        weight for each in inner_of(session).phase.parameters.exchanges for weight in each.weights.values()
+    ]
 
 
 @pytest.mark.parametrize("hidden", [{"overlap": "none"}, {"overlap": "forward"}, {"delay": 1}])

@@ -13,6 +13,7 @@ from toys import batches, flat, mlp, on_ranks, sgd, train
 
 import hocket
 from hocket.errors import ReplacedError
+from hocket.testing.session import inner_of
 
 
 def change_and_train(change: Callable[[nn.Module], object], strategy: str) -> Callable[[int], Tensor]:
@@ -31,7 +32,7 @@ def change_and_train(change: Callable[[nn.Module], object], strategy: str) -> Ca
                 optimizer.step()
             assert (
                 model.get_parameter("0.weight").untyped_storage().data_ptr()
-                == session.storage.flats[0].untyped_storage().data_ptr()
+                == inner_of(session).storage.flats[0].untyped_storage().data_ptr()
             )
         return flat(model)
 

@@ -19,6 +19,7 @@ from toys import on_ranks
 
 import hocket
 from hocket.errors import NonFiniteError
+from hocket.testing.session import inner_of
 
 #: Per rank and step, what is poisoned.
 Bad = set[tuple[int, int]]
@@ -78,7 +79,7 @@ def contributed(counts: Sequence[int], bad: Bad) -> Tensor:
 def residuals_of(session: hocket.Session) -> Tensor:
     """Return what this rank keeps back, [2, NUMEL], in the order of the layers."""
     kept = torch.zeros(2, NUMEL, dtype=torch.float64)
-    for opened in session.phase.opened:
+    for opened in inner_of(session).phase.opened:
         packing = opened.channel.packing
         for segment in opened.segments:
             state = None if packing is None else packing.states[segment.index]
@@ -108,7 +109,7 @@ def accumulated(
                 scaler.step(optimizer)
                 scaler.update()
             kept = residuals_of(session)
-            for name, late in session.stale.state_dict().items():
+            for name, late in inner_of(session).stale.state_dict().items():
                 kept[int(name.split(".")[1])] += late[0] / session.size
         return -torch.cat([p.detach() for p in model.parameters()]), kept
 
@@ -169,7 +170,7 @@ def test_after_a_step_that_was_left_out_all_is_as_if_it_had_not_been(
                 poison = factor if session.step == 2 else 1.0
                 (model(x) * (torch.nan if rank == 0 and poison != 1 else poison)).backward()
                 optimizer.step()
-            [opened] = session.phase.opened
+            [opened] = inner_of(session).phase.opened
             assert session.skipped_steps == count - 2
             assert opened.channel.packing is not None
             return opened.channel.packing.state_dict()
@@ -418,7 +419,7 @@ def test_a_step_that_a_closure_leaves_out_half_way_takes_nothing_from_residuals(
 
                 optimizer.step(closure)
             assert session.skipped_steps == count - 2
-            packing = session.phase.opened[0].channel.packing
+            packing = inner_of(session).phase.opened[0].channel.packing
             assert packing is not None
             return packing.state_dict()
 

@@ -10,6 +10,7 @@ from toys import batches, on_ranks
 from turns_cases import begin
 
 import hocket
+from hocket.testing.session import inner_of
 from hocket.transport.peer import Peer
 from hocket.transport.wrapper import WrapperPeer
 
@@ -36,7 +37,7 @@ def test_few_are_under_way_and_the_first_come_first() -> None:
         with hocket.attach(
             model, optimizer, {"parameters": [exchange]}, peer=BetweenHosts(hocket.join())
         ) as session:
-            (opened,) = session.phase.opened
+            (opened,) = inner_of(session).phase.opened
             begun: list[int] = []
             start = opened.start
 

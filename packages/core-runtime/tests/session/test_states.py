@@ -230,7 +230,7 @@ def test_no_step_after_a_backward_that_failed_while_it_sent() -> None:
         with pytest.raises(HocketError, match=r"backward\(\) failed after it had begun to send"):
             optimizer.step()
         assert torch.equal(flat(model), before)
-        session.abandon()
+        session.inner.abandon()
 
     on_ranks(2, run)
 

@@ -14,6 +14,7 @@ from toys import batches, flat, mlp, on_ranks, sgd
 
 import hocket
 from hocket.errors import NonFiniteError
+from hocket.testing.session import inner_of
 
 SPARSE = {"gradients": [{"collective": "sparse_allreduce", "compressor": FEEDBACK}]}
 
@@ -47,7 +48,7 @@ def test_a_step_that_failed_hides_no_other_optimizers() -> None:
         for optimizer in (first, second):
             with pytest.raises(NonFiniteError):
                 optimizer.step()
-        session.abandon()
+        session.inner.abandon()
         return bool(torch.isfinite(flat(model)).all())
 
     assert on_ranks(2, run) == [True, True]
@@ -234,14 +235,14 @@ def test_late_gradients_join_once_though_another_optimizers_part_of_the_step_is_
         optimizers = apart(model)
         with hocket.attach(model, optimizers, "sgd", on_nonfinite="skip") as session:
             for name, parameter in model.named_parameters():
-                session.stale.add(name, torch.ones_like(parameter))
+                inner_of(session).stale.add(name, torch.ones_like(parameter))
             ((x, y),) = batches(rank, 1)
             for optimizer, factor in zip(optimizers, (1.0, torch.nan), strict=True):
                 model.zero_grad()
                 (F.cross_entropy(model(x), y) * factor).backward()
                 optimizer.step()
             assert session.skipped_steps == 1
-            return set(session.stale.state_dict())
+            return set(inner_of(session).stale.state_dict())
 
     assert on_ranks(2, run) == [{"2.weight", "2.bias"}] * 2
 
@@ -288,7 +289,7 @@ def test_what_optimizers_within_others_remember_is_averaged_before_replicas_stay
         }
         with hocket.attach(model, optimizer, strategy) as session:
             sam_steps(model, optimizer, batches(rank, 4))
-            assert session.replicas_equal
+            assert session.inner.replicas_equal
         return flat(model)
 
     first, second, third = on_ranks(3, run)

@@ -61,7 +61,7 @@ def test_a_step_within_backward(strategy: str, when: str) -> None:
         ):
             F.cross_entropy(model(x), y).backward()
         assert torch.equal(flat(model), before)
-        session.abandon()
+        session.inner.abandon()
 
     on_ranks(2, run)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.testing.session import inner_of
 from hocket.transport.mpi import MPIPeer
 from hocket.transport.peer import Memory
 
@@ -24,7 +25,7 @@ def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
         "progress": progress,
     }
     with hocket.attach(model, optimizer, {"parameters": [exchange]}, peer=peer, initial="keep") as session:
-        (opened,) = session.phase.opened
+        (opened,) = inner_of(session).phase.opened
         for step in range(4):
             x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(100 * step + peer.rank))
             optimizer.zero_grad()
@@ -45,7 +46,7 @@ def trained(peer: MPIPeer, overlap: str, progress: str = "inline") -> Tensor:
 
 def begin(session: hocket.Session) -> None:
     """Begin what the next forward would."""
-    (exchange,) = session.phase.parameters.exchanges
+    (exchange,) = inner_of(session).phase.parameters.exchanges
     with torch.no_grad():
         exchange.begin()
 

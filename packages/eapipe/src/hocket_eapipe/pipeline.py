@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.api import Attachment, Batch, Loss, PlannedStage, TrainingSession
+    from hocket.api import Attachment, Batch, EngineSession, Loss, PlannedStage
 
 __all__ = ["Pipeline"]
 
@@ -20,7 +20,7 @@ __all__ = ["Pipeline"]
 class Pipeline(PipelineConfig):
     """The engine whose sessions share a model out over the ranks, stage by stage."""
 
-    def attach(self, given: Attachment) -> TrainingSession:
+    def attach(self, given: Attachment) -> EngineSession:
         """Share the model out; each rank keeps the parameters of its own stages and gives up the others'.
 
         Raises:

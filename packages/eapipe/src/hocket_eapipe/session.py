@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket import Session
 from hocket.api import (
     Attachment,
+    EngineSession,
     Loss,
     Peer,
+    ReplicaSession,
     SessionState,
     StateFile,
     StepResult,
-    TrainingSession,
     broadcast_model,
     load_into,
 )
@@ -57,7 +57,7 @@ _NEWEST: dict[Policy, Callable[[StagePart, Follower], Weights]] = {
 }
 
 
-class PipelineSession(TrainingSession):
+class PipelineSession(EngineSession):
     """One rank of a mesh of pipelines.
 
     `train_batch` is called with every batch on every rank; those of one pipeline read the same batches
@@ -143,7 +143,7 @@ class PipelineSession(TrainingSession):
         self.note_counts(module)
         statistics = tuple(pattern.replace(".", "?") for pattern in given.statistics)
         alone = replace(given, model=module, optimizers=(leader.optimizer,), peer=data_peer, observer=None)
-        session = Session(replace(alone, statistics=statistics))
+        session = ReplicaSession(replace(alone, statistics=statistics))
         undo.callback(session.abandon)
         session.count_into(self.counters)
         part = StagePart(module, session, stage, self.mesh.stages)
@@ -180,7 +180,7 @@ class PipelineSession(TrainingSession):
         return found
 
     @property
-    def _sessions(self) -> list[Session]:
+    def _sessions(self) -> list[ReplicaSession]:
         """The sessions of the stages that have parameters."""
         return [stage.session for stage in self.stages if stage.session is not None]
 
@@ -201,6 +201,7 @@ class PipelineSession(TrainingSession):
         if self._observer is not None:
             self._observer.step_ended(self.step - 1, self.peer.clock.now())
         self.peer.status.note_step(self.step)
+        self.step_ended(self.step - 1)
         return result
 
     @contextmanager

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from hocket import Session
-from hocket.api import Loss, draws
+from hocket.api import Loss, ReplicaSession, draws
 from hocket_eapipe.passing import detached
 from hocket_eapipe.weights import Binding, Weights
 
@@ -65,7 +64,7 @@ class Stage:
     """
 
     def __init__(
-        self, module: nn.Module, session: Session | None, weights: Weights, place: StagePosition
+        self, module: nn.Module, session: ReplicaSession | None, weights: Weights, place: StagePosition
     ) -> None:
         self.module = module
         self.session = session

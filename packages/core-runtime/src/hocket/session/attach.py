@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 from hocket.errors import AttachError
 from hocket.plugin import CORE
 from hocket.segment.partition import unusual_strides
-from hocket.session.api import Attachment, MakeOptimizer, TrainingSession, left_by
+from hocket.session.api import Attachment, MakeOptimizer, left_by
 from hocket.session.ddp import watch_ddp
 from hocket.session.engine import DataParallel, Engine
+from hocket.session.face import Session
 from hocket.session.optimizers import Optimizers, stepped_by
 from hocket.session.ranks import agree
 from hocket.session.refusals import (
@@ -28,7 +29,6 @@ from hocket.session.refusals import (
     needs_closure,
     refuse_closure,
 )
-from hocket.session.session import Session
 from hocket.session.statistics import check_statistics, warn_of_unsynchronised
 from hocket.strategy import Strategy, check_composition, compose
 from hocket.trace import Observer
@@ -38,11 +38,11 @@ from hocket.transport.peer import Peer
 __all__ = ["attach"]
 
 
-def _in_session(attach: Callable[..., TrainingSession]) -> Callable[..., TrainingSession]:
+def _in_session(attach: Callable[..., Session]) -> Callable[..., Session]:
     """Give `attach` an endpoint of the session's own, and notify the other ranks if it fails."""
 
     @wraps(attach)
-    def attach_in_session(*given: Any, peer: Peer | None = None, **named: Any) -> TrainingSession:
+    def attach_in_session(*given: Any, peer: Peer | None = None, **named: Any) -> Session:
         peer = join() if peer is None else peer
         number = peer.begin_session()
         try:
@@ -52,44 +52,10 @@ def _in_session(attach: Callable[..., TrainingSession]) -> Callable[..., Trainin
         except Exception as error:
             peer.leave_session(number, left_by(error, 0))
             raise
-        session.owns_peer = own is not peer
+        session.inner.owns_peer = own is not peer
         return session
 
     return attach_in_session
-
-
-@overload
-def attach(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    initial: Literal["rank0", "keep"] = ...,
-    on_nonfinite: Literal["error", "skip"] = ...,
-    on_difference: Literal["average", "error"] = ...,
-    lanes: Literal["host", "nccl", "gloo"] = ...,
-    peer: Peer | None = ...,
-    observer: Observer | None = ...,
-    statistics: Sequence[str] = ...,
-) -> Session: ...
-
-
-@overload
-def attach(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer],
-    strategy: Strategy | str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    initial: Literal["rank0", "keep"] = ...,
-    on_nonfinite: Literal["error", "skip"] = ...,
-    on_difference: Literal["average", "error"] = ...,
-    lanes: Literal["host", "nccl", "gloo"] = ...,
-    peer: Peer | None = ...,
-    observer: Observer | None = ...,
-    statistics: Sequence[str] = ...,
-    engine: Engine,
-    make_optimizer: MakeOptimizer | None = ...,
-) -> TrainingSession: ...
 
 
 @_in_session
@@ -107,7 +73,7 @@ def attach(
     statistics: Sequence[str] = (),
     engine: Engine | None = None,
     make_optimizer: MakeOptimizer | None = None,
-) -> TrainingSession:
+) -> Session:
     """Attach a strategy to a model and its optimizer; collective.
 
     The trainable parameters become views of flat buffers, hooks are set, and, with `initial="rank0"`, every rank
@@ -191,19 +157,21 @@ def attach(
     agree(peer, facts, refusal)
     if peer.rank == 0 and peer.size > 1:
         warn_of_unsynchronised(model)
-    return engine.attach(
-        Attachment(
-            model,
-            optimizers,
-            strategy,
-            peer,
-            initial,
-            on_nonfinite,
-            on_difference,
-            lanes,
-            observer,
-            make_optimizer,
-            tuple(statistics),
+    return Session(
+        engine.attach(
+            Attachment(
+                model,
+                optimizers,
+                strategy,
+                peer,
+                initial,
+                on_nonfinite,
+                on_difference,
+                lanes,
+                observer,
+                make_optimizer,
+                tuple(statistics),
+            )
         )
     )
 

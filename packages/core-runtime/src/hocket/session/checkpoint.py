@@ -35,7 +35,7 @@ from hocket.session.ranks import flattened
 from hocket.session.replica_state import load_into
 
 if TYPE_CHECKING:
-    from hocket.session.core import SessionCore
+    from hocket.session.core import EngineSession
 
 __all__ = ["Checkpoints", "Resumed"]
 
@@ -73,7 +73,7 @@ class Checkpoints:
         more: other objects with `state_dict` and `load_state_dict`, by name.
     """
 
-    def __init__(self, session: SessionCore, folder: Path, more: Mapping[str, Any]) -> None:
+    def __init__(self, session: EngineSession, folder: Path, more: Mapping[str, Any]) -> None:
         self._session, self._folder, self._more = session, folder, more
         self._peer = session.peer
 

@@ -1,33 +1,35 @@
-"""The part of a session that its data, checkpoints and save point use."""
+"""The session of an engine: what hooks, data, checkpoints and the face that scripts see work with."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
-from hocket.errors import SessionError
-from hocket.loggers import Log
+from hocket.errors import HocketError, SessionError
 from hocket.session.again import counted_before, note_counted
+from hocket.session.api import Loss, StepResult
 from hocket.session.epochs import Epochs
 from hocket.session.exchange import Counters
 from hocket.session.looking_on import only_evaluates
 from hocket.session.optimizers import Optimizers
 from hocket.session.ranks import local_rank
+from hocket.session.streams import StreamedSamples
 from hocket.session.windows import Windows
 from hocket.strategy.strategy import Strategy
 from hocket.strategy.unreached import unreached
 from hocket.transport.peer import Peer, gather
 
-__all__ = ["SessionCore", "SessionState"]
+__all__ = ["EndsOnRequest", "EngineSession", "SessionState"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +59,18 @@ _CURES = {
 }
 
 
-class SessionCore(ABC):
-    """A model in training on one rank, as its data, checkpoints and save point see it.
+class EndsOnRequest(Protocol):
+    """A save point, as its session sees it."""
+
+    def reach(self) -> None:
+        """Save and leave (SystemExit) after a step on which ranks that were asked to end have agreed."""
+
+    def close(self, *, together: bool) -> None:
+        """Heed no request any more; collective if `together`."""
+
+
+class EngineSession(ABC):
+    """A model in training on one rank, as its engine trains it.
 
     Attributes:
         model: the attached model.
@@ -79,8 +91,11 @@ class SessionCore(ABC):
         run_id: unique to this session; rank 0's is the one in checkpoints.
         saved: the newest checkpoint that was saved, on rank 0.
         passed_over: the damaged checkpoints that the last load has passed over.
-        logs: to which `log` writes, on rank 0.
         windows: the ranks' agreement on the batches between two steps; None where an engine has its own.
+        streamed: the samples that travel between ranks; None where none do.
+        save_point: the save of ranks that are asked to end; None unless the user wants it.
+        owns_peer: whether `peer` is of this session alone.
+        step_ended: called with a step's number, from 0, when it has ended.
     """
 
     replicas_equal: bool
@@ -105,8 +120,11 @@ class SessionCore(ABC):
         self.run_id = secrets.token_hex(6)
         self.saved: Path | None = None
         self.passed_over: Sequence[Path] = ()
-        self.logs: list[Log] = []
         self.windows: Windows | None = None
+        self.streamed: StreamedSamples | None = None
+        self.save_point: EndsOnRequest | None = None
+        self.owns_peer = False
+        self.step_ended: Callable[[int], None] = lambda _: None
         self.control = peer.lane("session")
         self._warned_unreached = False
 
@@ -127,6 +145,38 @@ class SessionCore(ABC):
         """
         if self.state in _CURES and (training or self.state is not SessionState.CONSENSUS):
             raise SessionError(f"{what} on rank {self.rank} after step {self.step}: {_CURES[self.state]}")
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        """Carry out `session.train_batch`."""
+
+    @abstractmethod
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Carry out `session.accumulate`."""
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Carry out `session.clip_grad_norm_`.
+
+        Raises:
+            HocketError: the engine steps parts of the model by itself.
+        """
+        raise HocketError(
+            "session.clip_grad_norm_ finds no gradients, as the engine steps the model's parts by itself: set the "
+            "engine's clip_grad_norm"
+        )
+
+    @abstractmethod
+    def delay(self, seconds: float) -> None:
+        """Carry out `session.delay`."""
+
+    def samples(self) -> StreamedSamples | None:
+        """Return the samples that travel between ranks; None where none do."""
+        exchange = self.strategy.samples
+        if exchange is not None and self.streamed is None:
+            self.streamed = StreamedSamples(exchange, self.peer, self.data_rank, self.data_size)
+        return self.streamed
 
     @property
     @abstractmethod
@@ -260,6 +310,49 @@ class SessionCore(ABC):
             CheckpointError: something does not take its state, or there is no mean.
         """
 
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
     @abstractmethod
-    def reach_save_point(self) -> None:
-        """Save and leave (SystemExit) after a step on which ranks that were asked to end have agreed."""
+    def settle(self) -> None:
+        """Carry out `session.settle`."""
+
+    def receive(self) -> None:
+        """Wait for all exchanges under way, without merging them before they are due."""
+        self.settle()
+
+    @abstractmethod
+    def consensus(self) -> AbstractContextManager[None]:
+        """Carry out `session.consensus`."""
+
+    @abstractmethod
+    def replica(self) -> AbstractContextManager[None]:
+        """Carry out `session.replica`."""
+
+    @abstractmethod
+    def consensus_distance(self) -> float:
+        """Carry out `session.consensus_distance`."""
+
+    def trained_values(self) -> AbstractContextManager[None]:
+        """Let parameters hold what is trained, in place of values that the user has set for a while."""
+        return nullcontext()
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self) -> None:
+        """Carry out `session.close`."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Take the hooks off without the other ranks, which may not be here."""
+
+    def stop_saving_on_signal(self, *, together: bool) -> None:
+        """End `session.save_on_signal`; collective if `together`; `close` and `abandon` call it."""
+        if self.save_point is not None:
+            self.save_point.close(together=together)
+            self.save_point = None
+
+    def give_back(self) -> None:
+        """Give back the session's own endpoint, if it has one; collective; `close` ends with it."""
+        if self.owns_peer:
+            self.peer.close()

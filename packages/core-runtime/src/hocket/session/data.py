@@ -17,7 +17,7 @@ import numpy as np
 
 from hocket.errors import UserError
 from hocket.messages import pack, unpack
-from hocket.session.core import SessionCore
+from hocket.session.core import EngineSession
 from hocket.session.loader import (
     END,
     Cursor,
@@ -27,7 +27,6 @@ from hocket.session.loader import (
     warn_of_shares,
 )
 from hocket.session.looking_on import only_evaluates
-from hocket.session.streams import StreamedSamples
 from hocket.trace.observer import ObservedRequest
 from hocket.transport.peer import gather
 from hocket.transport.request import Request
@@ -53,22 +52,20 @@ class SessionData:
         weight: returns a batch's weight in the step's means, relative to 1; where None the weight of `hocket.loader`,
             and 1 for other loaders.
         same_batches: whether ranks are meant to read the same batches.
-        streamed: the session's samples, where they travel.
     """
 
     def __init__(
         self,
-        session: SessionCore,
+        session: EngineSession,
         loader: Iterable[Any],
         weight: Callable[[Any], float] | None,
         same_batches: bool = False,
-        streamed: StreamedSamples | None = None,
     ) -> None:
         self._session = session
         self._loader = loader
         self._weight = weight
         self._same_batches = same_batches
-        self._streamed = streamed
+        self._streamed = session.samples()
         self._borrowed: Any = None
 
     def __len__(self) -> int:
@@ -98,7 +95,8 @@ class SessionData:
                 if current.superseded:
                     raise UserError(_TWO_PASSES)
                 self._session.end_batch()
-                self._session.reach_save_point()
+                if self._session.save_point is not None:
+                    self._session.save_point.reach()
             early = False
             self._warn_of_pass(current)
         finally:

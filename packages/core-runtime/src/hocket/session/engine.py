@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from hocket.session.api import Attachment, Batch, Loss, StepResult, TrainingSession, TrainStep
-    from hocket.session.session import Session
+    from hocket.session.api import Attachment, Batch, Loss, StepResult, TrainStep
+    from hocket.session.core import EngineSession
+    from hocket.session.session import ReplicaSession
 
 __all__ = ["DataParallel", "Engine", "PlannedStage", "ReplicaEngine"]
 
@@ -27,7 +28,7 @@ class Engine(Configured, ABC):
         return None
 
     @abstractmethod
-    def attach(self, given: Attachment) -> TrainingSession:
+    def attach(self, given: Attachment) -> EngineSession:
         """Return a session whose `train_batch` is this engine's step; collective.
 
         Args:
@@ -94,10 +95,10 @@ class PlannedStage:
 class ReplicaEngine(Engine):
     """An engine whose ranks each hold a whole model."""
 
-    def attach(self, given: Attachment) -> TrainingSession:
-        from hocket.session.session import Session
+    def attach(self, given: Attachment) -> EngineSession:
+        from hocket.session.session import ReplicaSession
 
-        session = Session(given)
+        session = ReplicaSession(given)
         try:
             session.train_step = self.open(session)
         except BaseException:
@@ -106,7 +107,7 @@ class ReplicaEngine(Engine):
         return session
 
     @abstractmethod
-    def open(self, session: Session) -> TrainStep:
+    def open(self, session: ReplicaSession) -> TrainStep:
         """Prepare the session's model for steps; return the function for a batch; collective.
 
         Within `session.accumulate` a batch's gradients are added to those before, and no optimizer steps.
@@ -117,7 +118,7 @@ class ReplicaEngine(Engine):
 class DataParallel(ReplicaEngine):
     """The usual step: zero_grad, forward, backward, optimizer step; over all batches that accumulate."""
 
-    def open(self, session: Session) -> TrainStep:
+    def open(self, session: ReplicaSession) -> TrainStep:
         from hocket.session.api import StepResult
         from hocket.session.batch import call, parts_of
 

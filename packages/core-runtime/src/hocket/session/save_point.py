@@ -29,7 +29,7 @@ from hocket.transport.preemption import Listener
 from hocket.transport.request import Request
 
 if TYPE_CHECKING:
-    from hocket.session.core import SessionCore
+    from hocket.session.core import EngineSession
 
 __all__ = ["ENDED_STATUS", "SIGNALS", "SavePoint"]
 
@@ -53,7 +53,7 @@ class SavePoint:
         save: calls `session.save`.
     """
 
-    def __init__(self, session: SessionCore, save: Callable[[], Path]) -> None:
+    def __init__(self, session: EngineSession, save: Callable[[], Path]) -> None:
         self.session = session
         self._save_session = save
         #: The step after which this rank went on last.

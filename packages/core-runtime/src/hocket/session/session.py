@@ -1,12 +1,10 @@
-"""A session: a strategy attached to a model and an optimizer, on one rank; the step, from top to bottom."""
+"""The session of an engine whose ranks each hold a whole model; the step, from top to bottom."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +13,11 @@ from torch.optim import Optimizer
 
 from hocket.checkpoint.files import StateFile
 from hocket.errors import CheckpointError, SessionError
-from hocket.plugin import default_registry
-from hocket.session.api import Attachment, Loss, StepResult, TrainingSession, TrainStep
+from hocket.session.api import Attachment, Loss, StepResult, TrainStep
 from hocket.session.autograd import current_backward
 from hocket.session.closures import SharedClosure
 from hocket.session.consensus import Consensus
-from hocket.session.core import SessionState
+from hocket.session.core import EngineSession, SessionState
 from hocket.session.equal_replicas import EqualReplicas
 from hocket.session.exchange import Counters
 from hocket.session.grad_scaler import found_inf, scaler_in_use, unscale, unscales_by
@@ -37,15 +34,15 @@ from hocket.session.unused import UnusedGradients
 from hocket.session.weights import Contribution
 from hocket.session.windows import Windows
 
-__all__ = ["Session"]
+__all__ = ["ReplicaSession"]
 
 _log = logging.getLogger("hocket")
 
 _onlookers = Onlookers()
 
 
-class Session(TrainingSession):
-    """The session of an engine whose ranks hold whole models, from `hocket.attach`; a context manager.
+class ReplicaSession(EngineSession):
+    """A session whose rank holds a whole model.
 
     Attributes:
         storage: the trainable parameters' memory.
@@ -62,7 +59,6 @@ class Session(TrainingSession):
         peer = given.peer if observer is None else observer.join(given.peer)
         super().__init__(given.model, given.optimizers, given.strategy, peer)
         self._observer = observer
-        self._observers = default_registry().hook
         try:
             self._attach(given)
         except BaseException:
@@ -171,7 +167,6 @@ class Session(TrainingSession):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Mark backwards, or batches, that send nothing: gradients add up until one outside of it."""
         self.require("session.accumulate", training=True)
         self._open_batch()
         self.state = SessionState.ACCUMULATED
@@ -179,11 +174,6 @@ class Session(TrainingSession):
             yield
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the optimizer's gradients to `max_norm`, of order `norm_type`; return their norm before.
-
-        Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model, and
-        where all backwards of a step were within `accumulate`, so that nothing was exchanged yet.
-        """
         if self.state is SessionState.ACCUMULATED:
             self.exchange_gradients()
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
@@ -245,7 +235,6 @@ class Session(TrainingSession):
         self._weights.end_pass(accumulated=self.state is SessionState.ACCUMULATED)
 
     def delay(self, seconds: float) -> None:
-        """Delay this rank by `seconds`, 0 or more, as if its forward took longer; called before the forward."""
         self._note_phase("delay")
         self.peer.clock.sleep(seconds)
         self._note_forward()
@@ -380,7 +369,7 @@ class Session(TrainingSession):
             self._look_at_state()
         if not self.epochs.under_way:  # else the next batch says that the step is over
             self._equality.between_steps(self.step)
-        self._observers.hocket_step_end(session=self, step=self.step - 1)
+        self.step_ended(self.step - 1)
 
     def _weight_of_step(self) -> float:
         """Return the weight of the step's batches, of all ranks whose gradients it was made with."""
@@ -484,10 +473,10 @@ class Session(TrainingSession):
 
     def settle(self) -> None:
         self.require("session.settle")
-        with self._set_values(shown=False):
+        with self.trained_values(shown=False):
             self._phases.settle()
 
-    def _set_values(self, *, shown: bool = True) -> AbstractContextManager[None]:
+    def trained_values(self, *, shown: bool = True) -> AbstractContextManager[None]:
         return self.storage.without_set_values(self.phase.parameters.merge_forward, shown=shown)
 
     def receive(self) -> None:
@@ -504,7 +493,7 @@ class Session(TrainingSession):
         self.begin_collective("session.consensus")
         self._end_partial_step()
         with ExitStack() as looking:
-            looking.enter_context(self._set_values())
+            looking.enter_context(self.trained_values())
             under_way = self._phases.keep()
             self.settle_together()
             self._compare_steps("session.consensus")
@@ -540,7 +529,7 @@ class Session(TrainingSession):
     def replica(self) -> AbstractContextManager[None]:
         self.require("session.replica")
         with ExitStack() as looking:
-            looking.enter_context(self._set_values())
+            looking.enter_context(self.trained_values())
             under_way = self._phases.keep()
             self.settle()
             return self._as_it_is(under_way, self.step, looking.pop_all())
@@ -559,7 +548,7 @@ class Session(TrainingSession):
     def consensus_distance(self) -> float:
         self.require("session.consensus_distance")
         self.begin_collective("session.consensus_distance")
-        with self._set_values():
+        with self.trained_values():
             under_way = self._phases.keep()
             self.settle_together()
             self._compare_steps("session.consensus_distance")
@@ -575,10 +564,6 @@ class Session(TrainingSession):
         self._equality.look(call, self.step, repairs=True)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------
-
-    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
-        with self._set_values():
-            return super().save(folder, keep=keep, **more)
 
     def end_step_to_save(self) -> None:
         if self.state is SessionState.ACCUMULATED:
@@ -625,15 +610,15 @@ class Session(TrainingSession):
         self.begin_collective("the session's end")
         self._end_partial_step()
         self.stop_saving_on_signal(together=True)
-        with self._set_values(shown=False):
+        with self.trained_values(shown=False):
             self._phases.finish()
             self._compare_steps("the session's end")
             self.compare_replicas("the session's end")
             self._windows.close()
             self.state = SessionState.CLOSED
             self._phases.close()
-        if self._streamed is not None:
-            self._streamed.close()
+        if self.streamed is not None:
+            self.streamed.close()
         self.control.close()
         self._unhook()
         if self._observer is not None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hocket
+from hocket.testing.session import inner_of
 
 __all__ = [
     "LAYERS",
@@ -234,7 +235,7 @@ def _run(
             play(model, optimizers, moves, batches, session.accumulate, lambda: lane.ibarrier().wait())
             lane.ibarrier().wait()
             applied, kept = _applied(model, optimizers), torch.zeros(LAYERS, NUMEL, dtype=torch.float64)
-            for opened in session.phase.opened:
+            for opened in inner_of(session).phase.opened:
                 share = 1.0 if opened.exchange.collective.traits.sums else 1 / size
                 for segment in opened.segments:
                     own = opened.channel.take_stale(segment)

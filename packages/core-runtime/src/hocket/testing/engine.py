@@ -22,7 +22,8 @@ from torch.nn.functional import cross_entropy
 import hocket
 from hocket.session.api import StepResult, TrainStep
 from hocket.session.engine import ReplicaEngine
-from hocket.session.session import Session
+from hocket.session.face import Session
+from hocket.session.session import ReplicaSession
 
 __all__ = ["EngineConformance"]
 
@@ -263,7 +264,8 @@ def _on_ranks(
     def run() -> tuple[T, Tensor]:
         net = _seeded(model)
         with hocket.attach(net, _sgd(net), "sgd", **attach) as session:
-            result = body(session, engine.open(session))
+            assert isinstance(session.inner, ReplicaSession)
+            result = body(session, engine.open(session.inner))
         return result, _flat(net)
 
     return hocket.virtual(size).run(run)

@@ -19,7 +19,8 @@ from hocket.training.devices import moved
 from hocket.training.meters import Meter, Value, meters_of, value_of
 
 if TYPE_CHECKING:
-    from hocket.session.api import Loss, TrainingSession
+    from hocket.session.api import Loss
+    from hocket.session.face import Session
 
 __all__ = ["Evaluation", "evaluate", "evaluate_together"]
 
@@ -91,7 +92,7 @@ def evaluate(
 
 
 def evaluate_together(
-    session: TrainingSession, task: Task, loss: Loss, samples: Any, device: torch.device
+    session: Session, task: Task, loss: Loss, samples: Any, device: torch.device
 ) -> dict[str, Value]:
     """Evaluate one model that all ranks have, each on its share of the samples, and return `Evaluation.values`.
 
@@ -110,7 +111,7 @@ def evaluate_together(
     ).values()
 
 
-def _gather(session: TrainingSession, tensor: torch.Tensor) -> list[torch.Tensor]:
+def _gather(session: Session, tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors of all ranks that have seen samples; those of other ranks are empty, of any dtype."""
     gathered = [
         unpack(each).to(tensor.device) for each in session.peer.allgather_bytes(pack(tensor.detach()))

@@ -21,11 +21,11 @@ from hocket.config.optimizer import build_optimizer, build_optimizers
 from hocket.config.settings import OnNonfinite
 from hocket.disk import naming
 from hocket.errors import NonFiniteError
-from hocket.session.api import Loss, TrainingSession
+from hocket.session.api import Loss
 from hocket.session.attach import attach
 from hocket.session.batch import num_samples, parts_of
 from hocket.session.engine import ReplicaEngine
-from hocket.session.session import Session
+from hocket.session.face import Session
 from hocket.task import Task, TaskData
 from hocket.task.loading import loader
 from hocket.trace import Trace
@@ -165,7 +165,7 @@ class _Run:
         loss: Loss,
         computing: Computing,
         device: torch.device,
-        session: TrainingSession,
+        session: Session,
         results: Results | None,
         checkpoints: Path,
         resume: bool,
@@ -181,7 +181,7 @@ class _Run:
         self._results = results
         self._checkpoints = checkpoints
         self._display = display
-        self._schedules = Schedules(run.schedulers, session.optimizers.given)
+        self._schedules = Schedules(run.schedulers, session.inner.optimizers.given)
         self._clip()
         self._per_step = run.batch_size * run.accumulate
         self._per_epoch = steps_per_epoch(run, len(cast(Sized, data.train)), session.data_size)
@@ -192,10 +192,10 @@ class _Run:
         self._warned_of_divergence = False
         if resume:
             self._resume()
-        epochs = run.epochs - session.epochs.ended
+        epochs = run.epochs - session.inner.epochs.ended
         steps = session.step - self._done_in_epoch + self._per_epoch * epochs
         self._steps = min(run.steps or steps, steps)
-        session.warn_unreached(self._steps)
+        session.inner.warn_unreached(self._steps)
         if resume and session.step >= self._steps and display is not Display.QUIET:
             session.print(
                 "the run has ended, and its results are made again; epochs=N or steps=N make it longer"
@@ -214,7 +214,7 @@ class _Run:
                 eval_every = self._run.eval_every
                 validate = last_of_epoch or (eval_every is not None and step % eval_every == 0)
                 if validate:
-                    self._session.receive()  # waiting for what training has sent counts as training time
+                    self._session.inner.receive()  # waiting for what training has sent counts as training time
                 if step % self._run.log_every == 0 or validate:
                     self._time.pause()
                     self._write_row(epoch, validate)
@@ -237,7 +237,7 @@ class _Run:
         """Train batch after batch; yield after each the epoch, from 1, and whether the epoch or run has ended."""
         session, per_step = self._session, self._per_step
         batches = loader(self._data.train, per_step, seed=self._run.seed, num_workers=self._run.num_workers)
-        for epoch in range(session.epochs.ended, self._run.epochs):
+        for epoch in range(session.inner.epochs.ended, self._run.epochs):
             if session.step >= self._steps:
                 return
             for batch in session.data(batches, weight=lambda batch: num_samples(batch) / per_step):
@@ -276,7 +276,6 @@ class _Run:
         """Clip the gradients that the optimizers get, after the session has exchanged them."""
         session, norm = self._session, self._run.clip_grad_norm
         if norm is not None:
-            assert isinstance(session, Session)  # `build_engine` refuses clipping with other engines
             session.optimizer.register_step_pre_hook(partial(_clip_before, session, norm))
 
     def _hold_up(self) -> None:
@@ -418,7 +417,7 @@ class _Run:
         own = validated
         if self._session.rank >= _MOST_REPLICAS:
             own = {}
-        elif not self._session.replicas_equal:
+        elif not self._session.inner.replicas_equal:
             valid: Any = self._data.valid
             with self._session.replica():
                 found = evaluate(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.session.api import TrainingSession
+    from hocket.session.face import Session
 
 __all__ = ["TrainingTime"]
 
@@ -35,7 +35,7 @@ class TrainingTime:
         session: the session whose clock and counters are read.
     """
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._counted = _Reading()
         self._since: _Reading | None = None

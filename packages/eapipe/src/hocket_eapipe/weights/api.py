@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket import Session
+from hocket.api import ReplicaSession
 
 __all__ = ["Binding", "NoWeights", "StagePart", "Tensors", "Weights", "alias", "copied"]
 
@@ -45,7 +45,7 @@ class StagePart:
     """
 
     module: nn.Module
-    session: Session
+    session: ReplicaSession
     stage: int
     num_stages: int
 

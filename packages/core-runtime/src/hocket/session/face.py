@@ -1,0 +1,324 @@
+"""The session as a training script sees it, on every engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hocket.checkpoint.shared import require_shared
+from hocket.disk import naming
+from hocket.errors import HocketError
+from hocket.loggers import Log, Logger
+from hocket.own_files import claim
+from hocket.plugin import Kind, default_registry
+from hocket.session.api import Loss, StepResult, left_by
+from hocket.session.checkpoint import Checkpoints, Resumed
+from hocket.session.core import EngineSession
+from hocket.session.data import SessionData
+from hocket.session.exchange import Counters
+from hocket.session.save_point import SavePoint
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A strategy attached to a model on one rank, as `hocket.attach` returns it; use it as a context manager.
+
+    Attributes:
+        model: the attached model.
+        peer: this rank's endpoint among all ranks.
+        rank, size: this rank, and the number of ranks.
+        local_rank: this rank's number among those of its host, as for `cuda:{local_rank}`.
+        is_main: whether this is rank 0, the one that logs and writes.
+        data_rank, data_size: this rank's share of the samples, and the number of shares; ranks that hold parts of one
+            replica of the model read the same share.
+        inner: the engine's session, for engines, hooks and tests; not for scripts.
+    """
+
+    def __init__(self, inner: EngineSession) -> None:
+        self.inner = inner
+        self.model, self.peer = inner.model, inner.peer
+        self.rank, self.size, self.local_rank = inner.rank, inner.size, inner.local_rank
+        self.is_main = inner.rank == 0
+        self.data_rank, self.data_size = inner.data_rank, inner.data_size
+        self._logs: list[Log] = []
+        observers = default_registry().hook
+        inner.step_ended = lambda step: observers.hocket_step_end(session=self, step=step)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The attached optimizer; the first of several."""
+        return self.inner.optimizer
+
+    @property
+    def step(self) -> int:
+        """The number of ended steps; those without an optimizer step (GradScaler found Inf) count."""
+        return self.inner.step
+
+    @property
+    def skipped_steps(self) -> int:
+        """The number of steps that this rank left out for NaN or Inf, with `on_nonfinite="skip"`."""
+        return self.inner.skipped_steps
+
+    @property
+    def weight(self) -> float:
+        """The current batch's weight in means over ranks; 0 for a repeated batch of a rank that is out of data."""
+        return self.inner.weight
+
+    @property
+    def counters(self) -> Counters:
+        """The bytes sent and the seconds waited so far."""
+        return self.inner.counters
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    def train_batch(self, batch: Any, loss: Loss) -> StepResult | None:
+        """Train on one batch by the engine: forward, backward and the optimizer's step.
+
+        Args:
+            batch: (inputs, target), or a mapping that is both, as the loader yields them. Inputs that are a mapping
+                are given to the model by name, those of a tuple or list one after the other.
+            loss: called with the model's output and the target; returns the mean over the batch.
+
+        Returns:
+            The batch's loss and output; None where another rank has the model's output.
+        """
+        return self.inner.train_batch(batch, loss)
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Mark backwards, or batches, that end no step: gradients add up until one outside of it."""
+        return self.inner.accumulate()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients that the optimizer will get to `max_norm`; return their norm before.
+
+        Use it instead of torch's function: it stays right where ranks hold the gradients of parts of the model, and
+        where all backwards of a step were within `accumulate`, so that nothing was exchanged yet.
+
+        Args:
+            max_norm: the largest norm, above 0.
+            norm_type: the norm's order.
+
+        Returns:
+            A scalar on the gradients' device.
+
+        Raises:
+            HocketError: the engine clips by a setting of its own.
+        """
+        return self.inner.clip_grad_norm_(max_norm, norm_type)
+
+    def data(
+        self,
+        loader: Iterable[Any],
+        weight: Callable[[Any], float] | None = None,
+        *,
+        same_batches: bool = False,
+    ) -> SessionData:
+        """Iterate over `loader`, with as many batches on every rank as on the one with most.
+
+        A batch that is left out (`continue`) is a step of its own, with what other ranks have, unless batches add up
+        (`accumulate`). Where all ranks leave it out nothing is applied, and it counts as a step all the same.
+
+        Args:
+            loader: this rank's batches; `hocket.loader` shares the samples out.
+            weight: how much a batch counts in means over ranks, relative to 1: `lambda b: len(b[0]) / 32` weighs
+                by samples, as `hocket.loader` does by itself. Without either every batch counts the same, as in
+                DistributedDataParallel.
+            same_batches: whether ranks are meant to read the same batches; else a warning says so, where the first
+                ones are equal.
+
+        With an exchange of samples batches travel from rank to rank. A training pass over another loader than the last
+        one's goes on with that one's batches; what has not been trained on yet of the last one's is dropped.
+        """
+        self.inner.require("session.data")
+        return SessionData(self.inner, loader, weight, same_batches)
+
+    def delay(self, seconds: float) -> None:
+        """Delay this rank by `seconds`, 0 or more, as if its forward took longer; call it before the forward."""
+        self.inner.delay(seconds)
+
+    def print(self, *values: object, **how: Any) -> None:
+        """Print on rank 0 alone, at once.
+
+        Args:
+            values, how: as of the built-in `print`; it flushes unless `flush=False`.
+        """
+        if self.is_main:
+            print(*values, **{"flush": True, **how})
+
+    def open_log(self, folder: str | os.PathLike[str], *loggers: Logger | str) -> None:
+        """Have `log` write to a folder on rank 0; after `load`, where a run goes on.
+
+        Rows of steps after the present one, which an interrupted run has written, are removed; before the first step
+        all are.
+
+        Args:
+            folder: the directory to write to; made where it is missing.
+            loggers: components, or names: `jsonl`, `csv`, `tensorboard`, `wandb`, a plugin's; `jsonl` where none is
+                given.
+
+        Raises:
+            UserError: no such logger, a library that it needs is not installed, or a file that Hocket did not write is
+                in the way.
+            WriteError: the folder cannot be written.
+        """
+        if not self.is_main:
+            return
+        chosen = [
+            default_registry().resolve(Kind.LOGGER, each)() if isinstance(each, str) else each
+            for each in loggers or ("jsonl",)
+        ]
+        for logger in chosen:
+            logger.check()
+        place = Path(folder)
+        config = self.inner.strategy.resolved()
+        with naming(place):
+            place.mkdir(parents=True, exist_ok=True)
+            claim(place, *(name for logger in chosen for name in logger.files))
+        self._logs += [logger.open(place, config, self.step or None) for logger in chosen]
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Write a row of rank 0's values with the number of ended steps; other ranks' values are ignored.
+
+        Args:
+            values: numbers or texts, by name; a tensor of one element counts as its number. A mean over the ranks is
+                `sum(session.gather(loss.item())) / session.size`.
+        """
+        if self.is_main:
+            plain = {n: v.item() if isinstance(v, Tensor) else v for n, v in values.items()}
+            for log in self._logs:
+                log.write({"step": self.step, **plain})
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's `value` (JSON-able), by rank; collective."""
+        return self.inner.gather(value)
+
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Finish all exchanges and merge their results into the parameters, as the next forward would; local."""
+        self.inner.settle()
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Set the model of every rank to the replicas' mean; collective.
+
+        Parameters, frozen ones too, become their mean, and BatchNorm's running statistics that by samples, as what
+        `attach` calls statistics. Other buffers have no mean: all ranks get rank 0's, which a line says once by name;
+        those whose shapes differ stay each rank's own. What is equal on all ranks stays as it is, to the bit.
+
+        Without a `with` statement it changes the replicas for good. In a `with` statement each rank gets its own back
+        at the end:
+
+            with session.consensus():
+                evaluate(model)
+        """
+        return self.inner.consensus()
+
+    def replica(self) -> AbstractContextManager[None]:
+        """Put this rank's whole replica into the model within a `with` statement; collective."""
+        return self.inner.replica()
+
+    def consensus_distance(self) -> float:
+        """Return the root mean square, over ranks, of the replicas' L2 distance from their mean; collective."""
+        return self.inner.consensus_distance()
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> Path:
+        """Save the whole state of training into a new directory of `folder`; collective, after a step.
+
+        Training goes on as if nothing had been saved, but for an engine's pipeline, which is drained first. A kill at
+        any time leaves the checkpoints that were complete.
+
+        Args:
+            folder: on a disk that all ranks share; made if it is not there.
+            keep: number of complete checkpoints to keep, the newest; those with other files than Hocket's stay too. All
+                stay where None.
+            more: other objects with `state_dict` and `load_state_dict`, by name: schedulers, a scaler, an EMA model.
+
+        Returns:
+            The checkpoint's directory.
+
+        Raises:
+            CheckpointError: on all ranks: some state cannot be saved; the folder cannot be written, holds checkpoints
+                of later steps, or another job writes into it; or gradients are being accumulated.
+        """
+        self.inner.require("session.save", training=True)
+        with self.inner.trained_values():
+            return Checkpoints(self.inner, Path(folder), more).save(keep)
+
+    def save_on_signal(self, folder: str | os.PathLike[str], *, keep: int | None = None, **more: Any) -> None:
+        """Save and end all ranks on SIGTERM or SIGUSR1; collective, call it right after `attach` or `load`.
+
+        Schedulers send one of them before they take a job's machines away. The ranks save after the next step that all
+        of them can reach, when the next batch is asked for, and leave by SystemExit with status 143. If that takes
+        longer than 25 s the last checkpoint stands. A signal to one rank alone reaches the others too; over `mpi` on
+        several hosts only if all hosts reach rank 0's. mpiexec passes SIGUSR1 on, and ends ranks by SIGTERM at once.
+
+        Args:
+            folder, keep, more: as for `save`.
+
+        Raises:
+            HocketError: it was called before.
+            CheckpointError: on all ranks: some do not see what rank 0 writes into the folder, or it cannot be written.
+        """
+        if self.inner.save_point is not None:
+            raise HocketError(
+                "session.save_on_signal was called before: give it everything that is saved at once"
+            )
+        require_shared(self.peer, Path(folder))
+        self.inner.save_point = SavePoint(self.inner, lambda: self.save(folder, keep=keep, **more))
+
+    def load(
+        self, folder: str | os.PathLike[str], *, missing: Literal["error", "start"] = "error", **more: Any
+    ) -> Resumed:
+        """Continue from the newest complete checkpoint in `folder`; collective, right after `attach`.
+
+        With as many ranks as have saved, each continues where it was, bit for bit where the strategy is
+        deterministic: the first pass over `session.data` leaves out the batches that were handed out already.
+        Another number of ranks continues from the replicas' mean, and a warning says what is lost.
+
+        Args:
+            folder: the folder of `save`, or one checkpoint's directory.
+            missing: the reaction to a folder without a complete checkpoint, or to no folder. With `start` training
+                begins at step 0, so that one script both begins and continues.
+            more: the same names as for `save`; each object's `load_state_dict` is called.
+
+        Raises:
+            CheckpointError: on all ranks: no complete checkpoint, a damaged one, or one of another strategy, model
+                or optimizer; names file, key, what was expected and what was found. A model that is refused is
+                left as it was.
+        """
+        self.inner.require("session.load", training=True)
+        return Checkpoints(self.inner, Path(folder), more).load(missing)
+
+    # ---- closing -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish all exchanges and remove the hooks; collective. The model stays usable."""
+        self.inner.close()
+
+    def __enter__(self) -> Self:
+        self.inner.require("`with session`")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for log in self._logs:
+            log.close()
+        if kind is None:
+            self.inner.warn_unreached(self.step)
+            self.close()
+        else:
+            # The other ranks may not be here: closing together would wait for them.
+            self.inner.abandon()
+            if isinstance(error, Exception):  # what ends the process is told otherwise
+                self.peer.tell_left(left_by(error, self.step))
