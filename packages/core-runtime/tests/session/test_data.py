@@ -259,7 +259,7 @@ def test_ranks_that_go_on_with_different_things_are_told(others: str) -> None:
     }
     with pytest.raises(
         UserError,
-        match=rf"session\.consensus on rank 0, {re.escape(calls[others])} on ranks 1, 2\. All ranks call",
+        match=rf"session\.consensus on rank 0, {re.escape(calls[others])} on ranks 1, 2\. All ranks have to make",
     ):
         on_ranks(
             3,

@@ -85,7 +85,7 @@ def test_a_save_within_an_evaluation_is_no_training(then: str, tmp_path: Path) -
                         model(x)
                         if number == 0 and len(read) == 2 and not resume:
                             session.save(tmp_path)
-            assert (session.step, session.epochs.ended) == (PASSES * LENGTH, PASSES)
+            assert (session.step, session.inner.epochs.ended) == (PASSES * LENGTH, PASSES)
         return flat(model), seen, read
 
     whole = on_ranks(2, partial(run, resume=False))

@@ -69,7 +69,7 @@ class Session:
 
     @property
     def weight(self) -> float:
-        """The current batch's weight in means over ranks; 0 for a repeated batch of a rank that is out of data."""
+        """The current batch's weight in means over ranks; 0 for a repetition on a rank out of data."""
         return self.inner.weight
 
     @property
