@@ -20,7 +20,7 @@ from hocket.errors import UserError
 
 __all__ = ["Form", "TensorForm", "as_bytes", "pack", "put_together", "take_apart", "unpack"]
 
-_HEADER_BYTES = 8
+_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def pack(value: object) -> bytes:
     head = form.encode()
     return b"".join(
         [
-            len(head).to_bytes(_HEADER_BYTES, "little"),
+            len(head).to_bytes(_LENGTH_BYTES, "little"),
             head,
             *(as_bytes(tensor).tobytes() for tensor in tensors),
         ]
@@ -121,8 +121,8 @@ def pack(value: object) -> bytes:
 
 def unpack(message: bytes) -> Any:
     """Return the value that was packed, its tensors in host memory of their own."""
-    start = _HEADER_BYTES + int.from_bytes(message[:_HEADER_BYTES], "little")
-    form = Form.decode(message[_HEADER_BYTES:start])
+    start = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
+    form = Form.decode(message[_LENGTH_BYTES:start])
     numbers = np.frombuffer(message, np.uint8)
     tensors = []
     for of_tensor in form.tensors:

@@ -58,7 +58,7 @@ _DTYPES = {code: str(dtype).removeprefix("torch.") for dtype, code in _CODES.ite
 _STRUCTURE, _RUN = "hocket", "run"
 
 #: The longest header that the library reads.
-_HEADER_BYTES = 100_000_000
+_MOST_HEADER_BYTES = 100_000_000
 
 
 #: Bytes that are read at once.
@@ -101,7 +101,7 @@ def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
         raise CheckpointError(f"the state cannot be written as JSON: {error}") from error
     ordered = _ordered(tensors)
     header = _header(ordered, metadata)
-    if len(header) > _HEADER_BYTES:
+    if len(header) > _MOST_HEADER_BYTES:
         raise CheckpointError(_too_long(len(header), structure))
     checksum = 0
 
@@ -154,7 +154,7 @@ def _too_long(size: int, structure: Any) -> str:
         key, structure = max(structure["dict"], key=lambda pair: len(json.dumps(pair[1])))
         keys.append(str(key))
     return (
-        f"{'/'.join(keys)} has most of {size} bytes of text, and a file can hold {_HEADER_BYTES} beside tensors, "
+        f"{'/'.join(keys)} has most of {size} bytes of text, and a file can hold {_MOST_HEADER_BYTES} beside tensors, "
         "arrays and lists of nothing but whole numbers or nothing but floats: keep it as one of these"
     )
 

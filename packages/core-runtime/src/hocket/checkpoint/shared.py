@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 # Network file systems show others' files some seconds late.
 LATE_S = 5.0
-_LOOK_EVERY_S = 0.1
+_LOOK_AT_FILES_EVERY_S = 0.1
 
 
 def patiently(act: Callable[[], T]) -> T:
@@ -39,7 +39,7 @@ def patiently(act: Callable[[], T]) -> T:
                 raise MissingFileError(
                     f"{error} (looked for {LATE_S:g} s on {socket.gethostname()})"
                 ) from error
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_LOOK_AT_FILES_EVERY_S)
 
 
 def require_folder(path: Path) -> None:
@@ -73,7 +73,7 @@ def require_shared(peer: Peer, folder: Path) -> None:
         name, where = on_rank_0(peer, lambda: _write(probe))
         end_s = time.monotonic() + LATE_S
         while not (seen := _is_seen(folder / name)) and time.monotonic() < end_s:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_LOOK_AT_FILES_EVERY_S)
         gathered = gather(peer, [seen, socket.gethostname(), str(folder.absolute())])
     finally:
         if peer.rank == 0:

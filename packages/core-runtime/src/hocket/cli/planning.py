@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.cli.combinations import target_and_overrides
+from hocket.cli.printing import TEXT_WIDTH
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.collective.api import Ends
 from hocket.config.component import component_name, telling_fields
@@ -71,7 +72,6 @@ _HEADERS = (
     "time per step",
     "memory",
 )
-_TEXT_WIDTH = 110
 
 #: Shares of their time that ranks are to compute, from Streaming DiLoCo's table.
 _SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -223,7 +223,7 @@ def _show(
     assert run.ranks is not None
     plan = planned(run.network.bandwidth_bits_per_s)
     name = run.strategy.name or "own strategy"
-    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    width = shutil.get_terminal_size((TEXT_WIDTH, 0)).columns
     print(textwrap.fill(f"{name}: {run.description}" if run.description else name, width))
     print(f"{ranks_of(run, placement)}; {size_of(run, plan, params)}")
     print()

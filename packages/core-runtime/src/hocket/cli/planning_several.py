@@ -17,6 +17,7 @@ from hocket.cli.planning import (
     ranks_of,
     size_of,
 )
+from hocket.cli.printing import TEXT_WIDTH
 from hocket.cli.table import format_bytes, format_seconds, show_table
 from hocket.config.component import component_name
 from hocket.training.run import RunConfig
@@ -29,7 +30,6 @@ __all__ = ["plan_several"]
 
 _HEADERS = ("strategy", "gradients", "parameters", "sent per step", "time per step", "memory")
 _COMPUTING = "computing"
-_TEXT_WIDTH = 110
 
 
 def plan_several(
@@ -82,7 +82,7 @@ def plan_several(
         "shows the exchanges of one strategy.",
         *([HOSTS] if len(set(placement.hosts)) > 1 else []),
     ]
-    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    width = shutil.get_terminal_size((TEXT_WIDTH, 0)).columns
     for line in lines:
         print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  "))
 

@@ -6,7 +6,10 @@ import codecs
 import io
 import sys
 
-__all__ = ["print_anything"]
+__all__ = ["TEXT_WIDTH", "print_anything"]
+
+#: Columns of text where the output is no terminal.
+TEXT_WIDTH = 110
 
 #: Stand-ins for the characters that Hocket itself prints; others are written as in Python, such as `\u03c6`.
 _IN_ASCII = {"±": "+-", "µ": "u", "…": "..."}

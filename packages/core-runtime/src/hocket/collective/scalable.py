@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.collective.api import Channel, Outcome
-from hocket.compressor.topk import largest_places
+from hocket.compressor.topk import INDEX_BYTES, largest_places
 from hocket.transport.network import Cost
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Regions", "ScalableChannel", "scalable_cost", "share_bytes"]
 
-_HEADER_BYTES = 16
-_INDEX_BYTES = 4
+_COUNTS_BYTES = 16
 #: To owners go messages of so many shares: ranks do not select as much as each other in a region.
 _ROOM = 1.5
 #: So often the last round's elements count beside a cut into equal lengths.
@@ -75,8 +74,8 @@ def share_bytes(shape: SegmentShape, num_selected: float, size: int) -> int:
     """
     itemsize = shape.dtype.itemsize
     numbers = -(-shape.trailer_numel // size) * itemsize
-    elements = int(-(-num_selected // size)) * (itemsize + _INDEX_BYTES)
-    return -(-(_HEADER_BYTES + numbers + elements) // 16) * 16
+    elements = int(-(-num_selected // size)) * (itemsize + INDEX_BYTES)
+    return -(-(_COUNTS_BYTES + numbers + elements) // 16) * 16
 
 
 def scalable_cost(message_bytes: float, size: int, network: NetworkModel) -> Cost:
@@ -109,14 +108,14 @@ class _Share:
     @classmethod
     def of(cls, payload: Array, trailer_numel: int, dtype: np.dtype[Any]) -> _Share:
         """Return the message that lies in uint8 memory, with `trailer_numel` numbers of `dtype` before its values."""
-        values_at = _HEADER_BYTES + trailer_numel * dtype.itemsize
-        room = (len(payload) - values_at) // (dtype.itemsize + _INDEX_BYTES)
+        values_at = _COUNTS_BYTES + trailer_numel * dtype.itemsize
+        room = (len(payload) - values_at) // (dtype.itemsize + INDEX_BYTES)
         indices_at = values_at + room * dtype.itemsize
         return cls(
-            payload[:_HEADER_BYTES].view(np.int64),
-            payload[_HEADER_BYTES:values_at].view(dtype),
+            payload[:_COUNTS_BYTES].view(np.int64),
+            payload[_COUNTS_BYTES:values_at].view(dtype),
             payload[values_at:indices_at].view(dtype),
-            payload[indices_at : indices_at + room * _INDEX_BYTES].view(np.int32),
+            payload[indices_at : indices_at + room * INDEX_BYTES].view(np.int32),
         )
 
     @property

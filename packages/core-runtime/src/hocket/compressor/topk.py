@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hocket.segment.shape import SegmentShape
 
 __all__ = [
+    "INDEX_BYTES",
     "TopK",
     "add_sparse",
     "clear_sparse",
@@ -50,14 +51,15 @@ __all__ = [
     "unpack_sparse",
 ]
 
-_HEADER_BYTES = 8
-_INDEX_BYTES = 4
+_COUNT_BYTES = 8
+#: Bytes of an element's place in its segment, int32.
+INDEX_BYTES = 4
 
 
 def sparse_bytes(shape: SegmentShape, count: int) -> int:
     """Return the bytes of a message with `count` elements."""
-    element = shape.dtype.itemsize + _INDEX_BYTES
-    nbytes = _HEADER_BYTES + shape.trailer_bytes + count * element
+    element = shape.dtype.itemsize + INDEX_BYTES
+    nbytes = _COUNT_BYTES + shape.trailer_bytes + count * element
     return -(-nbytes // 8) * 8
 
 
@@ -70,7 +72,7 @@ def pack_sparse(segment: Segment, values: Array, indices: Array) -> Array:
         indices: [k], integers, each from 0 to numel - 1 and at most once.
     """
     payload = np.zeros(sparse_bytes(segment, len(values)), dtype=np.uint8)
-    payload[:_HEADER_BYTES].view(np.int64)[0] = len(values)
+    payload[:_COUNT_BYTES].view(np.int64)[0] = len(values)
     parts = _parts(payload, segment, len(values))
     parts.trailer[:] = segment.outgoing_trailer
     parts.values[:] = values
@@ -84,8 +86,8 @@ def unpack_sparse(message: Message) -> SparseValues:
     Raises:
         ValueError: the payload is shorter than it says.
     """
-    header = message.payload[:_HEADER_BYTES]
-    count = int(header.view(np.int64)[0]) if len(header) == _HEADER_BYTES else 0
+    header = message.payload[:_COUNT_BYTES]
+    count = int(header.view(np.int64)[0]) if len(header) == _COUNT_BYTES else 0
     needed = sparse_bytes(message.segment, max(count, 0))
     if count < 0 or len(message.payload) < needed:
         raise ValueError(
@@ -122,11 +124,11 @@ def clear_sparse(message: Message, out: Tensor) -> None:
 
 def _parts(payload: Array, segment: Segment, count: int) -> SparseValues:
     dtype = segment.outgoing_array.dtype
-    values_start = _HEADER_BYTES + segment.trailer_bytes
+    values_start = _COUNT_BYTES + segment.trailer_bytes
     indices_start = values_start + count * dtype.itemsize
-    indices_stop = indices_start + count * _INDEX_BYTES
+    indices_stop = indices_start + count * INDEX_BYTES
     return SparseValues(
-        trailer=payload[_HEADER_BYTES:values_start].view(dtype),
+        trailer=payload[_COUNT_BYTES:values_start].view(dtype),
         values=payload[values_start:indices_start].view(dtype),
         indices=payload[indices_start:indices_stop].view(np.int32),
     )

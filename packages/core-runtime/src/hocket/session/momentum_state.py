@@ -21,7 +21,7 @@ BUFFER = "momentum_buffer"
 # In place of a buffer that was not read yet.
 _UNREAD = object()
 # References to a buffer without other holders: the mapping's, a variable's, an argument's.
-_OWN_REFERENCES = 3
+_BUFFER_REFERENCES = 3
 # Uses of its memory: its own, and one of the question.
 _OWN_USES = 2
 
@@ -68,7 +68,7 @@ class MomentumState(dict[str, Any]):
         if written:
             self._velocity.copy_(value).mul_(self._scale)
             self._made = value.clone()
-        held = getrefcount(value) > _OWN_REFERENCES or _uses(value) > _OWN_USES
+        held = getrefcount(value) > _BUFFER_REFERENCES or _uses(value) > _OWN_USES
         if not held or value.shape != self._velocity.shape:
             super().__setitem__(BUFFER, _UNREAD)
             self._made = None

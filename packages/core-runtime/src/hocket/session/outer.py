@@ -23,6 +23,7 @@ from hocket.plan.layout import OUTER, WEIGHT
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.storage import Pieces
 from hocket.session.held import Held
+from hocket.session.segment_state import WEIGHT_TOLERANCE
 from hocket.strategy.exchange import Exchange
 from hocket.transport.lane import Lane
 
@@ -30,8 +31,6 @@ __all__ = ["OuterSegment"]
 
 # The integers of as many bytes as an element has.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A mean of weights that is this close to 1 is 1.
-_WEIGHT_TOLERANCE = 1e-6
 
 
 class OuterSegment:
@@ -141,7 +140,7 @@ class OuterSegment:
     def weight(self) -> float:
         """Return the mean weight of batches over the steps since θ was sent."""
         weight = float(self._counted[0] / self._counted[1]) if self.steps else 1.0
-        return 1.0 if abs(weight - 1) <= _WEIGHT_TOLERANCE else weight
+        return 1.0 if abs(weight - 1) <= WEIGHT_TOLERANCE else weight
 
     def send(self, mean_weight: float = 1.0) -> None:
         """Fill `outgoing` with this rank's distance φ - θ times its weight, and the weight behind it.
@@ -179,7 +178,7 @@ class OuterSegment:
         factor = scale
         if self._exchange.collective.traits.divides_by_weight:
             mean_weight = float(segment.incoming_trailer[WEIGHT]) * scale
-            if mean_weight and abs(mean_weight - 1) > _WEIGHT_TOLERANCE:
+            if mean_weight and abs(mean_weight - 1) > WEIGHT_TOLERANCE:
                 factor /= mean_weight
         gradient = segment.incoming[: segment.numel]
         if factor != 1.0:

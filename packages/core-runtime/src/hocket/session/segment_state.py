@@ -16,16 +16,16 @@ from hocket.segment.segment import Segment, view_of
 from hocket.session.exchange import ActiveExchange
 from hocket.strategy.exchange import Exchange
 
-__all__ = ["GradientSlot", "SegmentState", "Stage"]
+__all__ = ["WEIGHT_TOLERANCE", "GradientSlot", "SegmentState", "Stage"]
 
-# A mean of weights that is this close to 1 is 1: a third, three times, is not.
-_WEIGHT_TOLERANCE = 1e-6
+#: A mean of weights that is this close to 1 is 1: a third, three times, is not.
+WEIGHT_TOLERANCE = 1e-6
 
 # From so many elements on, a copy around the caches that looks for NaN and Inf on its way is faster than torch's.
 _SMALLEST_STREAM = 1 << 16
 
 # Of a result that nobody else refers to: the slot's, the segment's, and the argument of who asks.
-_OWN_REFERENCES = 3
+_RESULT_REFERENCES = 3
 
 #: An exchange of the slot, and a segment as it exchanges it.
 Stage = tuple[ActiveExchange, Segment]
@@ -201,7 +201,7 @@ class SegmentState:
             gradient.arrived = False
             # A gradient that the user keeps stays as it is; one that is still `p.grad` is added to, as in torch.
             if (
-                getrefcount(gradient.result) > _OWN_REFERENCES
+                getrefcount(gradient.result) > _RESULT_REFERENCES
                 and gradient.parameter.grad is not gradient.result
             ):
                 gradient.part_with_result()
@@ -284,7 +284,7 @@ class SegmentState:
         weight = float(trailer[WEIGHT])
         nothing_came = not self._divides and weight == 0
         data = self.last.incoming[: self.last.numel]
-        if self._divides and abs(weight - 1) > _WEIGHT_TOLERANCE and weight != 0:
+        if self._divides and abs(weight - 1) > WEIGHT_TOLERANCE and weight != 0:
             factor /= weight
         if factor != 1:
             data.mul_(factor)

@@ -25,7 +25,7 @@ _JOB = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", 
 
 # Ranks of a host begin within less, and most have joined by then.
 _FIRST_LOOK_S = 1.5
-_LOOK_EVERY_S = 1.0
+_LOOK_FOR_ABSENT_EVERY_S = 1.0
 # In so many looks in a row a rank has to be missing.
 _LOOKS = 2
 # What a rank leaves the one before it to say why the job ends.
@@ -122,7 +122,7 @@ def _watch(ranks: LocalRanks, launched: Launched, joined: threading.Event) -> No
     if joined.wait(_FIRST_LOOK_S) or not ranks.can_tell():
         return
     while not (gone := ranks.gone()):
-        if joined.wait(_LOOK_EVERY_S):
+        if joined.wait(_LOOK_FOR_ABSENT_EVERY_S):
             return
     if joined.wait(_TURN_S * min(ranks.before(), _MOST_TURNS)):
         return

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from hocket.errors import ExchangeTimeoutError
 
 __all__ = [
+    "POLL_RESOLUTION_S",
     "CHECK_EVERY_S",
     "DOUBT_EVERY_S",
     "LONG_WAIT_S",
@@ -29,6 +30,9 @@ __all__ = [
     "poll_briefly",
     "wait",
 ]
+
+#: poll(2) counts in milliseconds; shorter sleeps do not listen.
+POLL_RESOLUTION_S = 1e-3
 
 #: After this many seconds of waiting, a report on standard error says who waits for whom.
 STALL_REPORT_AFTER_S = 30.0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hocket.cli.planning import ASSUMED_OVERLAP, MATRICES, title
+from hocket.cli.printing import TEXT_WIDTH
 from hocket.cli.recommend.candidates import NOTHING, CandidateStrategy
 from hocket.cli.recommend.options import Asked
 from hocket.cli.recommend.predictions import SYNCHRONOUS, Predictions
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["absent", "assumptions", "say", "show_costs", "show_head", "show_table_of"]
 
-_TEXT_WIDTH = 110
 #: The numbers of hosts among which plain allreduce is compared.
 _HOSTS = tuple(2**power for power in range(1, 8))
 _MOST_RANKS = 128
@@ -241,6 +241,6 @@ def assumptions(
 
 
 def say(lines: Sequence[str], bullet: str = "- ") -> None:
-    width = shutil.get_terminal_size((_TEXT_WIDTH, 0)).columns
+    width = shutil.get_terminal_size((TEXT_WIDTH, 0)).columns
     for line in lines:
         print(textwrap.fill(line, width, initial_indent=bullet, subsequent_indent=" " * len(bullet)))

@@ -20,6 +20,7 @@ from hocket.errors import PeerLostError, SessionLeftError, TransportError
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.host.memory import reserve
 from hocket.transport.status import (
+    HEARD_AFTER_S,
     RankState,
     RankStatus,
     Status,
@@ -32,14 +33,12 @@ from hocket.transport.status import (
 __all__ = ["Failures", "HostStatus", "StatusBoard"]
 
 _ENTRY = struct.Struct("=dqq64s64s")
-_LOOK_EVERY_S = 0.1
+_LOOK_AT_RANKS_EVERY_S = 0.1
 # Behind the entry: the sessions that the rank has left last, when, and why.
 _LEFT = struct.Struct("=qd232s")
 _LEFT_OFFSET, _MOST_LEFT, _MOST_BYTES = 1024, 8, 232
 # Of a session's number: its ranks are asked to end.
 _ASKED = 1 << 40
-#: What a rank that leaves a session is given, in seconds, to end the job itself.
-HEARD_AFTER_S = 1.0
 
 
 class StatusBoard:
@@ -155,7 +154,7 @@ class Failures:
         """
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_EVERY_S
+            self._next_look_s = now_s + _LOOK_AT_RANKS_EVERY_S
             dead = self.dead()
             if dead:
                 raise self.lost(where(), dead)
@@ -250,7 +249,7 @@ class HostStatus(Status):
         self.failures.check(where)
         now_s = time.monotonic()
         if self.session and self.board is not None and now_s >= self._next_look_s:
-            self._next_look_s = now_s + _LOOK_EVERY_S
+            self._next_look_s = now_s + _LOOK_AT_RANKS_EVERY_S
             left = self.board.left(self.session)
             if left is not None:
                 raise SessionLeftError(f"{where()}: rank {left[0]} {left[1]}")

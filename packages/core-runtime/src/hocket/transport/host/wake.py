@@ -19,14 +19,13 @@ from pathlib import Path
 from hocket.transport.gathering import Ranks, gather
 from hocket.transport.host.descriptors import Descriptor
 from hocket.transport.signals import Bell, Bells, Wake
+from hocket.transport.waiting import POLL_RESOLUTION_S
 
 __all__ = ["HostWake"]
 
 # As in `Bell`. Writes of fewer than 4,096 bytes, PIPE_BUF, are never torn apart.
 _RING = struct.Struct("=iiq")
 _OWN = _RING.pack(-1, 0, 0)
-# poll(2) counts in milliseconds; shorter sleeps do not listen.
-_POLL_RESOLUTION_S = 1e-3
 
 
 class HostWake(Wake):
@@ -61,7 +60,7 @@ class HostWake(Wake):
 
     def wait(self, timeout_s: float | None) -> Sequence[Bell]:
         if timeout_s is not None:
-            if 0 < timeout_s < _POLL_RESOLUTION_S:
+            if 0 < timeout_s < POLL_RESOLUTION_S:
                 time.sleep(timeout_s)
                 timeout_s = 0
             if not self._poll.poll(timeout_s * 1e3):

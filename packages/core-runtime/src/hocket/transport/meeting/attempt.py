@@ -22,13 +22,12 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hocket.errors import UserError
 from hocket.transport.meeting.rendezvous import Rendezvous
-from hocket.transport.meeting.store import CONFLICT, StoreRanks
+from hocket.transport.meeting.store import CONFLICT, LOOK_EVERY_S, StoreRanks
 from hocket.transport.waiting import wait
 
 __all__ = ["Member", "join_attempt"]
 
 _ATTEMPT = "attempt"
-_LOOK_EVERY_S = 0.2
 # Two jobs begin at about the same time, if their ranks can meet at all: so long ranks with different programs wait for
 # a word that there are two. One job may have them, too.
 _SUSPICION_S = 5.0
@@ -133,11 +132,11 @@ class _Look:
 
     def __init__(self, store: Store, token: str) -> None:
         self._store, self._token = store, token
-        self._next_s = time.monotonic() + _LOOK_EVERY_S
+        self._next_s = time.monotonic() + LOOK_EVERY_S
 
     def check(self) -> None:
         if time.monotonic() > self._next_s:
-            self._next_s = time.monotonic() + _LOOK_EVERY_S
+            self._next_s = time.monotonic() + LOOK_EVERY_S
             if self._store.get(_ATTEMPT).decode() != self._token:
                 raise _AttemptOverError
 
@@ -150,7 +149,7 @@ def _compare(store: Store, rendezvous: Rendezvous, members: Sequence[Member]) ->
     if not others and suspects:
         end_s = time.monotonic() + _SUSPICION_S
         while not others and time.monotonic() < end_s:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
             others = suspects if store.check([CONFLICT]) else []
     if others:
         rank = rendezvous.rank if rendezvous.rank in others else others[0]

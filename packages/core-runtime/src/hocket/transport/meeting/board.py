@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hocket.transport.host import StatusBoard
-from hocket.transport.host.status import HEARD_AFTER_S
-from hocket.transport.status import RankState, RankStatus
+from hocket.transport.status import HEARD_AFTER_S, RankState, RankStatus
 
 if TYPE_CHECKING:
     from hocket.transport.meeting.store import StoreEntries  # which imports torch

@@ -19,13 +19,14 @@ from hocket.transport.meeting.rendezvous import Rendezvous
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
-__all__ = ["CONFLICT", "StoreEntries", "StoreRanks", "open_store", "serve_store"]
+__all__ = ["LOOK_EVERY_S", "CONFLICT", "StoreEntries", "StoreRanks", "open_store", "serve_store"]
 
 #: Under this key ranks find a word that two jobs use their store.
 CONFLICT = "conflict"
 
-_LOOK_EVERY_S = 0.2
-_CONNECTING_S = 5.0
+#: Seconds between two looks whether others have come to the store.
+LOOK_EVERY_S = 0.2
+_REACHING_STORE_S = 5.0
 # A name may become known only when its host starts, as those of containers.
 _NAMING_S = 30.0
 _STARTING_S = 20.0
@@ -48,7 +49,7 @@ def open_store(rendezvous: Rendezvous) -> Store:
     # torch's own attempts print paragraphs, and heed no Ctrl-C.
     _try(rendezvous, "find", lambda: socket.getaddrinfo(*place), min(_NAMING_S, rendezvous.timeout_s))
     if not rendezvous.serves:
-        reach = partial(socket.create_connection, place, _CONNECTING_S)
+        reach = partial(socket.create_connection, place, _REACHING_STORE_S)
         _try(rendezvous, "reach", lambda: reach().close(), rendezvous.timeout_s)
     made: list[TCPStore | Exception] = []
     # On a thread, as torch waits without an end for an answer of what is no store.
@@ -91,12 +92,12 @@ def _make(rendezvous: Rendezvous) -> TCPStore | Exception:
 def _tell_of_conflict(rendezvous: Rendezvous) -> None:
     """Tell the ranks of another job, if one has this rank's port, that they may meet this one's."""
     with contextlib.suppress(RuntimeError, ValueError, OSError):
-        socket.create_connection((rendezvous.host, rendezvous.port), _LOOK_EVERY_S).close()
+        socket.create_connection((rendezvous.host, rendezvous.port), LOOK_EVERY_S).close()
         store = TCPStore(
             rendezvous.host,
             rendezvous.port,
             is_master=False,
-            timeout=timedelta(seconds=_CONNECTING_S),
+            timeout=timedelta(seconds=_REACHING_STORE_S),
             wait_for_workers=False,
         )
         PrefixStore(rendezvous.prefix, store).set(CONFLICT, "another rank 0")
@@ -120,7 +121,7 @@ def _try(rendezvous: Rendezvous, what: str, call: Callable[[], object], longest_
                 raise _refusal(rendezvous, what, cause) from error
         else:
             return
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _refusal(rendezvous: Rendezvous, what: str, cause: str) -> UserError:

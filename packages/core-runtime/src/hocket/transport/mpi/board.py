@@ -18,7 +18,7 @@ from hocket.transport.meeting.rendezvous import parse_ports
 __all__ = ["open_board"]
 
 # Reaching a store takes no longer where no firewall drops what is sent.
-_CONNECTING_S = 2.0
+_REACHING_BOARD_S = 2.0
 _KEY = "job"
 
 
@@ -73,7 +73,7 @@ def _reach(addresses: Sequence[Address], port: int, token: str) -> Any:
     for address in addresses:
         with contextlib.suppress(OSError, RuntimeError):
             socket.create_connection(
-                (address, port), _CONNECTING_S
+                (address, port), _REACHING_BOARD_S
             ).close()  # torch's own attempts last longer
             store = TCPStore(address, port, is_master=False, wait_for_workers=False)
             # An address may be one that each host has, such as a bridge's.

@@ -28,7 +28,7 @@ from hocket.transport.meeting.addresses import (
     route_to,
 )
 from hocket.transport.meeting.rendezvous import Rendezvous
-from hocket.transport.meeting.store import StoreRanks
+from hocket.transport.meeting.store import LOOK_EVERY_S, StoreRanks
 from hocket.transport.status import number_ranks
 from hocket.transport.waiting import wait
 
@@ -38,9 +38,8 @@ _HELLO = struct.Struct("<8sii32s")
 _MAGIC = b"hocket 1"
 _PROOF_BYTES = 32
 # What a connection may take to be made, and to say who it is, in seconds.
-_CONNECTING_S = 3.0
+_CONNECTING_TO_RANK_S = 3.0
 _GREETING_S = 5.0
-_LOOK_EVERY_S = 0.2
 # What a system says that gives a process, or all of them, no more descriptors.
 _RUN_OUT = (errno.EMFILE, errno.ENFILE)
 # A host that is gone without a word is found out after about a minute: by questions on a silent connection, and by what
@@ -124,7 +123,7 @@ class Handshake:
                     f"rank {self.rank} cannot connect to rank {rank} on port {place.port} ({tried}): a firewall "
                     "between the hosts? HOCKET_PORTS=20000-20100 names the ports that it lets pass"
                 )
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(LOOK_EVERY_S)
 
     def run_out(self, error: OSError, what: str) -> UserError:
         """Return what to say where this process has no descriptors left."""
@@ -143,7 +142,7 @@ class Handshake:
         Raises:
             OSError: it is not reached, or somebody else is.
         """
-        connection = socket.create_connection((address, port), _CONNECTING_S)
+        connection = socket.create_connection((address, port), _CONNECTING_TO_RANK_S)
         try:
             connection.settimeout(_GREETING_S)
             connection.sendall(_HELLO.pack(_MAGIC, self.rank, rank, self.proof("calls", self.rank, rank)))
@@ -184,7 +183,7 @@ class Acceptor:
         self._error: UserError | None = None
 
     def __enter__(self) -> Acceptor:
-        self._listener.settimeout(_LOOK_EVERY_S)
+        self._listener.settimeout(LOOK_EVERY_S)
         threading.Thread(target=self._accept, name="hocket accepting", daemon=True).start()
         return self
 

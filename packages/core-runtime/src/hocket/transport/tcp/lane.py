@@ -24,6 +24,7 @@ from hocket.transport.host import HostPeer, open_host_collectives
 from hocket.transport.lane import Mixer
 from hocket.transport.request import Finished, Request
 from hocket.transport.tcp.request import (
+    NOTHING,
     CollectiveCall,
     GatherRequest,
     Program,
@@ -41,8 +42,6 @@ RING_BYTES = 1 << 16
 _SPACES = struct.Struct("<QQ")
 # A lane keeps so many programs, and their buffers: a session's exchanges come with the same ones in every step.
 _MOST_PROGRAMS = 4
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 class TcpLane(WireLane):
@@ -114,7 +113,7 @@ class TcpLane(WireLane):
 
     def ibarrier(self) -> Request:
         build = partial(recursive_doubling_allreduce, self.rank, self.size)
-        return self._run("barrier", _NOTHING, build)
+        return self._run("barrier", NOTHING, build)
 
     def close(self) -> None:
         self.ibarrier().wait()

@@ -18,12 +18,22 @@ from hocket.transport.tcp.connection import Frame, FrameKind
 from hocket.transport.tcp.wire import Key, Wire
 from hocket.transport.waiting import CHECK_EVERY_S, LONG_WAIT_S
 
-__all__ = ["CollectiveCall", "GatherRequest", "Program", "ReceiveRequest", "SendRequest", "WireLane"]
+__all__ = [
+    "NOTHING",
+    "CollectiveCall",
+    "GatherRequest",
+    "Program",
+    "ReceiveRequest",
+    "SendRequest",
+    "WireLane",
+]
 
 
 # The messages of one collective are numbered below this.
 _TAGS = 1 << 20
-_NOTHING = np.empty(0, np.uint8)
+
+#: The data of a message that has none.
+NOTHING = np.empty(0, np.uint8)
 
 
 class WireLane(ProcessLane):
@@ -277,7 +287,7 @@ class CollectiveCall(TcpOperation):
         for i, operation in enumerate(program.operations):
             if isinstance(operation, Send) and (i in program.firing.queue or i not in program.firing.fired):
                 key = lane.call_key(operation.to, self._round, operation.tag)
-                lane.wire.send(key, _NOTHING, program.call, _ignore, FrameKind.GIVEN_UP)
+                lane.wire.send(key, NOTHING, program.call, _ignore, FrameKind.GIVEN_UP)
 
     def _go_on(self) -> None:
         """Perform what has fired. What ends meanwhile is performed by the call that is at it."""

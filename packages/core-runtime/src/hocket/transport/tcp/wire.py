@@ -22,11 +22,10 @@ import numpy as np
 from hocket.arrays import Array
 from hocket.transport.forks import is_fork
 from hocket.transport.tcp.connection import Connection, Frame, FrameKind
+from hocket.transport.waiting import POLL_RESOLUTION_S
 
 __all__ = ["Key", "Receiver", "Wire"]
 
-# poll(2) counts in milliseconds; shorter sleeps do not listen.
-_POLL_RESOLUTION_S = 1e-3
 _SAYING_S = 1.0
 
 
@@ -242,7 +241,7 @@ class Wire:
             is_over: whether there is no need to; asked under the lock.
             longest_s: seconds.
         """
-        if longest_s < _POLL_RESOLUTION_S:
+        if longest_s < POLL_RESOLUTION_S:
             time.sleep(longest_s)
             return
         with self.lock:
@@ -331,7 +330,7 @@ class Wire:
             for connection in self._connections.values():
                 connection.send(Frame(0, number, 0, 0, kind), np.empty(0, np.uint8), _nothing)
             while self.busy and time.monotonic() < end_s:
-                time.sleep(_POLL_RESOLUTION_S)
+                time.sleep(POLL_RESOLUTION_S)
                 for connection in self._connections.values():
                     connection.flush()
 

@@ -13,14 +13,13 @@ from hocket.transport.gathering import Ranks
 from hocket.transport.network import NetworkModel
 from hocket.transport.request import Request
 from hocket.transport.signals import Bell, Bells, Event, Wake
+from hocket.transport.status import HEARD_AFTER_S
 from hocket.transport.virtual.fabric import Fabric
 from hocket.transport.virtual.scheduler import Scheduler
 from hocket.transport.virtual.timeline import ScheduledThread, Signal
 
 __all__ = ["Attendance", "Station", "VirtualEvent", "VirtualRequest", "VirtualWake"]
 
-# What a rank that leaves a session is given, in virtual seconds, to end the run itself.
-_HEARD_AFTER_S = 1.0
 _TRAINING = "main"
 
 
@@ -46,7 +45,7 @@ class Attendance:
                     task.error = self.error(task)
                     timeline.make_ready(task, timeline.now_s)
 
-        timeline.call_at(timeline.now_s + _HEARD_AFTER_S, hear)
+        timeline.call_at(timeline.now_s + HEARD_AFTER_S, hear)
 
     def error(self, task: ScheduledThread) -> SessionLeftError:
         """Return what a task that waits raises."""
