@@ -51,10 +51,10 @@ RECIPES: dict[str, list[str]] = {
 
 
 class Events:
-    """What befalls this rank in this attempt; each event happens once, and leaves when it has.
+    """The events of this rank in this attempt; each happens once, and is then removed.
 
     Args:
-        folder: of the job.
+        folder: the job's.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -319,12 +319,12 @@ def _hierarchies(exchange: Config, slot: str) -> dict[str, list[Config]]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """What is to meet, and in how many ways.
+    """A combination to try, and the ways to try it in.
 
     Attributes:
-        overlapped: whether it is tried with every overlap.
-        everywhere: whether it is tried in every scope.
-        threaded: whether it is tried with a progress thread.
+        overlapped: true: with every overlap.
+        everywhere: true: in every scope.
+        threaded: true: with a progress thread.
     """
 
     collective: Choice

@@ -177,7 +177,7 @@ def equal_weights(pieces: Sequence[tuple[int, Fraction]]) -> list[int]:
 
 
 class Survivors:
-    """What owners of regions of one segment keep of the sums of gradients' messages, round after round."""
+    """The sums of gradients' messages that owners of regions of one segment keep, round after round."""
 
     def __init__(self, real: NDArray[np.bool_], size: int) -> None:
         self._places, self._size = np.flatnonzero(real), size
@@ -224,7 +224,7 @@ def _first(sizes: Vector, among: NDArray[np.bool_], count: int) -> NDArray[np.bo
 
 @dataclass
 class Offered:
-    """What a rank offers of a segment in one round.
+    """The offer of a rank for a segment in one round.
 
     Attributes:
         data: [n], scaled.
@@ -459,7 +459,7 @@ class Running:
 
 @dataclass
 class Gradients:
-    """Of all ranks: the values [ranks, n], who has which, and the weight of each of their elements [ranks, n]."""
+    """The values of all ranks [ranks, n], their holders, and the weight of each element [ranks, n]."""
 
     values: Vector
     present: NDArray[np.bool_]
@@ -560,7 +560,7 @@ class Parameters:
 
     @property
     def debiased(self) -> Vector:
-        """What models compute with."""
+        """The values that models compute with."""
         return self.values / self.push_weights
 
     def end_step(self, step: int) -> None:

@@ -33,7 +33,7 @@ def test_cell(cell: Cell, ranks: int) -> None:
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_any_cell(slot: str, data: st.DataObject) -> None:
-    """What no two choices show alone: others in each run, so that all are seen in the end."""
+    """Combinations of more than two choices: different ones in each run, so that all are seen in the end."""
     check(*data.draw(st.sampled_from(accepted(slot))))
 
 

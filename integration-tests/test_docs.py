@@ -1,4 +1,4 @@
-"""What READMEs and docs show: Python blocks parse, YAML blocks are accepted, and those marked `python run` run.
+"""The blocks of READMEs and docs: Python blocks parse, YAML blocks are accepted, and those marked `python run` run.
 
 `python run by torchrun` is a script of torch's own, without Hocket. `tools/test --full` runs the other Python blocks,
 too, with names that a reader has: a model, an optimizer, a loss, data.

@@ -1,4 +1,4 @@
-"""What READMEs and docs say to type: `hocket` commands begin; `tools/test --full` lets each come to its end.
+"""The commands of READMEs and docs: `hocket` commands begin; `tools/test --full` lets each come to its end.
 
 Lines of a fenced block, or indented by four, that begin with `hocket`. Each has a folder of its own, with the files
 that its page speaks of.

@@ -105,12 +105,12 @@ class Drawn:
 
 @dataclass
 class Attempt:
-    """How a job has ended.
+    """The end of a job.
 
     Attributes:
-        status: of its launcher, as `subprocess` gives it.
-        lines: what it has said, with the second.
-        happened: when, by event.
+        status: its launcher's, as `subprocess` gives it.
+        lines: its output, with the second of each line.
+        happened: the time of each event.
     """
 
     status: int

@@ -147,7 +147,7 @@ def name_of(component: Any) -> Any:
 
 
 def test_bad_advice_is_found() -> None:
-    """What is tried comes from the message: advice that leads nowhere is noticed."""
+    """The choices come from the message, so that bad advice is noticed."""
     cell = Cell("", "gradients", {"gradients": [{"collective": "broadcast"}]})
     for advice, works in (("use allreduce", True), ("use broadcast", False), ("begin with a gossip", True)):
         error = CompositionError(f"mapping: gradients.0.collective: broadcast means nothing: {advice}")

@@ -26,7 +26,7 @@ _WARM = 100
 
 
 class Held(NamedTuple):
-    """What a process holds."""
+    """The resources of a process."""
 
     blocks: int
     objects: int

@@ -77,11 +77,11 @@ def flat(model: nn.Module) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """What a rank tells of its training.
+    """The result of a rank's training.
 
     Attributes:
         parameters: at the end, float64 [n].
-        losses: of its batches.
+        losses: its batches' losses.
         bytes_sent: as the session counted them.
     """
 
@@ -110,7 +110,7 @@ def train(strategy: Strategy | str, steps: int, **attach: Any) -> Told:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What virtual ranks tell of their training.
+    """The results of virtual ranks' training.
 
     Attributes:
         parameters: of all ranks, at the end, float64 [ranks, n].

@@ -1,4 +1,4 @@
-"""Who carries a program: a rank's session, with its share of each batch, or nobody, with the whole batch."""
+"""Both sides of a program: a rank's session, with its share of each batch, or no session, with the whole batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interrupted(Exception):  # noqa: N818
 
 @dataclass
 class Ended:
-    """How a program has ended on a rank.
+    """The result of a program on a rank.
 
     Attributes:
         told: the models' parameters and buffers, and what the program returned; empty where it was interrupted.
@@ -90,7 +90,7 @@ class _Attached:
 
 @dataclass
 class Side:
-    """What a program runs on.
+    """The setting of a program's run.
 
     Attributes:
         strategy: of its sessions; None for one process without Hocket.

@@ -13,7 +13,7 @@ __all__ = ["Given", "batches_of", "own_batches", "weight_of"]
 
 @dataclass(frozen=True)
 class Given:
-    """What the ranks are given at one time.
+    """The batches of the ranks at one time.
 
     Attributes:
         batches: by rank.

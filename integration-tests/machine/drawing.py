@@ -64,7 +64,7 @@ def _is_sparse(entry: Entry) -> bool:
 
 
 def _is_local(entry: Entry) -> bool:
-    """Whether ranks step with their own gradients at some time."""
+    """Return whether ranks step with their own gradients at some time."""
     return any(r.gradients is None for r in entry.rules.values())
 
 

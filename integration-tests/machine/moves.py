@@ -97,7 +97,7 @@ class Way(Written):
 
     @property
     def micros(self) -> int:
-        """How many batches a step has."""
+        """The number of batches in a step."""
         return 2 if self.how == "accumulate" else 1
 
 

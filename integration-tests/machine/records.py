@@ -19,7 +19,7 @@ TOLERANCE = 1e-6
 
 @dataclass
 class Records:
-    """Of one rank: the number of the move, what was looked at, and the numbers."""
+    """A record of one rank: the number of the move, the object looked at, and its numbers."""
 
     move: int = 0
     seen: list[tuple[int, str, NDArray[np.float64]]] = field(default_factory=list)

@@ -26,7 +26,7 @@ Gradients = dict[str, Tensor | None]
 
 @dataclass
 class Replica:
-    """What a rank holds of its own."""
+    """The state that a rank holds of its own."""
 
     model: Toy
     optimizers: Optimizers
@@ -72,7 +72,7 @@ LAYERS = list(dict.fromkeys(layer_of(name) for name, _ in Toy(0).named_parameter
 
 @dataclass
 class Exchanges:
-    """What a strategy keeps from step to step, and what it does, for all ranks at once.
+    """The state of a strategy from step to step, and its work, for all ranks at once.
 
     Attributes:
         entry: the strategy.
@@ -246,7 +246,7 @@ class Exchanges:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether what parameters' exchanges bring is merged some steps later."""
+        """True if exchanges of parameters are merged some steps later."""
         return self.rule.parameters is not None and self.rule.parameters.delayed
 
     def begin_forward(self, replicas: Sequence[Replica]) -> None:

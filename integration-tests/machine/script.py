@@ -61,7 +61,7 @@ class Saved:
 
 
 class MishapError(Exception):
-    """What goes wrong in a user's loop."""
+    """A fault in a user's loop."""
 
 
 class Script:

@@ -44,12 +44,12 @@ class Steps:
 
     @property
     def is_local(self) -> bool:
-        """Whether each rank steps with its own gradients."""
+        """Return whether each rank steps with its own gradients."""
         return self.exchanges.rule.gradients is None or self.exchanges.alone
 
     @property
     def notices_nan(self) -> bool:
-        """Whether a session looks for NaN in gradients, which one rank alone does, too."""
+        """Return whether a session looks for NaN in gradients; one rank alone does, too."""
         return self.exchanges.rule.gradients is not None
 
     def batch(self, given: Given) -> None:

@@ -55,7 +55,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a strategy does in a step.
+    """A strategy's part in a step.
 
     Attributes:
         gradients: mean; Sparse; or None, where each rank steps with its own.
@@ -67,7 +67,7 @@ class Rule:
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether replicas that begin equal stay so."""
+        """True if replicas that begin equal stay so."""
         return self.gradients is not None or self.parameters is EVERY_STEP
 
 

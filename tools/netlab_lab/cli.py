@@ -26,7 +26,7 @@ from netlab_lab.system import NetlabError, check_system
 __all__ = ["main"]
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds that a command may take to end by itself when it is told to.
+# Seconds that a command may take to end by itself after a request.
 _ENDING_TIMEOUT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _share_cores(ranks: int) -> None:
-    """Let each of so many ranks compute by its share of the cores, of which each host believes that it has all.
+    """Limit each rank's threads to its share of the cores, as each host believes that it has all of them.
 
     With so many threads per rank, a small model trains 7 times slower.
     """

@@ -81,12 +81,12 @@ class Lab:
 
     @property
     def name(self) -> str:
-        """What the names of its namespaces and hosts start with."""
+        """The prefix of its namespaces' and hosts' names."""
         return _PREFIX + self.key
 
     @property
     def folder(self) -> Path:
-        """Where its record and its scripts are."""
+        """The folder of its record and its scripts."""
         return _FOLDER / self.key
 
     def hostname(self, host: int) -> str:

@@ -31,7 +31,7 @@ _MIN_QUEUE_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Link:
-    """What every host's link can carry, in each direction.
+    """The capacity of every host's link, in each direction.
 
     Attributes:
         rate_bit_s: bits per second, headers of Ethernet, IP and TCP included.
@@ -50,7 +50,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has crossed one host's link: bytes with all headers, as frames, and frames lost in its queues."""
+    """The traffic of one host's link: bytes with all headers, frames, and frames lost in its queues."""
 
     sent: int
     received: int
@@ -118,8 +118,8 @@ def traffic(switch: str, hosts: list[str]) -> list[Traffic]:
 
 
 def _shaper(namespace: str, interface: str) -> dict[str, int]:
-    told = call("tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", interface)
-    disciplines: list[dict[str, Any]] = json.loads(told)
+    shown = call("tc", "-n", namespace, "-s", "-j", "qdisc", "show", "dev", interface)
+    disciplines: list[dict[str, Any]] = json.loads(shown)
     for discipline in disciplines:
         if discipline["kind"] == "tbf":
             return discipline

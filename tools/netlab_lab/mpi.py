@@ -31,10 +31,10 @@ def find_mpiexec() -> str:
     path = str(own) if own.exists() else shutil.which("mpiexec")
     if path is None:
         raise NetlabError("no mpiexec found: tools/setup installs one into .venv")
-    told = subprocess.run(
+    version = subprocess.run(
         [path, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
-    if "Open MPI" not in told.stdout:
+    if "Open MPI" not in version.stdout:
         raise NetlabError(f"{path} is not Open MPI's, whose daemons netlab can start: see `exec` for others")
     return path
 

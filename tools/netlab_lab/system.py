@@ -20,7 +20,7 @@ _SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 
 
 class NetlabError(Exception):
-    """What the user can do something about; shown in one line."""
+    """An error that the user can mend; shown in one line."""
 
 
 def check_system() -> None:

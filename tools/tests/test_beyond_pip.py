@@ -1,4 +1,4 @@
-"""What tests need beyond pip and is not there: they are skipped, counted and told; in CI that is an error."""
+"""Tests that lack something beyond pip: they are skipped, counted and reported; in CI that is an error."""
 
 from __future__ import annotations
 

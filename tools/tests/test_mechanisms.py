@@ -32,15 +32,15 @@ def test_mechanisms_are_where_the_list_says_and_the_page_tells_of_each(
 @pytest.mark.timeout(300)
 def test_a_mechanism_is_measured_and_its_alternative_ends_with_the_same_weights() -> None:
     options = ["--ranks", "2", "--pairs", "1", "--seconds", "0", "pipes"]
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, str(BENCHMARKS / "mechanisms.py"), *options],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    row = told.stdout.splitlines()[-1]
-    assert row.startswith("| pipes wake whoever carries out schedules | `sgd"), told.stdout
+    assert ended.returncode == 0, ended.stderr
+    row = ended.stdout.splitlines()[-1]
+    assert row.startswith("| pipes wake whoever carries out schedules | `sgd"), ended.stdout
     assert " to " in row.split("|")[3]
 
 

@@ -74,7 +74,7 @@ def test_rounds_are_drawn_together_as_alone() -> None:
 
 
 def test_draws_do_not_change_between_versions() -> None:
-    """What ranks with different versions would have to agree on."""
+    """The draws are fixed numbers, on which ranks with different versions have to agree."""
     assert uniform(9, 5, 7, [0, 3]).tolist() == GOLDEN_UNIFORM
     assert roulette(uniform_table(7), 5, 7, [0, 3]).tolist() == GOLDEN_ROULETTE
 

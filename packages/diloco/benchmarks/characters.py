@@ -1,4 +1,4 @@
-"""What little communication costs: a character transformer, equal tokens, 4 ranks, the same seeds for every method.
+"""The cost of little communication: a character transformer, equal tokens, 4 ranks, the same seeds for every method.
 
     apt-get install bible-kjv-text
     python packages/diloco/benchmarks/characters.py --out runs/characters [--rows sgd "diloco 30"] [--seeds 0 1 2]
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What it has given; None until it has ended."""
+        """Return its result; None until it has ended."""
         path = self.folder / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 

@@ -1,4 +1,4 @@
-"""What quantised or chosen values arrive as, in NumPy and from the definitions, for compressors to compare with."""
+"""The received form of quantised or chosen values, in NumPy and from the definitions, to compare compressors with."""
 
 from __future__ import annotations
 

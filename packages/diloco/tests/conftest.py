@@ -1,4 +1,4 @@
-"""What holds for all tests of the package: one thread, as two give other bits."""
+"""The setting of all tests of the package: one thread, as two give other bits."""
 
 from __future__ import annotations
 

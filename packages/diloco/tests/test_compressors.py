@@ -118,7 +118,7 @@ def test_zeros_stay_zeros_and_nan_is_seen() -> None:
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "falling", "heavy"])
 def test_the_largest_of_each_chunk_travel(kind: str) -> None:
-    """Of 3 chunks and a shorter one, in the order of their places; of equal ones the first."""
+    """The values are those of 3 chunks and a shorter one, in the order of their places; of equal ones the first."""
     numel, chunk, k = 3 * 4096 + 1000, 4096, 64
     rng = np.random.default_rng(0)
     values = {

@@ -1,4 +1,4 @@
-"""What evaluating DiLoCo sends, as the README says: seconds of a virtual network without latency are its bytes."""
+"""The bytes of DiLoCo's evaluation, as in the README: seconds of a virtual network without latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `hocket plan` shows of outer parameters, turns and delays; its bytes are those that a session counts."""
+"""The plan of outer parameters, turns and delays by `hocket plan`; its bytes are those that a session counts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_it_says_what_is_hidden_and_when(
 def test_it_says_from_how_many_ranks_a_gather_sends_more(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of q bits among more than 64 / q ranks; the digits' model has tables of 4 bytes for each parameter besides."""
+    """A gather of q bits sends more from 64 / q ranks on; the digits' model adds tables of 4 bytes per parameter."""
     monkeypatch.setenv("COLUMNS", "400")
     given = "parameters.0={collective: sparse_allreduce, compressor: {name: diloco.quantise, format: e3m0}}"
     for ranks, more in ((8, False), (17, True)):

@@ -1,4 +1,4 @@
-"""What `hocket recommend` says of DiLoCo in a file: its own phases' parts count, whatever the file is based on."""
+"""The predictions of `hocket recommend` for DiLoCo in a file: its own phases count, whatever the file is based on."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(scope="session", params=[2, 5])
 def job(request: pytest.FixtureRequest) -> Iterator[tuple[int, Job]]:
-    """How many ranks there are, and they, under mpiexec."""
+    """Start ranks under mpiexec; yield their number and them."""
     if find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
     job = Job(request.param, Path(__file__).parent)

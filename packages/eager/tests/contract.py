@@ -23,10 +23,10 @@ __all__ = ["Case", "check", "take_part"]
 
 @dataclass(frozen=True)
 class Case:
-    """What ranks do.
+    """The program of ranks.
 
     Attributes:
-        size: how many there are.
+        size: the number of ranks.
         collective: the fields of `PartialAllreduce`.
         steps: of the application of each rank; a rank with fewer leaves before the others.
         nulls: from which step on each rank has no data left, and proposes nothing, at once.

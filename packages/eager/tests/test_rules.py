@@ -12,7 +12,7 @@ from hocket_eager.initiative import num_notices
 @pytest.mark.parametrize("starts", list(Quorum))
 @pytest.mark.parametrize("candidates", [1, 2, 5, 32])
 def test_expected_number_of_active_ranks(candidates: int, starts: Quorum) -> None:
-    """Of ranks that arrive one after the other, over many rounds."""
+    """The ranks arrive one after the other, over many rounds."""
     rules = QuorumRules(32, candidates, starts)
     active = []
     for round in range(2000):

@@ -154,7 +154,7 @@ def test_what_cannot_be_composed() -> None:
 
 @pytest.mark.parametrize("missed", ["newest", "sum"])
 def test_a_group_s_members_have_their_leader_s_numbers(missed: str) -> None:
-    """What comes late is no mean yet to divide by its weight, on ranks that hear of it from their leader either."""
+    """A late sum is no mean yet to divide by its weight, nor on ranks that get it from their leader."""
     collective = {**SOLO, "missed": missed}
     slow = hocket.compose(
         {

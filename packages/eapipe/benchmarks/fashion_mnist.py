@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def blocks(self) -> int:
-        """How many blocks its network has."""
+        """The number of its network's blocks."""
         return BLOCKS[self.stages]
 
     @property

@@ -1,4 +1,4 @@
-"""What looks at pipelines, and saves them: it tells the truth, and training goes on from there."""
+"""Calls that look at pipelines or save them: they are right, and training goes on from there."""
 
 from __future__ import annotations
 

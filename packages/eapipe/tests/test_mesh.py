@@ -1,4 +1,4 @@
-"""Who holds which stage, for any mesh."""
+"""The holders of stages, for any mesh."""
 
 from __future__ import annotations
 

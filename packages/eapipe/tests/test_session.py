@@ -238,7 +238,7 @@ def test_a_checkpoint_of_other_ranks_or_another_engine_is_refused(tmp_path: Path
 
 @pytest.mark.parametrize("policy", Policy)
 def test_peak_memory_is_what_was_planned(policy: Policy) -> None:
-    """Of tensors, per stage, within a tenth: a model in which weights and activations are about as large."""
+    """The plan is right within a tenth per stage, for a model whose weights and activations are about as large."""
 
     def model() -> nn.Sequential:
         torch.manual_seed(0)

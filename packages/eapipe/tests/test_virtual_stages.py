@@ -77,7 +77,7 @@ def test_two_pipelines(policy: str, strategy: dict[str, Any]) -> None:
 
 
 def test_pipelines_that_average_in_pairs_settle_with_every_change() -> None:
-    """What is saved then has the mean that it would have had without being saved."""
+    """The saved run has the mean that it would have without a save."""
 
     def body() -> tuple[int, list[float], list[float]]:
         torch.manual_seed(0)

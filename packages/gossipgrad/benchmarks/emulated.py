@@ -27,10 +27,10 @@ __all__ = ["Machine", "Timing", "exchanged_bytes", "measure", "measure_ddp"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What is emulated.
+    """The emulated model.
 
     Attributes:
-        layers: how many.
+        layers: their number.
         numel: parameters of each, float32.
         compute_s: seconds of a whole step, forward and backward.
     """
@@ -42,7 +42,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a step took on the slowest rank, on average.
+    """The costs of a step on the slowest rank, on average.
 
     Attributes:
         seconds: from its begin to its end.

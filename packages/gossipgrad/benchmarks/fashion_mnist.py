@@ -87,7 +87,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         consensus: accuracy of the replicas' mean, in per cent.

@@ -1,4 +1,4 @@
-"""Who advances messages: the training thread in its hooks, or a progress thread; and what is hidden either way."""
+"""Overlap with messages advanced by the training thread in its hooks, and by a progress thread."""
 
 from __future__ import annotations
 

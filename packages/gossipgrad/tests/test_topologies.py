@@ -41,12 +41,12 @@ class TestRandomPush(TopologyConformance):
 
 
 def receivers(topology: Topology, size: int, round: int) -> np.ndarray:
-    """Whom each rank sends to, [size], of topologies with one receiver each."""
+    """Return the receiver of each rank, [size], for topologies with one receiver each."""
     return np.array([topology.neighbours(rank, size, round, 0).send_to[0] for rank in range(size)])
 
 
 def reached(topology: Topology, size: int, rounds: range) -> np.ndarray:
-    """Which rank's value has come to which rank, bool [to, from]."""
+    """Return whether a rank's value has reached another one, bool [to, from]."""
     known = np.eye(size, dtype=bool)
     for round in rounds:
         to = receivers(topology, size, round)
@@ -106,7 +106,7 @@ def test_dissemination_is_the_one_peer_exponential_graph() -> None:
 
 
 def meetings(topology: Topology, size: int, rounds: int) -> np.ndarray:
-    """Which ordered pairs exchange directly within so many rounds, bool [from, to]."""
+    """Return whether ordered pairs exchange directly within that many rounds, bool [from, to]."""
     met = np.eye(size, dtype=bool)
     for round in range(rounds):
         met[np.arange(size), receivers(topology, size, round)] = True
@@ -130,7 +130,7 @@ def test_without_rotation_most_pairs_never_meet() -> None:
 
 @pytest.mark.parametrize("size", [8, 32])
 def test_p_fixed_shuffles_leave_some_pairs_apart(size: int) -> None:
-    """As many as the docstring expects, on average over seeds; more rounds do not help, as they repeat."""
+    """The number of pairs is the docstring's on average over seeds; more rounds do not help, as they repeat."""
     cycle = size * num_dimensions(size)
     apart = [
         (~meetings(Rotated(Dissemination(), Shuffles.FIXED, seed), size, cycle)).sum() for seed in range(40)

@@ -51,11 +51,11 @@ TRAILER = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """What a way has taken.
+    """The costs of a way.
 
     Attributes:
-        bytes: that a rank has sent in a round.
-        seconds: of a round.
+        bytes: sent by a rank in a round.
+        seconds: the time of a round.
         survivors: elements that are not 0 in the end.
     """
 

@@ -191,7 +191,7 @@ def test_only_its_own_compressors_can_be_chosen_between(compressor: str) -> None
 @pytest.mark.parametrize("segments", ["model", "layers"])
 @pytest.mark.parametrize("algorithm", ["gather", "scalable", "auto"])
 def test_planned_bytes_are_counted_bytes(costs: str, segments: str, algorithm: str) -> None:
-    """Of all dense segments, padding included, and of mixed ones; 6 does not divide their bytes."""
+    """The bytes are those of all dense segments, padding included, and of mixed ones; 6 does not divide them."""
     collective = f"gradients.0.collective={{name: redsync.allreduce, algorithm: {algorithm}, costs: {costs}}}"
     strategy = ("redsync", collective, f"gradients.0.segments={segments}")
     planned = plan(hocket.compose(*strategy), nn.Linear(1000, 101), 6, NetworkModel()).bytes_per_step

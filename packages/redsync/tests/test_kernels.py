@@ -78,7 +78,7 @@ def test_one_that_is_not_finite_is_found_wherever_it_is(bad: float, place: int) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_step_pays_for_compilation(dtype: torch.dtype) -> None:
-    """Whatever is called, with messages as they come from a transport, was compiled when the state was made."""
+    """Every kernel call, with messages as from a transport, was compiled when the state was made."""
     compressors = (Hybrid(0.05, dense_below_kb=1.0), Asq(0.05, dense_below_kb=0.0, correct_momentum=False))
     known = [len(kernel.signatures) for kernel in KERNELS]
     for compressor in compressors:

@@ -143,7 +143,7 @@ def test_one_sign_at_a_time(n: int, density: float, seed: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_parameters_and_several_threads(threads: int) -> None:
-    """As long as several pieces, with a floor from a sample, and with one from the step before."""
+    """The parameter is as long as several pieces, with a floor from a sample, and with one from the step before."""
     torch.set_num_threads(threads)
     n, k = (1 << 20) + 77, 1000
     values = np.random.default_rng(0).normal(size=n).astype(np.float32)

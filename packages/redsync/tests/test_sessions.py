@@ -64,7 +64,7 @@ def test_the_recipe_at_density_1_is_the_recipe_sgd() -> None:
 
 @pytest.mark.parametrize("collective", [SPARSE, POLICY, SCALABLE_POLICY])
 def test_small_parameters_are_those_of_momentum_sgd_though_masking_is_on(collective: Any) -> None:
-    """What is dense by policy is not masked, which would take its momentum away."""
+    """A parameter that is dense by policy is not masked, which would take its momentum away."""
     compressor = {"name": "redsync.hybrid", "density": 0.01, "dense_below_kb": 128.0}
     torch.testing.assert_close(trained(strategy(collective, compressor)), dense(), rtol=1e-12, atol=1e-14)
 

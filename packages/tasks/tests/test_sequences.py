@@ -67,7 +67,7 @@ def test_mismatched_targets_are_refused() -> None:
 
 
 def test_a_classifier_sees_no_padding() -> None:
-    """What it says of a sequence is what it says of it alone, and gradients too."""
+    """The output for a sequence in a batch is that for it alone, and so are gradients."""
     torch.manual_seed(0)
     model = SequenceClassifier(3, 5, 4)
     samples = ClassifiedSequences(sequences_of([[1, 2, 3, 4], [5, 6], [7]], width=3), torch.zeros(3))
