@@ -31,10 +31,10 @@ class MixingRows(NamedTuple):
 
 
 def as_bytes(data: Array) -> Array:
-    """Return `data`'s memory as flat uint8."""
+    """Return the memory of contiguous `data` as uint8 [nbytes]."""
     return data.reshape(-1).view(np.uint8)
 
 
 def is_same_memory(one: Array, other: Array) -> bool:
-    """Return whether two arrays, contiguous and of the same shape and dtype, are the same memory, if any."""
+    """Return whether two contiguous arrays of one shape and dtype are the same memory; False for empty ones."""
     return one.nbytes > 0 and one.__array_interface__["data"][0] == other.__array_interface__["data"][0]

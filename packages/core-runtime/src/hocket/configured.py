@@ -107,7 +107,7 @@ def allowed_by(hint: object) -> str:
 
 
 def choices_or(hint: object) -> tuple[type[Enum] | None, Any]:
-    """Split a union of an Enum and one other type; return None and the hint where it is none."""
+    """Split a union of an Enum and one other type; return None and the hint for another hint."""
     if isinstance(hint, types.UnionType) and type(None) not in typing.get_args(hint):
         choices = [arg for arg in typing.get_args(hint) if isinstance(arg, type) and issubclass(arg, Enum)]
         rest = [arg for arg in typing.get_args(hint) if arg not in choices]

@@ -162,7 +162,11 @@ def _write_beside(path: Path, write: Callable[[BinaryIO], object], *, sync: bool
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where its file system lets anyone wait for them."""
+    """Wait until the names in a folder are on the disk, if its file system supports that.
+
+    Raises:
+        OSError: the folder cannot be opened or synchronised.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -53,15 +53,15 @@ class ConfigError(UserError):
     """A key, a type or a value that the configuration does not allow.
 
     Attributes:
-        unknown: the path from the root to a key that is not allowed where it stands, nor a slip of one that is; empty
-            for other mistakes.
+        unknown: the path from the root to a key that is not allowed at its place, and is no misspelling of one that
+            is; empty for other mistakes.
     """
 
     unknown: tuple[str | int, ...] = ()
 
 
 class CompositionError(ConfigError):
-    """Parts that exist but cannot mean anything together."""
+    """A combination of existing parts that has no meaning."""
 
 
 class MissingPluginError(ConfigError):
@@ -72,7 +72,7 @@ class AttachError(UserError):
     """A model or an optimizer that a session cannot carry.
 
     Attributes:
-        override: `KEY=VALUE` with which it could; empty where there is none.
+        override: `KEY=VALUE` with which it could; empty if there is none.
     """
 
     def __init__(self, message: str, override: str = "") -> None:
@@ -81,7 +81,7 @@ class AttachError(UserError):
 
 
 class DisagreementError(UserError):
-    """Ranks that were started with different configurations, versions or models."""
+    """A difference between the configurations, versions or models that ranks were started with."""
 
 
 class CheckpointError(UserError):
@@ -164,7 +164,7 @@ def did_you_mean(words: Sequence[str]) -> str:
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """Return a text, or its beginning where it has more than `most` characters."""
+    """Return a text, or its beginning if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 

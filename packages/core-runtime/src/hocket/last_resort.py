@@ -1,4 +1,4 @@
-"""Warnings on standard error, as `hocket: warning: ...`, where the application sets up no logging of its own."""
+"""Warnings on standard error, as `hocket: warning: ...`, if the application sets up no logging of its own."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Form:
 
 
 def take_apart(value: object) -> tuple[Form, list[Tensor]]:
-    """Return a value's form and its tensors, which are not copied.
+    """Return a value's form and its tensors, of any shape and dtype, which are not copied.
 
     Raises:
         UserError: it holds something that would come back as another type; names its place.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_PICTURE", "new_figure"]
 
-#: What is said where there is no figure.
+#: The message if no figure can be drawn.
 NO_PICTURE = f"no picture: {how_to_install('hocket-core', 'plot')}"
 
 

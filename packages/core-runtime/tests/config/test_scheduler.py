@@ -84,7 +84,7 @@ def test_what_is_resolved_is_complete_and_loads_to_the_same(tmp_path: Path) -> N
         ([{**WSD, "milestones": [4]}], "schedulers.0: sequentiallr refuses milestones: (4,): Sequential Schedulers"),
         ([{**WSD, "schedulers": ["linearl"]}], "schedulers.0.schedulers.0: there is no scheduler 'linearl'; "),
         ([{**WSD, "schedulers": "linearlr"}], "schedulers.0.schedulers: got 'linearlr'; allowed: a list, of which "),
-        ([{**WSD, "schedulers": [PLATEAU]}], "schedulers.0.schedulers.0: reducelronplateau is stepped with a metric"),
+        ([{**WSD, "schedulers": [PLATEAU]}], "schedulers.0.schedulers.0: reducelronplateau steps by a metric"),
         ([{**PLATEAU, "metric": 3}], "schedulers.0.metric: got 3; allowed: a metric's name, such as valid_loss"),
         ([{**PLATEAU, "metric": "loss"}], "schedulers.0.metric: got 'loss'; allowed: train_loss, or a name that "),
         (["torch.nn:Linear"], "schedulers.0: 'torch.nn:Linear' is no subclass of torch.optim.lr_scheduler.LRSchedul"),

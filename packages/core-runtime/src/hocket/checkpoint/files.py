@@ -115,7 +115,11 @@ def write_state(path: Path, state: Mapping[str, Any], run: str = "") -> Written:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into a file, durably; one at a time is copied, if at all.
+    """Write tensors by name into a file, durably; copies at most one at a time.
+
+    Args:
+        path: the file, replaced if it exists.
+        tensors: tensors of any shape and device.
 
     Raises:
         CheckpointError: a tensor of a dtype that cannot be saved.
@@ -230,7 +234,7 @@ class StateFile:
         return [name for name in self._names if name.partition("/")[0] == section]
 
     def describe(self, name: str) -> str | None:
-        """Return a tensor's dtype and shape in words, None where there is no such tensor."""
+        """Return a tensor's dtype and shape in words, or None if there is no such tensor."""
         if name not in self._names:
             return None
         part = self._file.get_slice(name)
@@ -261,12 +265,14 @@ class StateFile:
 
 
 def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[float] | None = None) -> Tensor:
-    """Return a floating-point tensor's mean over the files, and the first file's of any other.
+    """Return a floating-point tensor's mean over the files, of its own dtype; of another, the first file's.
 
     It accumulates in float64, one file after the other; what is equal in all stays, to the bit.
 
     Args:
-        weights: how much each file counts; all the same where None.
+        files: the ranks' files.
+        name: the tensor's name.
+        weights: the weight of each file; None for equal ones.
     """
     first = files[0].tensor(name)
     if not first.is_floating_point():
@@ -282,7 +288,7 @@ def mean_of_tensor(files: Sequence[StateFile], name: str, weights: Sequence[floa
 
 
 def mean_of_section(files: Sequence[StateFile], section: str) -> Any:
-    """Return the first file's section, with the mean of each floating-point tensor that all have in one shape."""
+    """Return the first file's section, with the means of floating-point tensors of one shape in all files."""
 
     alone = parts_within(files[0].structure(section))
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints, one directory each: which are complete, where the next one goes, which are removed.
+"""A folder of checkpoints, one directory each: the complete ones, the next one, and those to remove.
 
 A directory is written under a name with the run's id in it, which no other job uses, and gets its own name when all
 of it is there, the manifest last; one that is removed gets such a name first. So whenever a process is killed, a
@@ -74,7 +74,7 @@ def newest_first(folder: Path, advice: str = "") -> list[Path]:
 
 
 def _require_manifest(folder: Path) -> None:
-    """Raise MissingFileError where the newest directory that has its own name shows no manifest."""
+    """Raise MissingFileError if the newest directory with a final name has no manifest."""
     named = [path for path in _directories(folder) if not _run_of(path) and _holds_own_files(path)]
     if named and not (named[-1] / MANIFEST).exists():
         raise MissingFileError(f"{named[-1]} has no {MANIFEST}")
@@ -155,7 +155,7 @@ def finish(path: Path) -> Path:
         try:
             path.rename(finished)
         except OSError as error:
-            # Where files cannot be locked, another job may have been faster.
+            # If files cannot be locked, another job may have been faster.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         else:

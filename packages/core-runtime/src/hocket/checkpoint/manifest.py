@@ -90,7 +90,7 @@ class Manifest:
         return manifest
 
     def check_files(self, folder: Path, hint: str) -> None:
-        """Raise MissingFileError where a rank's file is not there, or not of its size."""
+        """Raise MissingFileError if a rank's file is missing or of another size."""
         for name, size in self.files.items():
             path = folder / name
             found = path.stat().st_size if path.exists() else None
@@ -128,7 +128,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _problem(content: Any) -> str:
-    """Return what is wrong with a manifest's content, in words; empty where nothing is."""
+    """Return the problem with a manifest's content, in words, or an empty text."""
     if not isinstance(content, dict):
         return f"found {_shown(content)}, expected a mapping"
     if type(content.get("format")) is int and content["format"] != FORMAT:

@@ -92,7 +92,7 @@ def require_shared(peer: Peer, folder: Path) -> None:
 
 
 def _write(probe: Path) -> tuple[str, str]:
-    """Write a file for the others to see; return its name, and where it is."""
+    """Write a file for the others to see; return its name, and its place in words."""
     probe.parent.mkdir(parents=True, exist_ok=True)
     probe.touch()
     return probe.name, f"{probe.parent.absolute()} on {socket.gethostname()}"

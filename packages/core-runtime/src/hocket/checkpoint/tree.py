@@ -1,6 +1,6 @@
 """Nested state, such as an optimizer's `state_dict`, as tensors by name and a structure in JSON; no pickle.
 
-The structure is JSON in which every object has one key, which says what it stands for:
+The structure is JSON in which every object has one key, which names the type of value:
 
 | value | structure |
 |---|---|
@@ -19,8 +19,8 @@ The structure is JSON in which every object has one key, which says what it stan
 | torch.dtype, torch.device | `{"dtype": "float32"}`, `{"device": "cuda:0"}` |
 | bytes, BytesIO | `{"bytes": "..."}`, `{"file": "..."}`, in base64 |
 
-Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's. What `flatten` takes exactly, for
-messages, comes back as it was, but for the strides of tensors; other types are refused. Then there are besides:
+Named tuples become tuples, other mappings dicts, and NumPy's scalars Python's. With `exactly`, for messages, all values
+come back as they were, except for the strides of tensors; other types are refused. Then there are, besides:
 
 | value | structure |
 |---|---|
@@ -49,7 +49,7 @@ from hocket.errors import CheckpointError, UserError
 
 __all__ = ["JSON", "flatten", "parts_within", "unflatten"]
 
-#: What JSON can hold.
+#: A value that JSON can hold.
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 _NUMPY_SCALARS = (np.bool_, np.integer, np.float16, np.float32)
@@ -272,7 +272,7 @@ class _Flattener:
         kind = "complex" if value.is_complex() else "tensor"
         if value.is_complex():
             value = torch.view_as_real(value.resolve_conj())
-        # What torch would give a copy: the same order of axes for a dense tensor, else none.
+        # The order of axes that torch would give a copy: the same for a dense tensor, else none.
         stride = torch.empty_like(value, device="meta").stride()
         kept: dict[str, JSON] = {} if value.is_contiguous() else {"stride": list(stride)}
         return {kind: self._name(value, path), **kept}

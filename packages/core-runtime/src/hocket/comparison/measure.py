@@ -95,7 +95,7 @@ class Target:
         return f"{self.name} of {self.value:g} or {'more' if self.rising else 'less'}"
 
     def first(self, record: Record, key: str) -> float | None:
-        """Return the number `key` of the first row of a run that reaches the target, or None if none does."""
+        """Return the number `key` (such as `seconds`) of a run's first row that reaches the target, or None."""
         for row, value in record.series(self.name):
             if value >= self.value if self.rising else value <= self.value:
                 return float(row[key]) if is_number(row.get(key)) else None

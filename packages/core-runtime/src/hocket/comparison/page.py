@@ -48,7 +48,7 @@ _HTML: dict[str, Any] = {
     "full_html": False,
     "config": {"displaylogo": False, "displayModeBar": False, "responsive": True},
 }
-# Where a long name goes on in the next line.
+# The characters after which a long name may break.
 _BREAK_AFTER = re.compile(r"([.,_/=])")
 
 _STYLE = """
@@ -159,10 +159,10 @@ def _figure(
     """Return a row of panels.
 
     Args:
-        title: of all of them.
-        panels: each one's y axis, what it shows, and the key of rows over which.
-        lines: what is drawn.
-        targets: whose values are marked.
+        title: the row's title.
+        panels: each panel's y axis, its metric, and the key of rows for its x axis.
+        lines: returns a panel's lines.
+        targets: the targets, whose values are marked.
     """
     figure = make_subplots(cols=len(panels), horizontal_spacing=_SPACING)
     for column, (label, name, over) in enumerate(panels, start=1):

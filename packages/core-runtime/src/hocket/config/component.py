@@ -143,7 +143,11 @@ def construct(record: type[T], where: Location, values: Mapping[str, Any]) -> T:
 
 
 def component_name(component: object, registry: Registry | None = None) -> str:
-    """Return a component's name in configs."""
+    """Return a component's name in configs.
+
+    Raises:
+        TypeError: the object is no component.
+    """
     kind = kind_of_hint(type(component))
     if kind is None:
         raise TypeError(f"{component!r} is no component")

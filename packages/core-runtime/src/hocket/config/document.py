@@ -97,7 +97,7 @@ class Document:
         return other
 
     def origin_of(self, path: Path) -> Origin:
-        """Return where the value at `path`, or else the nearest thing around it, came from."""
+        """Return the source of the value at `path`, or else of the nearest mapping or list around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self._origins:
                 return self._origins[path[:length]]
@@ -107,7 +107,7 @@ class Document:
         """Take a key out of a mapping.
 
         Args:
-            path: of a key that is there.
+            path: the path of an existing key.
         """
         node: Any = self.tree
         for key in path[:-1]:

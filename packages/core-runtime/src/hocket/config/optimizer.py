@@ -21,7 +21,7 @@ _REST = "rest"
 
 
 def build_optimizers(reference: Reference, model: nn.Module) -> list[Optimizer]:
-    """Build the optimizer that a config names, or two where it has `rest`: of hidden matrices, and of all else.
+    """Build the optimizer that a config names, or two with `rest`: for hidden matrices, and for all else.
 
     Hidden matrices are parameters of two axes, but for those of embeddings and of the head, which is the last module
     that holds any.
@@ -96,7 +96,7 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _find(reference: Reference) -> Any:
-    """Return the class that a reference means."""
+    """Return the optimizer class that a reference names."""
     import torch
 
     # LBFGS evaluates the loss several times in a step, which a run's training loop does not offer it.

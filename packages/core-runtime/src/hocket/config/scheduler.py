@@ -22,7 +22,7 @@ _LEFT_OUT = ("optimizer", "last_epoch")
 #: The argument that is a list of schedulers, of SequentialLR and ChainedScheduler.
 _SCHEDULERS = "schedulers"
 
-#: What ReduceLROnPlateau is stepped with: torch has its caller give it.
+#: The key, and its default, of ReduceLROnPlateau's metric: with torch, the caller gives its value in each step.
 _METRIC, _DEFAULT_METRIC = "metric", "valid_loss"
 
 
@@ -50,7 +50,7 @@ def build_scheduler(reference: Reference, optimizer: Optimizer) -> LRScheduler:
 
 
 def metric_of(reference: Reference) -> str | None:
-    """Return the metric that the scheduler is stepped with when it is known; None for one that steps count.
+    """Return the name of the metric by which a scheduler steps; None for one that counts steps.
 
     Raises:
         ConfigError: no such scheduler, or the metric is no name.
@@ -83,7 +83,7 @@ def complete_arguments(reference: Reference) -> dict[str, Any]:
 def _build_nested(reference: Reference, optimizer: Optimizer) -> LRScheduler:
     if _takes_metric(_find(reference)):
         raise reference.where.error(
-            f"{reference.name} is stepped with a metric, and not by another scheduler: let it stand in the run's list"
+            f"{reference.name} steps by a metric, so that no other scheduler can step it: put it into the run's list"
         )
     return build_scheduler(reference, optimizer)
 
@@ -119,7 +119,7 @@ def _import(name: Any, where: Location) -> Any:
 
 
 def _find(reference: Reference) -> Any:
-    """Return the class that a reference means."""
+    """Return the scheduler class that a reference names."""
     from torch.optim import lr_scheduler
 
     schedulers = {

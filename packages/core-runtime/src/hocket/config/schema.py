@@ -23,11 +23,12 @@ def read_value(hint: object, where: Location) -> Any:
     """Return the value at a place, converted to a type as OmegaConf converts it.
 
     Args:
-        hint: what OmegaConf can hold: int, float, bool, str, an Enum (written by its values), lists and dicts
+        hint: a type that OmegaConf can hold: int, float, bool, str, an Enum (written by its values), lists and dicts
             of them, Optional of all these, Any; or one of them and an Enum, as in `int | Every`.
+        where: the place of the value.
 
     Raises:
-        ConfigError: what stands there is not of the type.
+        ConfigError: the value is not of the type.
     """
     choices, rest = choices_or(hint)
     if choices is not None:

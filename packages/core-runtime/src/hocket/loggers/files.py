@@ -87,7 +87,7 @@ def _keep_damaged(path: Path, damaged: int) -> None:
 
 @dataclass(frozen=True)
 class Csv(Logger):
-    """`metrics.csv`, a column for each number; where a row lacks one, the cell is empty."""
+    """`metrics.csv`, with a column for each number; a cell is empty if its row lacks the number."""
 
     files: ClassVar = ("metrics.csv",)
 
@@ -162,7 +162,7 @@ class _CsvLog(Log):
 
 
 def _cells(line: str) -> list[list[str]]:
-    """Return a line's cells as the only element; nothing where it is none."""
+    """Return a line's cells as the only element; nothing if it is no line of CSV."""
     try:
         return list(csv.reader([line]))
     except csv.Error:

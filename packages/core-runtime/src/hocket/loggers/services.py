@@ -25,7 +25,7 @@ __all__ = ["TensorBoard", "Wandb", "WandbMode"]
 _log = logging.getLogger("hocket")
 
 
-#: What the names of Hocket's own event files end in, so that it removes no others.
+#: The suffix of Hocket's own event files, so that it removes no others.
 _OWN = ".hocket"
 
 
@@ -90,7 +90,7 @@ class _TensorBoardLog(Log):
         self._write(summary=of_text("config", text))
 
     def take_back(self, step: int) -> None:
-        """Have nothing shown that earlier files hold of a step, and of those after it."""
+        """Hide a step of earlier files, and all later ones."""
         log = self._proto.SessionLog(status=self._proto.SessionLog.START)
         self._write(session_log=log, step=step)
 
@@ -162,7 +162,7 @@ class Wandb(Logger):
 
 
 def _read_note(note: Path) -> dict[str, Any]:
-    """Return which run there goes on, and after which step; nothing where the note is damaged."""
+    """Return the service's run to continue, and its last step; nothing if the note is damaged."""
     try:
         noted = json.loads(note.read_bytes())
         if isinstance(noted["id"], str) and type(noted["step"]) is int:

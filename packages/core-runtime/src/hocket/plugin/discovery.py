@@ -51,7 +51,7 @@ class Plugin:
     Attributes:
         word: the entry point's name; empty for core.
         package: the distribution's name.
-        version: the distribution's version, or empty where none is known.
+        version: the distribution's version, or empty if none is known.
     """
 
     word: str

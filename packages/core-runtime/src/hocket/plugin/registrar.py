@@ -67,7 +67,7 @@ class Tables:
 
 
 class Registrar:
-    """Registers components, recipes and benchmarks under one plugin's word.
+    """The registrar of one plugin's components, recipes and benchmarks, under the plugin's word.
 
     A component is registered as a class, or as `"module:Class"` to be imported only when a config names it.
     It is a frozen dataclass that implements its kind's interface. Every method raises ConfigError, naming the
@@ -123,11 +123,11 @@ class Registrar:
         self._add(Kind.DELAYS, name, component)
 
     def logger(self, name: str, component: type | str) -> None:
-        """Provide a logger: where a run's rows of metrics go."""
+        """Provide a logger: a destination of a run's rows of metrics."""
         self._add(Kind.LOGGER, name, component)
 
     def recipe(self, path: str | PathLike[str]) -> None:
-        """Provide a recipe: a YAML file named by its stem, without prefix where that is the plugin's word."""
+        """Provide a recipe: a YAML file named by its stem, without prefix if that is the plugin's word."""
         path = Path(path)
         name = path.stem if path.stem == self._plugin.word else self._plugin.prefix + path.stem
         taken = self._tables.recipes.get(name)

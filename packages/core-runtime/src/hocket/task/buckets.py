@@ -1,7 +1,7 @@
 """Batches of sequences of like length, so that little of a batch is padding: bucketing.
 
-What one rank computes in a step then takes longer than what another computes: the imbalance of training with sequences,
-which batches of random lengths would hide behind padding.
+Some ranks then compute longer in a step than others: the imbalance of training with sequences, which batches of random
+lengths would hide behind padding.
 
 Source: eager-SGD (Li et al., PPoPP 2020), section 2.1: "videos with similar lengths are grouped into buckets".
 """
@@ -23,10 +23,9 @@ class BucketSampler(ShardSampler):
     """One rank's batches of indices, each of samples of like length.
 
     In each epoch samples are shuffled and cut into pools of 64 batches; a pool is sorted by length and cut into
-    batches, and the epoch's batches are shuffled: n ranks get n of them in a step, of lengths that have nothing to do
-    with each other. What ShardSampler guarantees holds, but that the order depends on the batch size and the lengths,
-    too: another number of ranks with another batch size sees other batches. The shares of the last global batch, where
-    it is ragged, may mix lengths.
+    batches, and the epoch's batches are shuffled: n ranks get n of them in a step, of independent lengths.
+    ShardSampler's guarantees hold, except that the order depends on the batch size and the lengths, too: another number
+    of ranks with another batch size sees other batches. The shares of a ragged last global batch may mix lengths.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class BucketSampler(ShardSampler):
         """Begin at epoch 0.
 
         Args:
-            lengths: of each sample, int64 [N].
+            lengths: the samples' lengths, int64 [N].
             batch_size, rank, size, seed, shuffle, drop_last: as ShardSampler's.
 
         Raises:

@@ -41,7 +41,7 @@ class ImageClassification(Classification):
 
     Attributes:
         label_smoothing: as in `Classification`.
-        network: which of `hocket.task.models.NAMES` is trained.
+        network: the network to train, of `hocket.task.models.NAMES`.
         hidden: units of the hidden layer of the network "mlp"; the others have their own sizes.
     """
 

@@ -260,7 +260,7 @@ class _StreamLoader(Loader):
         super().__init__(self._part, seed, batch_size=batch_size, drop_last=drop_last, **options)
 
     def __len__(self) -> int:
-        raise TypeError("nobody knows how many batches hocket.loader will make of an IterableDataset")
+        raise TypeError("the number of batches that hocket.loader makes of an IterableDataset is not known")
 
     def _read(self, rank: int, size: int, epoch: int, facts: dict[str, object]) -> Iterator[_Weighted]:
         facts["batch_size"] = self._samples_per_batch

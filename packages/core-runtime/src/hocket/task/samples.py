@@ -20,8 +20,8 @@ class BatchedSamples(Dataset[tuple[Tensor, Tensor]]):
     """Samples that are read a whole batch at a time, by a list of indices.
 
     Attributes:
-        lengths: how long each sample is, int64 [num_samples], where that differs and a batch is padded to its longest:
-            batches are then made of samples of like length (`hocket.task.buckets`). None where all are alike.
+        lengths: the samples' lengths, int64 [num_samples], if they differ and a batch is padded to its longest: batches
+            are then made of samples of like length (`hocket.task.buckets`). None if all lengths are equal.
     """
 
     lengths: NDArray[np.int64] | None = None

@@ -24,13 +24,13 @@ from hocket.task.api import Task
 
 __all__ = ["call_user_function", "complete_fields", "load_user_object", "load_user_task", "user_file"]
 
-# Where a run's folder has its task's modules: `hocket.training.SOURCE`.
+# The folder of a task's modules within a run's folder: `hocket.training.SOURCE`.
 _SOURCE = "source"
 
-# Where a task is named.
+# The key that names a task.
 _KEY = "task.name"
 
-#: Where a line of code is not the user's own.
+#: The folders of code that is not the user's own.
 _INSTALLED_FOLDERS = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
@@ -90,7 +90,7 @@ def load_user_object(name: str, key: str) -> Any:
 
     Args:
         name: "module:attribute".
-        key: where the user has written it, for errors.
+        key: the key of the configuration that holds it, for errors.
 
     Raises:
         ConfigError: the name has another form; no such module or attribute; the module cannot be imported.
@@ -129,7 +129,7 @@ def call_user_function(function: Callable[[], Any], name: str, key: str) -> Any:
 
 
 def user_file(module_name: str) -> Path | None:
-    """Return the file of an imported module; None where it has none, or is an installed package's."""
+    """Return the file of an imported module; None if it has none, or is an installed package's."""
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if file is None or file.startswith(_INSTALLED_FOLDERS) or not os.path.isfile(file):
         return None

@@ -97,7 +97,7 @@ LOOPS: Mapping[str, list[Move]] = {
 
 
 class Sums(nn.Module):
-    """Layers whose gradients are what each is given."""
+    """A model of layers whose gradients are their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Sums(nn.Module):
 
 
 class _RecordingOptimizer(torch.optim.Optimizer):
-    """Base of optimizers that add up the gradients by which they step."""
+    """The base of optimizers that add up the gradients by which they step."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -177,9 +177,9 @@ def play(
     """Carry out moves of a loop, which ends with a step; gradients are dropped after each, as most loops do.
 
     Args:
-        model, optimizers: what is trained, and who steps it.
-        moves: the loop's.
-        batches: the samples of a number, whose losses are added up.
+        model, optimizers: the model, and the optimizers that step it.
+        moves: the loop's moves.
+        batches: returns the samples of a number, whose losses are added up.
         accumulate: the context in which a backward only adds to gradients.
         before_last: called before the last backward, which reaches all.
     """
@@ -208,7 +208,7 @@ def play(
 
 
 def _applied(model: Sums, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor:
-    """Return what an optimizer has recorded, or how far parameters have come, [LAYERS, NUMEL]."""
+    """Return an optimizer's recorded gradients, or the way of the parameters, float64 [LAYERS, NUMEL]."""
     [first, *_] = optimizers
     if not isinstance(first, _RecordingOptimizer):
         return -torch.cat([p.detach() for p in model.parameters()])
@@ -219,7 +219,7 @@ def _applied(model: Sums, optimizers: Sequence[torch.optim.Optimizer]) -> Tensor
 def _run(
     strategy: Any, size: int, moves: Sequence[Move], optimizers_of: Optimizers, pace_s: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return for each rank what was applied on it, and what it keeps back."""
+    """Return for each rank the applied and the remembered gradients, both float64 [LAYERS, NUMEL]."""
 
     def run() -> tuple[Tensor, Tensor]:
         model = Sums()
@@ -263,14 +263,13 @@ def check_account(
     """Play a loop on virtual ranks, and assert that the account holds.
 
     Args:
-        strategy: exchanges gradients in one way only.
-        moves: the loop's.
-        optimizers_of: makes those of a model.
-        size: ranks.
-        of_each: whether all ranks apply the same, which with what all keep back is the account; if not, the mean of
-            what they apply is.
-        of_sums: whether only each layer's sum is kept, as by quantised messages.
-        pace_s: by how much ranks are late, in turns.
+        strategy: a strategy with one way to exchange gradients.
+        moves: the loop's moves.
+        optimizers_of: returns a model's optimizers.
+        size: the number of ranks.
+        of_each: whether all ranks apply the same gradients; if not, the mean over ranks enters the account.
+        of_sums: whether the account holds for each layer's sum alone, as with quantised messages.
+        pace_s: seconds by which ranks are late, in turns.
     """
     ended = _run(strategy, size, moves, optimizers_of, pace_s)
     for own, _ in ended[1:] if of_each else ():

@@ -40,7 +40,7 @@ def make_segment(
         dtype: float32 or float64.
         trailer_numel: the trailer's length.
         index: the segment's number.
-        device: where the buffers lie.
+        device: the buffers' device.
     """
     parameters = [(f"p{i}", torch.zeros(size, dtype=dtype, device=device)) for i, size in enumerate(sizes)]
     spans = partition(named_spans(parameters), Model())[0]
@@ -50,7 +50,7 @@ def make_segment(
 
 
 def fill(segment: Segment, seed: int) -> None:
-    """Put normally distributed values where a contribution goes, and into the trailer; not into padding.
+    """Fill a segment's contribution and trailer, but not its padding, with normally distributed values.
 
     Args:
         segment: its `outgoing` and outgoing trailer are written.
@@ -63,20 +63,20 @@ def fill(segment: Segment, seed: int) -> None:
 
 
 def run_round(compressor: Compressor, segment: Segment, state: State, round: int, size: int = 1) -> Message:
-    """Compress what `outgoing` holds as a session would, with momentum 0.9 and weight decay 0.1 if taken over.
+    """Compress `outgoing` as a session does, with momentum 0.9 and weight decay 0.1 if they are taken over.
 
     Args:
-        compressor: what is tried.
-        segment: its `outgoing` is the contribution.
-        state: what the compressor made for the segment.
+        compressor: the compressor to test.
+        segment: the segment, whose `outgoing` is the contribution.
+        state: the compressor's state of the segment.
         round: the exchange's counter.
-        size: how many ranks contribute; contributions are already divided by it.
+        size: the number of ranks that contribute; contributions are already divided by it.
 
     Returns:
         The last message; of a compressor that answers to sums, as if this rank were alone.
 
     Raises:
-        AssertionError: a message is none that can travel.
+        AssertionError: a message has a form that cannot travel.
     """
     if compressor.traits.applies_optimizer_terms:
         terms = [
@@ -101,11 +101,11 @@ def _check_form(compressor: Compressor, message: Message, segment: Segment) -> N
 
 
 def dense(compressor: Compressor, message: Message) -> Tensor:
-    """Return what a message says, as values.
+    """Return a message's content as values.
 
     Args:
-        compressor: whose message it is.
-        message: as `run_round` returns it.
+        compressor: the compressor of the message.
+        message: the message, as `run_round` returns it.
 
     Returns:
         [numel + trailer_numel] like the segment's buffers, the trailer last.
@@ -123,14 +123,14 @@ def accumulated(compressor: Compressor, message: Message) -> Tensor:
 
 
 def carried(compressor: Compressor, message: Message) -> Tensor:
-    """Return to which elements `accumulate` adds something, if only 0, bool [numel]: NaN times anything is NaN."""
+    """Return the elements to which `accumulate` adds something, be it 0, as bool [numel]."""
     marks = torch.zeros_like(message.segment.outgoing)
-    compressor.accumulate(message, math.nan, marks)
+    compressor.accumulate(message, math.nan, marks)  # NaN times anything is NaN
     return marks[: message.segment.numel].isnan()
 
 
 def padding_of(segment: Segment) -> Tensor:
-    """Return which of a segment's elements belong to no parameter, bool [numel]."""
+    """Return the elements of a segment that belong to no parameter, as bool [numel]."""
     padding = torch.ones(segment.numel, dtype=torch.bool, device=segment.outgoing.device)
     for span in segment.spans:
         padding[span.start : span.stop] = False
@@ -138,28 +138,28 @@ def padding_of(segment: Segment) -> Tensor:
 
 
 def _because(what: str) -> Callable[[str], str]:
-    """Return what puts `what` before the numbers that a comparison tells."""
+    """Return a function that puts `what` before the numbers of a comparison."""
     return lambda numbers: f"{what}: {numbers}"
 
 
 def _places(mask: Tensor) -> str:
-    """Return where a mask [numel] is set, in words."""
+    """Return the places where a mask, bool [numel], is set, in words."""
     found = mask.nonzero().flatten().tolist()
     return f"{len(found)} of {len(mask)} elements ({some([str(place) for place in found])})"
 
 
 class CompressorConformance:
-    """Subclass it, name the subclass `Test...`, and list the compressors to test.
+    """The conformance tests of compressors, for subclasses named `Test...` that list them.
 
     Every test runs for every compressor, for segments of 0, 1, 7 and 1000 elements in two parameters: of float32
     with a trailer, of float64 without.
 
     Attributes:
-        compressors: what is tested, with different fields.
-        relative_error: how far a value that arrives may be from what was sent, where all values arrive and none
-            is corrected; None where they do not.
-        rounding: how far V before + G may be from V after + what was sent, where something is kept; 0 for to the bit.
-        device: where the segments lie.
+        compressors: the compressors to test, with different fields.
+        relative_error: the largest relative error of a received value, if all values are sent and none is corrected;
+            None for other compressors.
+        rounding: the largest difference of V before + G from V after + what was sent, if something is kept; 0 for none.
+        device: the segments' device.
     """
 
     compressors: ClassVar[tuple[Compressor, ...]]

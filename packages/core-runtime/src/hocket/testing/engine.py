@@ -34,14 +34,14 @@ _STEPS = 4
 
 
 class EngineConformance:
-    """Subclass it, name the subclass `Test...`, and list the engines to test.
+    """The conformance tests of engines, for subclasses named `Test...` that list them.
 
-    Every test runs for every engine: one whose step uses the given batch for forward and backward and has stepped
+    Every test runs for every engine. An engine's step uses the given batch for forward and backward, and has stepped
     the session's optimizer when it returns, so that with recipe sgd it is plain SGD. Batches have 4 samples and
     more for each rank.
 
     Attributes:
-        engines: what is tested, with different fields.
+        engines: the engines to test, with different fields.
     """
 
     engines: ClassVar[tuple[ReplicaEngine, ...]]

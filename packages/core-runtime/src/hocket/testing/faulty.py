@@ -12,11 +12,11 @@ __all__ = ["carry_out_with_faults"]
 
 
 def carry_out_with_faults(peer: Peer, faults: dict[str, Any], module: str, name: str, *args: Any) -> Any:
-    """Return what the function `name` of `module` returns for `peer` with faults.
+    """Return the result of the function `name` of `module` for `peer` with faults.
 
     Args:
-        peer: the world's.
-        faults: what `Faults` is made of, JSON values.
+        peer: the peer of all ranks.
+        faults: the arguments of `Faults`, JSON values.
         module, name, args: as in `hocket.testing.job`.
     """
     return getattr(import_module(module), name)(Faults(**faults).wrap(peer), *args)

@@ -1,7 +1,7 @@
 """A job of real ranks that carry out functions by name: conformance suites over processes.
 
-`python -m hocket.testing.job` is one of its ranks: it carries out what rank 0 reads from standard input, a line
-`[module, function, args]` at a time, until an empty one: mpiexec does not pass on that its own input has ended.
+`python -m hocket.testing.job` is one of its ranks. Rank 0 reads lines `[module, function, args]` from standard input,
+and all ranks carry them out. An empty line ends the job: mpiexec does not pass on that its own input has ended.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Job:
     """A job of ranks that wait for something to do.
 
     Args:
-        size: how many.
-        modules: a folder in which they find modules too, for instance the tests' own.
+        size: the number of ranks.
+        modules: a further folder in which they find modules, for instance the tests' own.
         transport: `mpi` or `torch`.
     """
 
@@ -88,7 +88,7 @@ class Job:
         return [answer["result"] for answer in answers]
 
     def close(self) -> None:
-        """Let the ranks leave; end them where they do not."""
+        """Let the ranks leave; end those that do not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

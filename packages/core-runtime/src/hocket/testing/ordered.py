@@ -1,4 +1,4 @@
-"""Lanes of devices, whose operations all ranks have to begin in one order: virtual ranks that note what they begin."""
+"""Virtual ranks with lanes of devices, which note the operations that all ranks have to begin in one order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hocket.transport.wrapper import WrapperLane, WrapperPeer
 
 __all__ = ["Begun", "OrderedHost", "in_one_order"]
 
-#: The operations that each rank has begun on its device, in order: among which ranks, and what in which lane.
+#: The operations that each rank has begun on its device, in order: the ranks of each, and its name and lane.
 Begun = dict[int, list[tuple[tuple[int, ...], str]]]
 
 
 class _OrderedLane(WrapperLane):
-    """Notes what is begun; what lanes on devices do not carry is refused."""
+    """A lane that notes its operations, and refuses those that lanes on devices do not have."""
 
     def __init__(self, held: Lane, begun: list[tuple[tuple[int, ...], str]], ranks: tuple[int, ...]) -> None:
         super().__init__(held)
@@ -52,7 +52,7 @@ class _OrderedLane(WrapperLane):
 
 
 class _OrderedPeer(WrapperPeer):
-    """Virtual ranks' peer as one whose lanes are ordered, whatever it says of itself."""
+    """A peer of virtual ranks with ordered lanes, whether or not it says so."""
 
     def __init__(self, host: OrderedHost, *, says_so: bool) -> None:
         super().__init__(host.held)
@@ -91,7 +91,7 @@ class OrderedHost(WrapperPeer):
 
 
 def in_one_order(begun: Begun) -> bool:
-    """Return whether any two ranks begin what both take part in one after the other, whichever ranks that is among."""
+    """Return whether any two ranks begin the operations in which both take part in one order."""
 
     def common(rank: int, other: int) -> list[tuple[tuple[int, ...], str]]:
         return [each for each in begun[rank] if {rank, other} <= set(each[0])]

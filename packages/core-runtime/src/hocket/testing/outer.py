@@ -27,10 +27,10 @@ def _drawn(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 class OuterConformance:
-    """Subclass it, name the subclass `Test...`, and list the outer optimizers to test.
+    """The conformance tests of outer optimizers, for subclasses named `Test...` that list them.
 
     Attributes:
-        outers: those that are tested.
+        outers: the outer optimizers to test.
     """
 
     outers: ClassVar[tuple[Outer, ...]] = ()
@@ -96,10 +96,10 @@ def _mean(outer: Outer, round: int, dtype: torch.dtype) -> Tensor | None:
 
 
 class MergeConformance:
-    """Subclass it, name the subclass `Test...`, and list the merges to test.
+    """The conformance tests of merges, for subclasses named `Test...` that list them.
 
     Attributes:
-        merges: those that are tested.
+        merges: the merges to test.
     """
 
     merges: ClassVar[tuple[Merge, ...]] = ()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _EPOCHS = 3
 
-#: How many batches each rank has: all as many, some fewer, some none, nobody any.
+#: The ranks' numbers of batches: all equal, some fewer, some none, none at all.
 _COUNTS = ((2,), (4, 4), (3, 3, 3), (3, 5, 4, 1), (0, 3), (2, 0, 0, 1), (0, 0))
 
 #: A batch from its samples' numbers, int64 [batch]: in the forms and dtypes that loaders give.
@@ -41,7 +41,7 @@ _FORMS: dict[str, Callable[[Tensor], Any]] = {
 
 
 class SamplesConformance:
-    """Subclass it, name the subclass `Test...`, and list the exchanges to test.
+    """The conformance tests of exchanges of samples, for subclasses named `Test...` that list them.
 
     Every test runs for every exchange. An epoch is an iteration over the stream; ranks begin it together, ask for
     batches in turns or not, and leave it at its end or all after the same number of batches. The loader gives the
@@ -50,7 +50,7 @@ class SamplesConformance:
     with `hocket.task.ShardSampler`. Nobody asks for a batch before the last one has been used.
 
     Attributes:
-        exchanges: what is tested, with different fields.
+        exchanges: the exchanges to test, with different fields.
     """
 
     exchanges: ClassVar[tuple[SampleShuffle, ...]]
@@ -193,7 +193,7 @@ class SamplesConformance:
             assert _samples(epoch) == _samples(data)
 
     def test_it_feeds_a_session(self, exchange: SampleShuffle, counts: tuple[int, ...]) -> None:
-        """Between a step's own messages, also where a rank has no batch left while others have."""
+        """Samples travel between a step's own messages, also if only some ranks have batches left."""
         data = _data(counts)
         given = _trained(exchange, data)
         for epoch in range(_EPOCHS):

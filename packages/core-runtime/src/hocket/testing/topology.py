@@ -39,7 +39,7 @@ class Irregular(Topology):
     equally. For tests of push-sum: plain averaging over it neither keeps the mean nor reaches consensus on it.
 
     Attributes:
-        seed: of the draws.
+        seed: the seed of the draws.
     """
 
     rows_sum_to_one: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class Irregular(Topology):
     seed: int = 0
 
     def neighbours(self, rank: int, size: int, round: int, segment: int) -> Neighbours:
-        """Return who was drawn."""
+        """Return the drawn neighbours."""
         if size == 1:
             return Neighbours((), (), (), 1.0)
         drawn = draws.words(size * size, "unequal", self.seed, round, segment).reshape(size, size)
@@ -66,12 +66,12 @@ class Irregular(Topology):
 
 
 class TopologyConformance:
-    """Subclass it, name the subclass `Test...`, and list the topologies to test.
+    """The conformance tests of topologies, for subclasses named `Test...` that list them.
 
     Every test runs for every topology and for every size from 1 to 33 that it does not refuse.
 
     Attributes:
-        topologies: what is tested, with different fields.
+        topologies: the topologies to test, with different fields.
         refuses: the sizes from 1 to 33 that `check_size` must refuse.
     """
 

@@ -107,13 +107,13 @@ class OverlapClock:
     _since_s: float = 0.0
 
     def start(self, now_s: float) -> None:
-        """Count an exchange as under way."""
+        """Count an exchange as under way, from a time in seconds."""
         if self._num_under_way == 0:
             self._since_s = now_s
         self._num_under_way += 1
 
     def end(self, now_s: float) -> None:
-        """Count one exchange less as under way."""
+        """Count one exchange less as under way, from a time in seconds."""
         self._num_under_way -= 1
         if self._num_under_way == 0:
             self.under_way_s += now_s - self._since_s

@@ -30,7 +30,7 @@ __all__ = ["perfetto_trace"]
 Event = dict[str, Any]
 
 
-# Threads are told apart across processes too, and 0 is the idle thread of an operating system.
+# Threads need numbers that differ across processes, too, and 0 is the idle thread of an operating system.
 _THREADS_PER_RANK = 10_000
 
 
@@ -38,7 +38,7 @@ def perfetto_trace(recordings: Sequence[Recording]) -> str:
     """Join the ranks' recordings into one trace, as text, an event in each line.
 
     Args:
-        recordings: of different ranks of one run; some may be missing or break off.
+        recordings: the recordings of different ranks of one run; some may be missing or break off.
     """
     aligned = align(recordings)
     events: list[Event] = []
@@ -233,7 +233,7 @@ def align(recordings: Sequence[Recording]) -> dict[int, list[AlignedSpan]]:
 
 
 def rows_of(operations: Sequence[AlignedSpan]) -> dict[int, int]:
-    """Give each operation the first row of its rank that is free all the time; rows count from 1."""
+    """Return for each operation the first row of its rank that is free all the time, counted from 1."""
     ends: dict[int, list[int]] = defaultdict(list)
     rows = {}
     for operation in operations:

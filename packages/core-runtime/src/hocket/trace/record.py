@@ -48,7 +48,7 @@ _quoted = lru_cache(4096)(json.dumps)
 class SpanKind(StrEnum):
     """The kinds of spans."""
 
-    #: What the training thread is in. These nest; of two that take the same time, the one that stands here first
+    #: Spans of the training thread. These nest; of two that take the same time, the one that stands here first
     #: contains the other. The last is a wait for an operation of the transport.
     STEP = "step"
     PHASE = "phase"
@@ -230,9 +230,9 @@ class Recording:
     """A rank's recording, read.
 
     Attributes:
-        rank, size, transport: of the session's peer.
-        readings: of the clocks, in the order of time.
-        spans: by the time of their start; of the training thread's, those that contain others come first.
+        rank, size, transport: those of the session's peer.
+        readings: the readings of clocks, in the order of time.
+        spans: the spans, by the time of their start; on the training thread, those that contain others come first.
     """
 
     rank: int
@@ -244,7 +244,7 @@ class Recording:
 
 def read(data: bytes) -> Recording:
     """Read a recording, also one that breaks off."""
-    # What follows the last line feed was cut off in the middle, or was never written.
+    # The rest behind the last line feed was cut off in the middle, or was never written.
     header, *lines = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
     readings = tuple(ClockReading(**line) for line in lines if isinstance(line, dict))
     marks = [line for line in lines if isinstance(line, list)]

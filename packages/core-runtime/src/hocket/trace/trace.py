@@ -35,10 +35,10 @@ class Trace(Observer):
             ...
 
     Args:
-        path: of the trace, the same on every rank; written by rank 0 when the session is closed, compressed where it
-            ends with `.gz`. One that is there is removed.
-        steps: which steps are recorded, counted from 0: (100, 120) for 100 to 119; all where None. What began within
-            them is followed to its end.
+        path: the trace's file, the same on every rank; rank 0 writes it when the session is closed, compressed if it
+            ends with `.gz`. An existing one is removed.
+        steps: the steps to record, counted from 0: (100, 120) for 100 to 119; None for all. Spans that begin within
+            them are followed to their ends.
 
     Raises:
         ValueError: no step lies between those of `steps`.
@@ -127,7 +127,7 @@ class Trace(Observer):
             _folder(self._path).rmdir()  # the last rank of a host can
 
     def abandon(self) -> None:
-        """Leave the recording where it is."""
+        """Leave the recording in its place."""
         self._recorder.close()
 
     def _begin_step(self, step: int) -> None:
@@ -143,13 +143,13 @@ class Trace(Observer):
 
 
 def merge_left(path: str | os.PathLike[str]) -> bool:
-    """Make a trace of the recordings that a run has left which did not come to its end.
+    """Make a trace from the recordings of a run that did not come to its end.
 
     Args:
-        path: of the trace, as `Trace` was given it.
+        path: the trace's file, as given to `Trace`.
 
     Returns:
-        Whether there were any. The recordings stay.
+        Whether there were recordings. They are kept.
     """
     files = sorted(_folder(Path(path)).glob("rank-*.jsonl"))
     # A rank that was ended at once has not even written its first line.

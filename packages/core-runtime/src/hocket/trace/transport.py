@@ -64,7 +64,7 @@ class TracedRequest(WrapperRequest):
         self._end("withdrawn")
 
     def __del__(self) -> None:
-        # Who drops a request leaves it to the transport, and its end unseen.
+        # A dropped request is left to the transport, and its end is not seen.
         self._end("dropped")
 
     def _end(self, error: BaseException | str | None = None) -> None:
@@ -144,8 +144,8 @@ class TracedPeer(WrapperPeer):
     Args:
         held: the transport's peer.
         recorder: this rank's recorder.
-        ranks: the peer's, numbered as in the recording; all of them where None.
-        opened: how many lanes of each name were opened, in this peer and its groups together.
+        ranks: the peer's ranks, as numbered in the recording; None for all.
+        opened: the number of opened lanes of each name, in this peer and its groups together.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ __all__ = [
     "VALID",
 ]
 
-#: The names of files in the folder of a run's results: its complete configuration, that of a run that has not begun to
-#: train yet, likewise what started it, what a sweep starts a run from, and what a run has given.
+#: The names of files in the folder of a run's results: its complete configuration, and that of a run that has not begun
+#: to train yet; its starts, likewise; the file from which a sweep starts it; and its results.
 CONFIG = "config.yaml"
 NEXT_CONFIG = "config.next.yaml"
 STARTS = "run.json"
@@ -32,18 +32,18 @@ MODEL = "model.safetensors"
 PICTURE = "metrics.png"
 REPORT = "report.html"
 
-#: What the trace of a run is called in the folder of its results.
+#: The name of a run's trace in the folder of its results.
 TRACE_FILE = "trace.json.gz"
 
-#: The folder of what becomes a trace, there.
+#: The folder of the ranks' recordings, from which the trace is made, there.
 RECORDINGS = "trace-recordings"
 
-#: The folders of a run's checkpoints, and of the user's modules that it is of, in the folder of its results.
+#: The folders of a run's checkpoints, and of copies of the user's own modules, in the folder of its results.
 CHECKPOINTS = "checkpoints"
 SOURCE = "source"
 
 #: The mean loss over the samples that were trained on since the last line of metrics.
 TRAIN_LOSS = "train_loss"
 
-#: What the names of loss and metrics on held-out samples begin with in a run's results.
+#: The prefix of the loss and metrics on held-out samples in a run's results.
 VALID = "valid_"

@@ -17,20 +17,19 @@ __all__ = ["Computing"]
 
 
 class Computing:
-    """Charges a batch's seconds to a clock while the batch is computed.
+    """The time of computing a batch, which passes on a clock while the batch is computed.
 
-    A third passes in forward and two thirds in backward, in each layer as much as its share of the trainable numbers,
-    so that exchanges overlap with the layers that are computed meanwhile. Where none overlaps, all of it passes before
-    forward.
+    A third passes in forward and two thirds in backward, in each layer in proportion to its trainable elements, so that
+    exchanges overlap with the layers computed meanwhile. If no exchange overlaps, all of it passes before forward.
 
-    Hooks are set when it is made: before a session's, so that a gradient is in when its computing is over.
+    It must be made before a session, so that its hooks run first: a gradient is in when its computing is over.
 
     Args:
-        model: its layers.
-        strategy: says whether anything overlaps.
-        clock: to be charged.
-        by_layer: whether layers may wait: not on a GPU, where backwards of all virtual ranks share a thread, nor where
-            an engine runs parts of the model.
+        model: the model, by whose layers the time passes.
+        strategy: the strategy, for whether an exchange overlaps.
+        clock: the clock on which the time passes.
+        by_layer: whether layers may wait: not on a GPU, where backwards of all virtual ranks share a thread, nor if an
+            engine runs parts of the model.
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy, clock: Clock, *, by_layer: bool) -> None:

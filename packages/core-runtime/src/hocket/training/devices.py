@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_device", "device_of", "in_precision", "moved"]
 
-# What NVIDIA's driver offers, on Linux and within Windows.
+# The devices of NVIDIA's driver, on Linux and within Windows.
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def choose_device(run: RunConfig) -> Device:
-    """Return whether a run trains on the CPU or on CUDA; torch is imported only where there is a driver.
+    """Return a run's device, the CPU or CUDA; torch is imported only if there is a driver.
 
     Raises:
-        UserError: CUDA was asked for, and cannot be used; says why.
+        UserError: CUDA was asked for, and cannot be used; gives the reason.
     """
     if run.device is Device.CPU:
         return Device.CPU
@@ -69,7 +69,7 @@ def device_of(run: RunConfig, peer: Peer) -> torch.device:
 
 
 def in_precision(run: RunConfig, model: nn.Module, loss: Loss, device: torch.device) -> Loss:
-    """Have `model` compute in a run's precision, in training and evaluation; return the loss that does, too.
+    """Make `model` compute in a run's precision, in training and evaluation; return a loss that does so, too.
 
     Raises:
         UserError: the engine does not call the model as a whole.

@@ -31,7 +31,7 @@ __all__ = ["RunConfig", "build_engine", "build_task", "load_run", "resolved"]
 class RunConfig(RunSettings):
     """A run's file, checked.
 
-    Task, optimizer, schedulers and engine are references, since what they become needs torch: see `build_task`,
+    Task, optimizer, schedulers and engine are references, since building them needs torch: see `build_task`,
     `build_engine` and `hocket.config.optimizer.build_optimizer`.
     """
 
@@ -41,7 +41,7 @@ class RunConfig(RunSettings):
         """Refuse a number of ranks for which the engine, the strategy or the delays are not defined.
 
         Raises:
-            CompositionError: names the exchange, the engine or the delays, and which sizes are possible.
+            CompositionError: names the exchange, the engine or the delays, and the possible sizes.
         """
         engine = build_engine(self)
         try:
@@ -63,7 +63,7 @@ def load_run(target: Target, overrides: Sequence[str] = (), *, registry: Registr
         target: a recipe's name, the path of a YAML file (it exists, or ends with .yaml or .yml), or a
             mapping.
         overrides: `KEY=VALUE` with keys from the run's root; those of slots may leave out `strategy`.
-        registry: where components come from; the installed plugins by default.
+        registry: the registry of components; by default that of the installed plugins.
 
     Raises:
         ConfigError, CompositionError, MissingPluginError: as in `hocket.strategy.compose`.
@@ -92,7 +92,7 @@ def _built(document: Document, registry: Registry) -> RunConfig:
 
 
 def _elsewhere(path: Path, document: Document, registry: Registry) -> str:
-    """Return where an unknown key would be known: at which full paths of this run, or in which components."""
+    """Return the places at which an unknown key exists: full paths of this run, or else components."""
     other = document.copy()
     other.remove(path)
     try:
@@ -164,7 +164,7 @@ def build_engine(run: RunConfig, registry: Registry | None = None) -> Engine:
 def resolved(run: RunConfig, registry: Registry | None = None) -> dict[str, Any]:
     """Return a run as plain, complete configuration, for `config.yaml` and to compare ranks; imports torch.
 
-    `load_run` of it gives the same run, whatever becomes of the recipe that it was based on.
+    `load_run` of it gives the same run, even if the recipe that it was based on changes.
     """
     settings = [setting.name for setting in dataclasses.fields(RunSettings)]
     plain = {name: describe(getattr(run, name), registry) for name in settings}

@@ -40,7 +40,7 @@ class Schedules:
         ]
 
     def after_step(self) -> None:
-        """Take note that the optimizers have stepped."""
+        """Step schedulers after a step of the optimizers."""
         for metric, schedulers in zip(self._metrics, self._built, strict=True):
             for scheduler in schedulers if metric is None else ():
                 scheduler.step()

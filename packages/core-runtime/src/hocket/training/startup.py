@@ -1,7 +1,7 @@
 """A delay of `import torch._dynamo`, which every step of an optimizer asks for, until something is compiled.
 
 The import takes a rank one second of a core, as long as all of torch does besides, and what optimizers call of it
-(`graph_break`, `disable`) has no effect where nothing is compiled. Only processes that Hocket starts itself do this.
+(`graph_break`, `disable`) has no effect if nothing is compiled. Only processes that Hocket starts itself do this.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _NAME = "torch._dynamo"
 
 
 def defer_dynamo() -> None:
-    """Let torch find a stand-in for `torch._dynamo` until anything else of it is used than optimizers call.
+    """Put a stand-in in the place of `torch._dynamo`, until more of it is used than optimizers call.
 
-    Where `torch._dynamo` has been imported already, nothing changes.
+    If `torch._dynamo` has been imported already, nothing changes.
     """
     sys.modules.setdefault(_NAME, _StandIn(_NAME))
 
 
 class _StandIn(ModuleType):
-    """Replaces itself by the real module at the first use of any attribute but those that optimizers call."""
+    """A stand-in for a module, until the first use of an attribute that optimizers do not call."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
-        # `inspect` asks every module for its `__file__`; whoever imports a submodule asks for `__path__`.
+        # `inspect` asks every module for its `__file__`; the import of a submodule asks for `__path__`.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(f"module {_NAME!r} has not been loaded and has no {name}")
         return getattr(self._load(), name)

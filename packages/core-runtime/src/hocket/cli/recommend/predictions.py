@@ -82,7 +82,7 @@ class Predictions:
         return average
 
     def is_level(self, name: str, where: Placement, bandwidth: float) -> bool:
-        """Return whether plain allreduce takes at most `CLOSE` times as long as a candidate."""
+        """Return whether plain allreduce takes at most `CLOSE` times as long, at `bandwidth` bits per second."""
         plain, other = (self.as_tested(each, where, bandwidth) for each in (PLAIN, name))
         return plain is not None and other is not None and plain <= CLOSE * other
 

@@ -57,7 +57,7 @@ def show_table_of(
     *,
     packing: bool,
 ) -> list[CandidateStrategy]:
-    """Print the table, and return its rows' candidates in its order."""
+    """Print the table for links of `bandwidth` bits per second, and return its rows' candidates in order."""
     times = {name: predictions.as_tested(name, where, bandwidth) or 0.0 for name in predictions.candidates}
     shown = sorted(  # plain allreduce before strategies of the same time in three digits
         predictions.candidates.values(),

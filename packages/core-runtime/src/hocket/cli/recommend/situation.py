@@ -127,7 +127,11 @@ def model_asked(asked: Asked, base: RunConfig) -> nn.Module:
 
 
 def step_seconds(asked: Asked, base: RunConfig) -> float:
-    """Return the seconds that a step computes: of `--step`, of the run, or measured."""
+    """Return the seconds that a step computes: of `--step`, of the run, or measured.
+
+    Raises:
+        UserError: none of them is there, or a step cannot be measured.
+    """
     if asked.step is not None:
         step_s = read("--step", seconds, asked.step)
         if step_s == 0:

@@ -28,7 +28,7 @@ from hocket.transport.request import Request
 
 __all__ = ["Case", "Shape", "contribution", "exchange_rounds", "sample", "shape_of", "time_round"]
 
-_MOST_TOLD = 2048
+_MOST_REPORTED = 2048
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Shape:
     """A segment to exchange.
 
     Attributes:
-        index: its number in the exchange.
-        numel: elements of its one parameter; the segment has padding behind them.
-        trailer_numel: how many numbers lie behind the padding.
-        dtype: the parameter's: float32, float64 or bfloat16, which travels as float32.
+        index: the segment's number in the exchange.
+        numel: the number of elements of its one parameter; the segment has padding behind them.
+        trailer_numel: the number of elements behind the padding.
+        dtype: the parameter's dtype: float32, float64 or bfloat16, which travels as float32.
     """
 
     index: int
@@ -123,17 +123,17 @@ class _Sizes(SegmentShape):
 
 
 def shape_of(shape: Shape) -> SegmentShape:
-    """Return what the size of a message depends on."""
+    """Return a segment's layout, on which the size of a message depends."""
     return _Sizes(tuple(_spans(shape)), shape.trailer_numel)
 
 
 def sample(values: Array) -> Array:
-    """Return some thousand of many values, evenly spaced along the last axis; mpiexec is slow in passing on output."""
-    return values[..., :: 1 + values.shape[-1] // _MOST_TOLD]
+    """Return some thousand of many values [..., n], evenly spaced along the last axis: mpiexec's output is slow."""
+    return values[..., :: 1 + values.shape[-1] // _MOST_REPORTED]
 
 
 def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
-    """Return how long a case's first segment takes, in seconds, when all ranks start it together."""
+    """Return the seconds that a case's first segment takes if all ranks start it together."""
     case = Case.from_json(plain)
     exchange = _composed(case.slot, json.dumps(case.exchange))
     segment = _segment(peer, case.shapes[0])
@@ -149,7 +149,7 @@ def time_round(peer: Peer, plain: Mapping[str, Any]) -> float:
 
 
 def contribution(case: Case, rank: int, round: int, shape: Shape) -> Array:
-    """Return a rank's random value, float64 [n]: what of it is exact in the shape's dtype, padding included.
+    """Return a rank's random values, float64 [n], rounded to the shape's dtype, padding included.
 
     With a compressor padding is 0, as compressors leave it out.
     """

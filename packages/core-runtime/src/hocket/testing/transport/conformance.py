@@ -13,7 +13,7 @@ __all__ = ["TransportConformance"]
 
 
 class TransportConformance(ABC):
-    """Subclass it, name the subclass `Test...`, and say how a body is run.
+    """The conformance tests of a transport, for subclasses named `Test...` that run bodies on ranks.
 
     Attributes:
         sizes: the numbers of ranks that every test is run with.
@@ -26,15 +26,15 @@ class TransportConformance(ABC):
         """Run `body(peer, *args)` on `size` ranks.
 
         Args:
-            size: how many ranks.
-            body: a function of a module of this package, or of the module of a test of your own.
+            size: the number of ranks.
+            body: a function in a module of this package, or in the module of a test of your own.
             args: JSON values.
 
         Returns:
-            What the ranks returned, by rank: JSON values.
+            The ranks' return values, by rank: JSON values.
 
         Raises:
-            Exception: a rank raised; whatever the transport makes of that.
+            Exception: a rank raised; the transport chooses the type.
         """
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
