@@ -195,11 +195,11 @@ def test_its_known_error_is_that_of_the_measured_table() -> None:
     )
     told = " ".join(recommend(*SITUATION).split())
     others = max(each for name, each in four.items() if name != "eager.solo")
-    assert f"at most {others} times off, eager.solo {four['eager.solo']}; against 8" in told
+    assert f"at most a factor of {others}, for eager.solo {four['eager.solo']}; on 8 ranks" in told
     assert (
-        f"eager.solo {eight['eager.solo']}, sgp {eight['sgp']} and redsync {eight['redsync']} (docs/choosing.md)"
-        in told
-    )
+        f"{eight['eager.solo']} for eager.solo, {eight['sgp']} for sgp and {eight['redsync']} for redsync "
+        "(docs/choosing.md)"
+    ) in told
     assert max(each for name, each in eight.items() if name not in ("eager.solo", "sgp", "redsync")) <= others
 
 
