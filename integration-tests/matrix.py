@@ -20,7 +20,7 @@ from typing import Any
 
 from hocket.collective.api import Ends
 from hocket.compressor import Compressor
-from hocket.compressor.wrappers import Identity
+from hocket.compressor.wrapper import Identity
 from hocket.errors import CompositionError
 from hocket.plugin import Kind, Registry, default_registry
 from hocket.plugin.kinds import kind_of_hint

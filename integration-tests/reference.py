@@ -28,9 +28,12 @@ from hocket.collective.gossip import Gossip
 from hocket.collective.rooted import Broadcast, Reduce
 from hocket.collective.sparse import Mean, SparseAlgorithm, SparseAllreduce
 from hocket.compressor.cast import BFloat16, Float16
+from hocket.compressor.error_feedback import ErrorFeedback
+from hocket.compressor.local_clipping import LocalClipping
+from hocket.compressor.momentum_correction import MomentumCorrection
 from hocket.compressor.shared_random import SharedRandom
 from hocket.compressor.topk import TopK
-from hocket.compressor.wrappers import ErrorFeedback, Identity, LocalClipping, MomentumCorrection
+from hocket.compressor.wrapper import Identity
 from hocket.outer.merge import AddDisplacement, Blend
 from hocket.outer.sgd import Sgd
 from hocket.segment.partition import Fragments, Pattern

@@ -11,7 +11,7 @@ from matrix import accepted, choices, families, recipes, wrapped
 
 from hocket.collective.allreduce import Allreduce
 from hocket.compressor.topk import TopK
-from hocket.compressor.wrappers import Wrapper
+from hocket.compressor.wrapper import Wrapper
 from hocket.plugin import Kind, Registry
 from hocket.plugin.discovery import Plugin
 from hocket.plugin.markers import hookimpl

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from hocket.compressor.api import State as State
     from hocket.compressor.api import count_of as count_of
     from hocket.compressor.optimizer_terms import OptimizerTerms as OptimizerTerms
-    from hocket.compressor.wrappers import Identity as Identity
-    from hocket.compressor.wrappers import Wrapper as Wrapper
-    from hocket.compressor.wrappers import WrapperState as WrapperState
+    from hocket.compressor.wrapper import Identity as Identity
+    from hocket.compressor.wrapper import Wrapper as Wrapper
+    from hocket.compressor.wrapper import WrapperState as WrapperState
     from hocket.installing import how_to_install as how_to_install
     from hocket.kernels.compiling import compiled as compiled
     from hocket.outer.api import Outer as Outer

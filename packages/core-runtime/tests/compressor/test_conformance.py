@@ -26,7 +26,7 @@ from hocket.compressor import (
     TopK,
     Wrapper,
 )
-from hocket.compressor.wrappers import _ErrorFeedbackState
+from hocket.compressor.error_feedback import _ErrorFeedbackState
 from hocket.errors import UserError
 from hocket.segment.segment import Segment
 from hocket.testing.compressor import CompressorConformance, dense, fill, make_segment, run_round

@@ -118,13 +118,13 @@ class ChunkTopK(Compressor):
 
     def choose(self, segment: Segment, values: Array, places: Array) -> None:
         """Write the chosen values of a segment and their packed places."""
-        from hocket_diloco import kernels
+        from hocket_diloco import chunk_kernels
         from hocket_diloco.groups import keys_of
 
         chunks = self.chunks(segment)
         data = segment.outgoing_array[: segment.numel]
         keys, mask, _ = keys_of(data)
-        kernels.choose(
+        chunk_kernels.choose(
             data, keys, mask, chunks.runs.starts, chunks.runs.lengths, chunks.counts, values, places
         )
 
@@ -161,11 +161,11 @@ class ChunkTopK(Compressor):
     def _add(
         self, segment: Segment, values: Array, places: Array, weight: float, dense: Array, *, clear: bool
     ) -> None:
-        from hocket_diloco import kernels
+        from hocket_diloco import chunk_kernels
 
         chunks = self.chunks(segment)
         runs, rounded = chunks.runs, dense.dtype.type(weight)
-        if not kernels.add_chunks(
+        if not chunk_kernels.add_chunks(
             values, places, rounded, runs.starts, runs.lengths, chunks.counts, dense, clear
         ):
             raise IndexError(

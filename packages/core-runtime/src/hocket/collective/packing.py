@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.arrays import Array
-from hocket.compressor.api import Compressor, Message, SparseValues, State, message_of
+from hocket.compressor.api import Compressor, Message, SparseValues, State
+from hocket.compressor.checked import message_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,7 +25,7 @@ from hocket.collective.api import (
 )
 from hocket.collective.packing import Packing
 from hocket.compressor.api import footprint_of
-from hocket.compressor.wrappers import Identity
+from hocket.compressor.wrapper import Identity
 from hocket.config.component import component_name
 
 if TYPE_CHECKING:

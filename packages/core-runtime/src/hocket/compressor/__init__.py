@@ -12,6 +12,9 @@ from hocket.compressor.api import (
     State,
 )
 from hocket.compressor.cast import BFloat16, Float16
+from hocket.compressor.error_feedback import ErrorFeedback
+from hocket.compressor.local_clipping import LocalClipping
+from hocket.compressor.momentum_correction import MomentumCorrection
 from hocket.compressor.optimizer_terms import OptimizerTerms, optimizer_terms
 from hocket.compressor.powersgd import PowerSGD
 from hocket.compressor.shared_random import SharedRandom
@@ -24,14 +27,7 @@ from hocket.compressor.topk import (
     sparse_bytes,
     unpack_sparse,
 )
-from hocket.compressor.wrappers import (
-    ErrorFeedback,
-    Identity,
-    LocalClipping,
-    MomentumCorrection,
-    Wrapper,
-    WrapperState,
-)
+from hocket.compressor.wrapper import Identity, Wrapper, WrapperState
 
 __all__ = [
     "BFloat16",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.configured import Configured
-from hocket.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +34,6 @@ __all__ = [
     "State",
     "count_of",
     "footprint_of",
-    "message_of",
-    "payload_fault",
 ]
 
 
@@ -221,7 +218,7 @@ class Compressor(Configured, ABC):
 
     Residuals, momentum and cached thresholds of a segment in one exchange are in the `State` that `init` makes and the
     caller keeps. A compressor that corrects another's error holds that other one in a
-    field (see `hocket.compressor.wrappers`).
+    field (see `hocket.compressor.wrapper`).
 
     In each round the caller calls, in this order: `State.take` for each segment if `applies_optimizer_terms` says so;
     `prepare` once if `prepares` does; `compress` for each segment; `answer` if `answers` does; `accumulate` for each
@@ -335,60 +332,6 @@ class Compressor(Configured, ABC):
             message: as for `accumulate`.
             out: [numel] like the segment's data, on any device; changed in place.
         """
-
-
-def message_of(compressor: Compressor, segment: Segment, state: State, round: int) -> Message:
-    """Return the message of `compressor.compress`; check the first one of each state for mistakes.
-
-    Raises:
-        UserError: the message cannot travel; names segment, compressor and round.
-    """
-    message = compressor.compress(segment, state, round)
-    if not state._looked_at:
-        fault = payload_fault(compressor, message, segment)
-        if fault is not None:
-            from hocket.plugin import Kind, default_registry
-
-            name = default_registry().name_of(Kind.COMPRESSOR, type(compressor))
-            raise UserError(
-                f"{segment.name}: compressor {name} in round {round}: compress returned {fault}. "
-                "Run its conformance suite, hocket.testing.compressor.CompressorConformance"
-            )
-        state._looked_at = True
-    return message
-
-
-def payload_fault(compressor: Compressor, message: object, segment: Segment) -> str | None:
-    """Return a description of what is wrong with the form of a message from `compress`; None if nothing is."""
-    if not isinstance(message, Message):
-        return f"{_kind(message)}, not a Message"
-    payload: object = message.payload
-    if not isinstance(payload, np.ndarray):
-        return f"a payload of {_kind(payload)}, not a NumPy array"
-    if payload.ndim != 1 or not payload.flags.c_contiguous:
-        return f"a payload of shape {payload.shape} and strides {payload.strides}, not one contiguous axis"
-    if compressor.traits.reducible and payload.dtype.name not in ("float32", "float64"):
-        return f"a payload of {payload.dtype}, and messages that are reducible are of float32 or float64"
-    return _size_fault(compressor, payload, segment)
-
-
-def _size_fault(compressor: Compressor, payload: Array, segment: Segment) -> str | None:
-    traits, footprint = compressor.traits, compressor.footprint(segment)
-    if traits.equal_sizes and not traits.answers and payload.nbytes != footprint.message_bytes:
-        said = f"message_bytes={footprint.message_bytes:g}"
-    elif payload.nbytes > footprint.longest_bytes:
-        said = f"longest_bytes={footprint.longest_bytes}"
-    else:
-        return None
-    dtype = str(segment.dtype).removeprefix("torch.")
-    return (
-        f"a payload of {len(payload)} {payload.dtype}, {payload.nbytes} bytes, and footprint says {said} of this "
-        f"segment of {segment.numel} {dtype} and {segment.trailer_numel} in the trailer"
-    )
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def footprint_of(compressor: Compressor | None, shape: SegmentShape) -> Footprint:

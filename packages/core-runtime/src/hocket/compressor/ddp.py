@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from hocket.compressor.api import Compressor, Message, State, message_of
+from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.checked import message_of
 from hocket.segment.partition import Model, named_spans, partition
 from hocket.segment.segment import Segment, view_of
 from hocket.segment.shape import wire_dtype

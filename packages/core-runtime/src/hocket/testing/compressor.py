@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hocket.compressor.api import Compressor, Message, State, payload_fault
+from hocket.compressor.api import Compressor, Message, State
+from hocket.compressor.checked import payload_fault
 from hocket.compressor.optimizer_terms import OptimizerTerms
 from hocket.errors import NonFiniteError, some
 from hocket.segment.partition import Model, named_spans, partition
