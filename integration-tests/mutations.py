@@ -197,6 +197,8 @@ MUTATIONS = [
     _core("a forward that begins unnoticed", "session/forward.py",
           "        if self._exchange.due:\n            self._merge",
           "        if False:\n            self._merge", f"{TESTS}/session/test_forward_noticed.py"),
+    _core("a state that goes back to an earlier round", "session/account.py", "kept.made = False", "pass",
+          f"{TESTS}/session/test_account.py", "-k", "first_drop"),
     _core("a rank that is gone, unnoticed", "transport/absent.py", "rank not in self._found]", "False]",
           f"{TESTS}/endings/test_absent.py", "-k", "looks"),
     _core("a rank of another job taken for one's own", "transport/absent.py", "own and self._job <= variables",

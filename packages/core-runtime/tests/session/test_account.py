@@ -12,6 +12,7 @@ from torch import Tensor
 from toys import on_ranks
 
 import hocket
+from hocket.session import account
 from hocket.testing.account import (
     LAYERS,
     LOOPS,
@@ -85,6 +86,53 @@ def test_the_account_holds_for_any_loop(name: str, moves: list[Move], optimizer:
         optimizers_of = WITH_VELOCITY.get(optimizer, WITH_VELOCITY["plain"])
     exchanged = {"gradients": EXCHANGES[name]}
     check_account(exchanged, moves, optimizers_of, size=size, of_each="gossip" not in name)
+
+
+# ---- states that are too large to be copied in each round -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_a_first_drop_after_the_first_rounds_leaves_states_as_they_are(
+    steps: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(account, "_FEW_BYTES", 0)
+    monkeypatch.setattr(account, "_FIRST_ROUNDS", 4)
+    is_copied = steps < 4
+
+    def run(rank: int) -> None:
+        model = Sums()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with hocket.attach(model, optimizer, {"gradients": EXCHANGES["gathered"]}) as session:
+            opened = session.phase.opened[0]
+            assert opened.channel.packing is not None
+
+            def residuals() -> Tensor:
+                assert opened.channel.packing is not None
+                states = opened.channel.packing.states.values()
+                return torch.cat([state.residual for state in states if state.residual is not None])
+
+            def backward(number: int) -> Tensor:
+                optimizer.zero_grad()
+                model(sample(number, rank), range(LAYERS)).backward()
+                return residuals()
+
+            for number in range(1, steps + 1):
+                before = backward(number)
+                optimizer.step()
+            after = backward(steps + 1)
+            assert not torch.equal(before, after)
+            optimizer.zero_grad()
+            assert session.phase.gradients is not None
+            assert session.phase.gradients.account is not None
+            session.phase.gradients.account.drop_unused()
+            assert torch.equal(residuals(), before if is_copied else after)
+            backward(steps + 2)
+            optimizer.zero_grad()
+            session.phase.gradients.account.drop_unused()  # from now on it is taken out
+            assert torch.equal(residuals(), before if is_copied else after)
+
+    on_ranks(2, run)
+    assert is_copied != any("the part that compressors kept is applied later" in m for m in caplog.messages)
 
 
 # ---- momentum that the user saves and loads -------------------------------------------------------------------------

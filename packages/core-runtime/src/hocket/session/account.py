@@ -97,9 +97,13 @@ class Account:
 
     def begin_round(self) -> None:
         """Prepare to undo the changes of the round that begins."""
-        if self._rounds_to_copy <= 0:
+        if self._rounds_to_copy < 0:
             return
         self._rounds_to_copy -= 1
+        if self._rounds_to_copy < 0:  # the copies are of an earlier round from now on
+            for kept in (kept for of_segment in self._kept.values() for kept in of_segment):
+                kept.made = False
+            return
         for state, of_segment in self._kept.items():
             if not self.unstepped or self.unstepped.isdisjoint(state.gradients):
                 for kept in of_segment:
