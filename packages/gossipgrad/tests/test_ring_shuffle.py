@@ -156,7 +156,7 @@ def test_a_loader_that_is_made_anew_for_each_epoch(left_early: bool) -> None:
         with hocket.attach(model, optimizer, "gossipgrad") as session:
             for epoch in range(epochs):
                 seen.append([])
-                loader = DataLoader(torch.tensor(numbers(rank, epoch))[:, 0], batch_size=1)
+                loader: DataLoader[Any] = DataLoader(torch.tensor(numbers(rank, epoch))[:, 0], batch_size=1)  # type: ignore[arg-type]
                 for batch in session.data(loader):
                     if session.weight:
                         seen[-1].append(batch.tolist())
